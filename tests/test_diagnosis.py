@@ -97,7 +97,9 @@ SITES = [
 def memory_of(site: Site) -> dict[str, torch.Tensor | int]:
     """What waits' plans hold, of zeros."""
     names = ("recv_counts", "barrier_counts", "reduced_counts", "round_numbers", "rail_seen")
-    counts = {name: torch.zeros(site.scratch()[name][0], dtype=torch.int32) for name in names}
+    scratch = make_scheme(site).scratch()
+    held = (name for name in names if name in scratch)
+    counts = {name: torch.zeros(scratch[name].elements, dtype=torch.int32) for name in held}
     memory: dict[str, torch.Tensor | int] = {
         **counts,
         "window": torch.zeros(site.layout.window_bytes, dtype=torch.uint8),

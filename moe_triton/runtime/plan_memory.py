@@ -12,7 +12,7 @@ from moe_triton.core.errors import BufferStateError
 from moe_triton.core.kernel import MAX_PHASES
 from moe_triton.core.records import TRAFFIC
 from moe_triton.core.traffic import HOLE, Traffic
-from moe_triton.schemes.site import CALL_WORDS, COUNTED, OPERATORS, ZEROED, Operator, Site
+from moe_triton.schemes.site import CALL_WORDS, COUNTED, OPERATORS, Operator, Site
 
 
 class PlanMemory:
@@ -45,11 +45,11 @@ class PlanMemory:
 
     def add_scratch(self, holes: Iterable[str]) -> None:
         """Allocates the scratch memory of these holes that does not exist yet."""
-        scratch = self._site.scratch()
+        scratch = self._site.scheme.scratch()
         for hole in holes:
             if hole in scratch and hole not in self.bindings:
-                elements, dtype = scratch[hole]
-                make = torch.zeros if hole in ZEROED else torch.empty
+                elements, dtype, is_zeroed = scratch[hole]
+                make = torch.zeros if is_zeroed else torch.empty
                 self.bindings[hole] = make(elements, dtype=dtype, device=self._device)
 
     def traffic(self, operator: Operator) -> Traffic | None:

@@ -23,6 +23,7 @@ from moe_triton.layout import NUM_ZONES, Layout, SlotLayout
 from moe_triton.limits.formula import Formula
 from moe_triton.limits.rule import RuleSet
 from moe_triton.operators.variants import Variant
+from moe_triton.schemes.common.scratch import Scratch, shared_scratch
 from moe_triton.schemes.common.space import waiting_space
 from moe_triton.schemes.common.waits import ENTRY_FINDERS, Finder, Memory, arguments_of
 from moe_triton.schemes.site import Operator, Peers, Site
@@ -251,11 +252,15 @@ class Scheme(ABC):
         name = hole.name if isinstance(hole, Hole) else "window"
         return next(spec.peers for spec in self.windows if f"{spec.peers.prefix}window" == name)
 
+    def scratch(self) -> dict[str, Scratch]:
+        """What its plans keep between their launches, by the name of its hole; only what they use is made."""
+        return shared_scratch(self.site)
+
     def workspace_bytes(self, *variants: Variant) -> int:
         """Private bytes between the kernels of operators, without making anything."""
-        needed = self.site.scratch()
+        needed = self.scratch()
         holes = {hole for variant in variants for hole in self.whole(variant, 0).holes} & needed.keys()
-        return sum(elements * dtype.itemsize for elements, dtype in (needed[hole] for hole in holes))
+        return sum(needed[hole].elements * needed[hole].dtype.itemsize for hole in holes)
 
     @classmethod
     def check_offers(cls, feature: str, argument: str, value: object) -> None:

@@ -7,18 +7,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-import torch
-
 from moe_triton.core import traffic
-from moe_triton.core.ascendc import MAX_BLOCKS
 from moe_triton.core.capabilities import Capabilities
 from moe_triton.core.config import Config
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.core.plan import Hole, Launch, Part, Stream, Value, launch
-from moe_triton.core.records import PART_PROGRESS, STATUS_ENTRY, TRAFFIC
-from moe_triton.core.row_formats import QUANTIZED
+from moe_triton.core.records import TRAFFIC
 from moe_triton.core.tuning import POSTS, Posts, Tuning
-from moe_triton.layout import NUM_ZONES, UB_ALIGN, WORD_BYTES, ExchangeLayout, Layout, SlotLayout, align
+from moe_triton.layout import NUM_ZONES, UB_ALIGN, WORD_BYTES, ExchangeLayout, Layout, align
 from moe_triton.schemes import make_scheme
 from moe_triton.schemes.part_tokens import PartTokens, part_tokens
 from moe_triton.tables import KernelSettings, machine_of
@@ -27,8 +23,6 @@ if TYPE_CHECKING:
     from moe_triton.schemes.scheme import Scheme
 
 BLOCK_QUANTIZE_ELEMENTS = 8
-ZEROED = frozenset({"begun", "round_numbers", "part_lines", traffic.HOLE})  # scratch that is zero at first
-Scratch = dict[str, tuple[int, torch.dtype]]
 Operator = Literal["dispatch", "combine", "barrier"]
 OPERATORS: tuple[Operator, ...] = ("dispatch", "combine", "barrier")
 COUNTED: tuple[Operator, ...] = ("dispatch", "combine")  # what is posted in them is
@@ -277,54 +271,6 @@ class Site:
     def quantized_row_bytes(self) -> int:
         """Bytes of a row quantised in blocks: int8, then a 16-bit scale per block."""
         return quantized_bytes(self.config.hidden, BLOCK_QUANTIZE_ELEMENTS)
-
-    def scratch(self) -> Scratch:
-        """Elements and dtype of what plans keep between their launches, by the name of its hole."""
-        c = self.config
-        tokens, results = c.num_max_tokens_per_rank, c.num_results_per_token
-        packed = max(SlotLayout.of(c.hidden, r, torch.bfloat16).packed_bytes for r in QUANTIZED.values())
-        i32 = torch.int32
-        return {
-            "counts": (c.num_experts, i32),
-            "recv_counts": (self.num_entries, i32),
-            "all_counts": (self.num_entries, i32),
-            "row_slots": (self.capacity, i32),
-            "true_offsets": (self.num_entries, i32),
-            "barrier_counts": (c.num_ranks, i32),
-            "reduced_counts": (2, i32),
-            "packed": (tokens * packed, torch.uint8),
-            "packed_results": (tokens * results * packed, torch.uint8),
-            "masked_ids": (tokens * c.num_topk, i32),
-            "active": (tokens, i32),
-            "num_active": (1, i32),
-            "shared_ranks": (tokens * c.num_shared_experts, i32),
-            "shared_slots": (tokens, i32),
-            "shared_counts": (c.num_shared_ranks, i32),
-            "waited": (max(self.num_entries, tokens * results), i32),
-            "quantized_rows": (self.capacity * self.quantized_row_bytes, torch.uint8),
-            "reduced_rows": (self.capacity * c.hidden, torch.int16),
-            "return_origins": (3 * self.capacity, i32),
-            "sums": (tokens * c.hidden, torch.float32),
-            "packed_scales": (tokens * results, torch.float32),
-            "result_offsets": (tokens * results, torch.int64),
-            "pending_results": (tokens, i32),
-            "rows_taken": ((1 + self.parts("dispatch", tokens)) * self.num_entries, i32),
-            "unread_zone": (1, i32),
-            "ready_tokens": (tokens, i32),
-            "ready_bounds": (2 * tokens, i32),
-            "part_progress": (self.num_blocks * PART_PROGRESS.num_words, i32),
-            "part_lines": (MAX_BLOCKS * (UB_ALIGN // WORD_BYTES), i32),
-            "begun": (MAX_BLOCKS * STATUS_ENTRY.num_words, torch.float32),
-            "rows_to": (c.num_ranks, i32),
-            "expected_rows": (c.num_ranks, i32),
-            "round_numbers": (NUM_ZONES * len(COUNTED), i32),
-            "route_words": (tokens * align(c.num_topk, UB_ALIGN // WORD_BYTES), i32),
-            "server_sums": (c.topology.num_servers * tokens * c.hidden, torch.int16),
-            "quantized_sums": (c.topology.num_servers * tokens * self.quantized_row_bytes, torch.uint8),
-            "rail_seen": (c.topology.num_servers, i32),
-            traffic.HOLE: (len(COUNTED) * self.num_blocks * TRAFFIC.num_words, torch.int64),
-            "alphas": (2 * tokens * c.num_topk, torch.float32),
-        }
 
 
 def usual_receiving_blocks(capabilities: Capabilities, num_blocks: int) -> int:

@@ -25,6 +25,7 @@ from moe_triton.schemes.fullmesh.combine import CombinePlans
 from moe_triton.schemes.fullmesh.dispatch import DispatchPlans
 from moe_triton.schemes.fullmesh.layout import WindowLayout
 from moe_triton.schemes.fullmesh.waits import FINDERS
+from moe_triton.schemes.fullmesh.scheme import Fullmesh
 from moe_triton.schemes.scheme import RoundFacts, Scheme, WindowSpec
 from moe_triton.schemes.site import Operator
 from moe_triton.tools.selftest.comparison import wrong_received
@@ -39,6 +40,7 @@ class TwoWindows(Scheme):
 
     finders: ClassVar = ENTRY_FINDERS | FINDERS
     layout_of = WindowLayout
+    scratch = Fullmesh.scratch
 
     @cached_property
     def layout(self) -> WindowLayout:

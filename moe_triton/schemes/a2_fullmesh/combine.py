@@ -25,7 +25,7 @@ class CombinePlans:
 
     Holes: y, num_rows, recv_offsets, peers, window, topk_idx, num_ids, num_tokens, out, report; topk_weights,
     mask, ori_x, residual, gamma, eps, normed, rstd, performance_info and rank_table where the variant has
-    them; and names of `Site.scratch`.
+    them; and names of `Scheme.scratch`.
 
     Attributes:
         site: where they run.

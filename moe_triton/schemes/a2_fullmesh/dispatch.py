@@ -27,7 +27,7 @@ class DispatchPlans:
 
     Holes: x, topk_idx, expand_idx, num_tokens, num_ids, peers, window, recv_offsets, tokens_per_expert,
     tokens, origins, report; given_ids, mask, smooth_scales, topk_weights, scales, weights, recv_stats,
-    performance_info and rank_table where the variant has them; and names of `Site.scratch`.
+    performance_info and rank_table where the variant has them; and names of `Scheme.scratch`.
 
     Attributes:
         site: where they run.

@@ -23,11 +23,13 @@ from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar
 
+from moe_triton.core.ascendc import MAX_BLOCKS
 from moe_triton.core.capabilities import Capabilities
 from moe_triton.core.config import Config
 from moe_triton.core.plan import Plan
 from moe_triton.core.region import Region
 from moe_triton.core.space import Space
+from moe_triton.layout import UB_ALIGN, WORD_BYTES
 from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.schemes.a2_fullmesh.combine import CombinePlans
 from moe_triton.schemes.a2_fullmesh.dispatch import DispatchPlans
@@ -35,6 +37,7 @@ from moe_triton.schemes.a2_fullmesh.layout import BlocksLayout
 from moe_triton.schemes.a2_fullmesh.limits import FORMULAS, RULES
 from moe_triton.schemes.a2_fullmesh.waits import FINDERS
 from moe_triton.schemes.common.flags import barrier_plan
+from moe_triton.schemes.common.scratch import Scratch
 from moe_triton.schemes.common.waits import ENTRY_FINDERS
 from moe_triton.schemes.scheme import REFUSED_ON_A2, Refusal, RoundFacts, SplitScheme
 from moe_triton.schemes.site import OPERATORS, Operator, Site, usual_post_parts
@@ -115,6 +118,14 @@ class A2Fullmesh(SplitScheme):
         if isinstance(variant, DispatchVariant):
             return self._dispatch.teardown(variant, zone)
         return self._combine.teardown(variant, zone)
+
+    def scratch(self) -> dict[str, Scratch]:
+        """See `Scheme`."""
+        return super().scratch() | {
+            "part_lines": Scratch(MAX_BLOCKS * (UB_ALIGN // WORD_BYTES), is_zeroed=True),
+            "rows_to": Scratch(self.site.config.num_ranks),
+            "expected_rows": Scratch(self.site.config.num_ranks),
+        }
 
     def barrier(self, zone: int, timeout_us: int | None = None) -> Plan:
         """See `barrier_plan`."""

@@ -23,6 +23,8 @@ from __future__ import annotations
 from functools import cached_property
 from typing import ClassVar
 
+import torch
+
 from moe_triton.core.plan import Hole, Launch, Plan, Value, joined, launch
 from moe_triton.core.region import Region
 from moe_triton.kernels.stamps import stamps_kernel
@@ -34,6 +36,7 @@ from moe_triton.schemes.common import steps as local
 from moe_triton.schemes.common.ascendc import EXCHANGE_SEND
 from moe_triton.schemes.common.flags import barrier_plan, post, wait_for_ranks
 from moe_triton.schemes.direct.ascendc import COUNTS_SEND, DIRECT_SEND, FUSED
+from moe_triton.schemes.common.scratch import Scratch
 from moe_triton.schemes.direct.layout import DirectLayout
 from moe_triton.schemes.scheme import (
     CONST_ARGUMENTS,
@@ -61,7 +64,7 @@ class Direct(Scheme):
     Holes: x, topk_idx, expand_idx, num_tokens, num_ids, peers, window, recv_offsets, tokens_per_expert,
     origins, report; given_ids, smooth_scales, topk_weights, scales, weights where the variant has
     them; combine: topk_idx, num_tokens, out, topk_weights, and y where results have to be copied; and names
-    of `Site.scratch`.
+    of `Scheme.scratch`.
     """
 
     layout_of = DirectLayout
@@ -109,6 +112,12 @@ class Direct(Scheme):
         if isinstance(variant, DispatchVariant):
             return Plan("dispatch", zone, tuple(self._dispatch(variant, zone)))
         return Plan("combine", zone, tuple(self._combine(variant, zone)))
+
+    def scratch(self) -> dict[str, Scratch]:
+        """See `Scheme`."""
+        c = self.site.config
+        results = c.num_max_tokens_per_rank * c.num_results_per_token
+        return super().scratch() | {"packed_scales": Scratch(results, torch.float32)}
 
     def barrier(self, zone: int, timeout_us: int | None = None) -> Plan:
         """See `barrier_plan`."""

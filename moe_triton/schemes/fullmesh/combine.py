@@ -36,7 +36,7 @@ class CombinePlans:
     Holes: y, num_rows, recv_offsets, peers, window, topk_idx, num_tokens, out, report; origins (V2) or
     expand_idx (V1); topk_weights, mask, shared_x, ori_x, const_v, alpha1, alpha2, residual, gamma, eps,
     normed, rstd, exchange_counts, exchange_window, exchange_peers, performance_info and rank_table where the
-    variant has them; and names of `Site.scratch`.
+    variant has them; and names of `Scheme.scratch`.
 
     Attributes:
         site: where they run.

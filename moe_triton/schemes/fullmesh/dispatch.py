@@ -44,7 +44,7 @@ class DispatchPlans:
     Holes: x, topk_idx, expand_idx, num_tokens, num_ids, peers, window, recv_offsets, tokens_per_expert,
     tokens, origins, report; given_ids, mask, smooth_scales, topk_weights, scales, weights, performance_info
     and rank_table, exchange_counts, exchange_window and exchange_peers where the variant has them; and
-    names of `Site.scratch`.
+    names of `Scheme.scratch`.
 
     Attributes:
         site: where they run.

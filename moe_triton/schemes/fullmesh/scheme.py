@@ -15,14 +15,17 @@ from typing import ClassVar
 
 import torch
 
+from moe_triton.core.ascendc import MAX_BLOCKS
 from moe_triton.core.capabilities import Capabilities
 from moe_triton.core.config import Config
 from moe_triton.core.plan import Plan
+from moe_triton.core.records import PART_PROGRESS, STATUS_ENTRY
 from moe_triton.core.region import Region
 from moe_triton.core.space import Space
 from moe_triton.layout import NUM_ZONES
 from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.schemes.common.flags import barrier_plan
+from moe_triton.schemes.common.scratch import Scratch, shared_scratch
 from moe_triton.schemes.common.space import waiting_space, with_parts, with_receivers
 from moe_triton.schemes.common.waits import ENTRY_FINDERS, Memory, held_by, next_number
 from moe_triton.schemes.fullmesh.combine import CombinePlans
@@ -122,6 +125,22 @@ class Fullmesh(SplitScheme):
         if isinstance(variant, DispatchVariant):
             return self._dispatch.teardown(variant, zone)
         return self._combine.teardown(variant, zone, parts)
+
+    def scratch(self) -> dict[str, Scratch]:
+        """See `Scheme`."""
+        site, tokens = self.site, self.site.config.num_max_tokens_per_rank
+        return shared_scratch(site) | {
+            "quantized_rows": Scratch(site.capacity * site.quantized_row_bytes, torch.uint8),
+            "return_origins": Scratch(3 * site.capacity),
+            "pending_results": Scratch(tokens),
+            "rows_taken": Scratch((1 + site.parts("dispatch", tokens)) * site.num_entries),
+            "unread_zone": Scratch(1),
+            "ready_tokens": Scratch(tokens),
+            "ready_bounds": Scratch(2 * tokens),
+            "part_progress": Scratch(site.num_blocks * PART_PROGRESS.num_words),
+            "begun": Scratch(MAX_BLOCKS * STATUS_ENTRY.num_words, torch.float32, is_zeroed=True),
+            "alphas": Scratch(2 * tokens * site.config.num_topk, torch.float32),
+        }
 
     def barrier(self, zone: int, timeout_us: int | None = None) -> Plan:
         """See `Scheme`."""

@@ -55,7 +55,7 @@ class CombinePlans:
 
     Holes: y, num_rows, recv_offsets, peers, window, num_tokens, out, report; residual, gamma, eps, normed,
     rstd, and with them topk_idx and mask, where the variant has them; tables, `RelayTables`; and names of
-    `Site.scratch`.
+    `Scheme.scratch`.
     Weights are those of the dispatch: they are in its tables.
 
     Attributes:

@@ -32,7 +32,7 @@ class DispatchPlans:
 
     Holes: x, topk_idx, topk_weights, expand_idx, num_tokens, num_ids, peers, window, recv_offsets,
     tokens_per_expert, tokens, origins, weights, report; given_ids, mask and scales where the variant has
-    them; tables, `RelayTables`; and names of `Site.scratch`.
+    them; tables, `RelayTables`; and names of `Scheme.scratch`.
 
     Attributes:
         site: where they run.

@@ -34,14 +34,18 @@ from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar
 
+import torch
+
 from moe_triton.core.capabilities import Capabilities
 from moe_triton.core.config import Config
 from moe_triton.core.plan import Plan
 from moe_triton.core.region import Region
 from moe_triton.core.space import Space
 from moe_triton.core.tuning import POSTS
+from moe_triton.layout import UB_ALIGN, WORD_BYTES, align
 from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.schemes.common.flags import barrier_plan
+from moe_triton.schemes.common.scratch import Scratch
 from moe_triton.schemes.hierarchy.combine import CombinePlans
 from moe_triton.schemes.hierarchy.dispatch import DispatchPlans
 from moe_triton.schemes.hierarchy.layout import HierarchyLayout
@@ -122,6 +126,17 @@ class Hierarchy(Scheme):
         if isinstance(variant, DispatchVariant):
             return self._dispatch.whole(variant, zone)
         return self._combine.whole(variant, zone)
+
+    def scratch(self) -> dict[str, Scratch]:
+        """See `Scheme`."""
+        c = self.site.config
+        tokens, servers = c.num_max_tokens_per_rank, c.topology.num_servers
+        return super().scratch() | {
+            "route_words": Scratch(tokens * align(c.num_topk, UB_ALIGN // WORD_BYTES)),
+            "server_sums": Scratch(servers * tokens * c.hidden, torch.int16),
+            "quantized_sums": Scratch(servers * tokens * self.site.quantized_row_bytes, torch.uint8),
+            "rail_seen": Scratch(servers),
+        }
 
     def barrier(self, zone: int, timeout_us: int | None = None) -> Plan:
         """See `barrier_plan`."""
