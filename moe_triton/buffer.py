@@ -212,7 +212,7 @@ class EPBuffer(Owner, Uncopied):
             >>> source["combine_tokens"]
             '64: 64 tokens a part, unless set'
         """
-        return {"comm_alg": self._comm_alg_source} | tuning_source(self._communicator.site, dtype)
+        return {"comm_alg": self._comm_alg_source} | tuning_source(self._communicator.scheme, dtype)
 
     def _forget(self) -> None:
         self._plans.forget()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
+
+import pytest
 
 from moe_triton.backends import BACKENDS
 
@@ -56,6 +59,35 @@ def test_every_import_is_allowed() -> None:
                 wrong.append(f"{path.relative_to(ROOT)} imports {module}")
     assert wrong == []
     assert number > 2000
+
+
+def modules() -> dict[str, Path]:
+    """Every module, by its name."""
+    found = {}
+    for path in (p for house in ("moe_triton", "autotune") for p in (ROOT / house).rglob("*.py")):
+        *folders, name = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(folders if name == "__init__" else (*folders, name))] = path
+    return found
+
+
+def imported(path: Path, known: Collection[str]) -> Iterator[str]:
+    """The modules that one imports: those that names come from, or are themselves."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names = (f"{node.module}.{name.name}" for name in node.names)
+            yield from (name if name in known else node.module or "" for name in names)
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    known = modules()
+    arrows = {name: {*imported(path, known)} & known.keys() for name, path in known.items()}
+    assert sum(map(len, arrows.values())) > 1500
+    try:
+        graphlib.TopologicalSorter(arrows).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(f"a circle of imports: {' <- '.join(error.args[1])}")
 
 
 def test_schemes_ask_a_back_end_what_it_can_and_never_its_name() -> None:

@@ -19,11 +19,12 @@ from moe_triton.core.tuning import Tuning
 from moe_triton.layout import BLOCK_BYTES, BLOCK_DATA_BYTES, FLAG_BITS, STAMP_BYTES, STATUS_ENTRY_BYTES
 from moe_triton.runtime.awaited import MAX_PATIENCE_S, awaited_ranks, note_of, patience_s, tell_of
 from moe_triton.schemes.fullmesh.ascendc import COMBINE_WAIT, INBAND_COLLECT, INBAND_RECEIVE
+from moe_triton.schemes import make_scheme
 from moe_triton.schemes.site import Site
 
 RANKS, EXPERTS, TOPK, ZONE = 4, 2, 2, 1
 CONFIG = Config(RANKS, 4, 64, TOPK, EXPERTS * RANKS, relaxed=True)
-SITE = Site(CONFIG, 2, 2, 1_000_000, CAPABILITIES["cpu"], None, Tuning())
+SITE = make_scheme(Site(CONFIG, 2, 2, 1_000_000, CAPABILITIES["cpu"], None, Tuning())).site
 
 
 def waiting(
@@ -171,7 +172,7 @@ def test_rows_that_are_missing_where_some_blocks_only_receive() -> None:
 
 
 def test_a_tensor_parallel_exchange_is_between_two() -> None:
-    site = Site(CONFIG, 2, 2, 1_000_000, CAPABILITIES["cpu"], 0, Tuning())
+    site = make_scheme(Site(CONFIG, 2, 2, 1_000_000, CAPABILITIES["cpu"], 0, Tuning())).site
     _, status = entries()
     arguments = {"window": Hole("exchange_window"), "zone": ZONE, "status": status.words()}
     made = waiting(ascendc.DISPATCH_WAIT, {0: (0, 4)}, **arguments)

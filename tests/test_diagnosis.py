@@ -54,7 +54,7 @@ def site_of(
     config = Config(
         *sizes, product=product, scheme=scheme, version=version, relaxed=True, ranks_per_server=servers
     )
-    return Site(config, 1, 2, 5_000_000, CAPABILITIES["cpu"], exchange_rank=exchange)
+    return make_scheme(Site(config, 1, 2, 5_000_000, CAPABILITIES["cpu"], exchange_rank=exchange)).site
 
 
 def waits_of(site: Site) -> list[tuple[str, int, Launch]]:

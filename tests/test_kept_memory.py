@@ -79,7 +79,7 @@ def test_what_calls_take_is_known_before(comm_alg: str) -> None:
         outputs += [received.handle.expand_idx, received.handle.recv_offsets, received.handle.assist_info]
         outputs += [received.tokens] * is_own
         taken = communicator.scratch_bytes() - shared + sum(output.nbytes for output in outputs)
-        assert taken == call_bytes(communicator.site) - FIRST_CALL_BYTES
+        assert taken == call_bytes(communicator.scheme) - FIRST_CALL_BYTES
 
 
 @needs_headers

@@ -19,7 +19,7 @@ from moe_triton.core.tables import Row, Table
 from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.rendezvous.agreement import KERNELS, check_same
-from moe_triton.schemes import SCHEMES
+from moe_triton.schemes import SCHEMES, make_scheme
 from moe_triton.schemes.site import Site
 from moe_triton.tables import (
     COMMAND,
@@ -238,7 +238,7 @@ def test_plans_get_the_settings_and_nothing_else_changes(tmp_path: Path, scheme:
     config = replace(CONFIG, scheme=scheme)
     site = Site(config, 0, 8, 1_000_000, CAPABILITIES[target], tuning=Tuning(tables=tmp_path))
     variants = DispatchVariant(torch.bfloat16), CombineVariant(torch.bfloat16, True)
-    plans = [site.scheme.whole(variant, 0) for variant in variants]
+    plans = [make_scheme(site).whole(variant, 0) for variant in variants]
     kernels = {
         launch.kernel: None
         for plan in plans

@@ -11,7 +11,7 @@ from moe_triton.backends import CAPABILITIES
 from moe_triton.core.config import Config
 from moe_triton.core.tables import Row, Table
 from moe_triton.runtime.construction import Prepared
-from moe_triton.schemes import part_tokens
+from moe_triton.schemes import make_scheme, part_tokens
 from moe_triton.schemes.site import Site
 
 OVERLAP = Tuning(communication_blocks=24)
@@ -72,7 +72,7 @@ def test_a_damaged_table_is_an_error_when_ranks_would_compare_settings(
     table: Path, content: str | None
 ) -> None:
     table.write_text(content) if content else table.unlink()
-    prepared = Prepared(site(OVERLAP), None, None)  # type: ignore[arg-type]
+    prepared = Prepared(make_scheme(site(OVERLAP)), None, None)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=r"moe-triton model parts --write"):
         prepared.settings()
 

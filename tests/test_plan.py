@@ -138,16 +138,16 @@ def variants(site: Site) -> Iterator[DispatchVariant | CombineVariant]:
             yield DispatchVariant(dtype, INT8 if is_quantized else AS_THEY_ARE, weights=True)
             yield CombineVariant(dtype, True, block_quantize=is_quantized)
         return
+    kept = make_scheme(site).keeps_own
     exchange, bf16, is_of_a2 = site.exchange_rank is not None, torch.bfloat16, site.config.product == "A2"
     quantized = itertools.product(QUANTIZED.values(), (False, True))
     for row_format, smooth in ((AS_THEY_ARE, False), *quantized):
         mask: Mask = "none" if site.is_version_1 else "tokens" if is_of_a2 else "entries"
-        kept = site.keeps_own
         yield DispatchVariant(
             bf16, row_format, smooth, True, mask, exchange=exchange, waits=True, keeps_own=kept
         )
     for in_place in (False, True):
-        yield CombineVariant(bf16, True, in_place=in_place, keeps_own=site.keeps_own)
+        yield CombineVariant(bf16, True, in_place=in_place, keeps_own=kept)
     features = {"exchange": exchange, "block_quantize": not is_of_a2, "norm": True, "waits": True}
     special = (0, 0, 0) if site.is_version_1 else (1, 1, int(not is_of_a2))
     shared_x = not site.is_version_1 and not is_of_a2

@@ -23,8 +23,8 @@ from moe_triton.backends.cpu.extension import extension
 from moe_triton.core.config import Config
 from moe_triton.core.errors import BufferStateError
 from moe_triton.runtime.rounds import Rounds
-from moe_triton.schemes.scheme import RoundFacts
-from moe_triton.schemes.site import OPERATORS, Operator, Site
+from moe_triton.schemes import make_scheme
+from moe_triton.schemes.site import OPERATORS, Operator, RoundFacts, Site
 from tests.headers import needs_headers
 
 RANKS = (0, 1)
@@ -36,7 +36,7 @@ FLOWS = {"all": ALL, "own": OWN, "one way": ONE_WAY}
 
 def facts(scheme: str = "fullmesh_v1", target: str = "npu", num_zones: int = 2) -> RoundFacts:
     config = Config(2, 8, 64, 2, 4, scheme=scheme, relaxed=True).normalized()
-    return replace(Site(config, 0, 1, 1, CAPABILITIES[target]).scheme.rounds, num_zones=num_zones)
+    return replace(make_scheme(Site(config, 0, 1, 1, CAPABILITIES[target])).rounds, num_zones=num_zones)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from moe_triton.backends import CAPABILITIES
 from moe_triton.core.config import Config, Product
 from moe_triton.core.space import Settings, text_of
 from moe_triton.core.tuning import fields_of
-from moe_triton.schemes import SCHEMES, scheme_type
+from moe_triton.schemes import SCHEMES, make_scheme, scheme_type
 from moe_triton.schemes.scheme import Output
 from moe_triton.schemes.site import Site
 from moe_triton.tables import FOLDER
@@ -55,8 +55,8 @@ class Sizes:
 
     def lies_in_window(self, scheme: str, output: Output) -> bool:
         """Whether a scheme has a place for rows or results in the window."""
-        site = Site(self.config(scheme), 0, 1, 1, CAPABILITIES["cpu"])
-        return site.scheme.place(output, torch.bfloat16.itemsize) is not None
+        made = make_scheme(Site(self.config(scheme), 0, 1, 1, CAPABILITIES["cpu"]))
+        return made.place(output, torch.bfloat16.itemsize) is not None
 
     def __str__(self) -> str:
         return f"H {self.hidden}, K {self.topk}, EP {self.ranks}, BS {self.tokens}"

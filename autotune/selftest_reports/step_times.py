@@ -24,6 +24,7 @@ from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.core.plan import Plan, synced_phases
 from moe_triton.core.row_formats import ROW_FORMATS
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
+from moe_triton.schemes import make_scheme
 from moe_triton.schemes.site import Site
 from moe_triton.tools.selftest.cases import inputs_of
 from moe_triton.tools.selftest.checks import timing
@@ -199,13 +200,13 @@ def _plans_and_traffic(time: StepTime, blocks: int) -> tuple[list[Plan], Traffic
     config = case.config
     ids = np.stack([inputs_of(case, rank, 0).topk_idx.numpy() for rank in range(time.ranks)])
     traffic = traffic_of(config, 0, ids, tiers(config.product, time.ranks, 0))
-    site = Site(config, 0, blocks, TIMEOUT_US, CAPABILITIES["npu"])
-    plain = DispatchVariant(case.dtype, ROW_FORMATS[quantize], keeps_own=site.keeps_own)
+    scheme = make_scheme(Site(config, 0, blocks, TIMEOUT_US, CAPABILITIES["npu"]))
+    plain = DispatchVariant(case.dtype, ROW_FORMATS[quantize], keeps_own=scheme.keeps_own)
     dispatch = replace(plain, given_ids=torch.int32)
-    in_place = site.scheme.place("results", case.dtype.itemsize) is not None
-    combine = CombineVariant(case.dtype, weights=True, in_place=in_place, keeps_own=site.keeps_own)
+    in_place = scheme.place("results", case.dtype.itemsize) is not None
+    combine = CombineVariant(case.dtype, weights=True, in_place=in_place, keeps_own=scheme.keeps_own)
     plans = [
-        site.scheme.whole(dispatch, 0, site.parts("dispatch", time.tokens)),
-        site.scheme.whole(combine, 0, site.parts("combine", time.tokens)),
+        scheme.whole(dispatch, 0, scheme.site.parts("dispatch", time.tokens)),
+        scheme.whole(combine, 0, scheme.site.parts("combine", time.tokens)),
     ]
     return plans, traffic

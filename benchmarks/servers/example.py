@@ -21,6 +21,8 @@ from moe_triton.core.config import Config
 from moe_triton.core.plan import Launch
 from moe_triton.core.tuning import POSTS, Tuning
 from moe_triton.operators.variants import DispatchVariant
+from moe_triton.schemes import make_scheme
+from moe_triton.schemes.scheme import Scheme
 from moe_triton.schemes.site import Site
 
 SERVERS, CARDS, TOKENS, TOPK, SERVERS_PER_TOKEN, HIDDEN = 8, 8, 16, 8, 4, 7168
@@ -59,18 +61,18 @@ def example_flow() -> Flow:
     return mean_flow(SERVERS, CARDS, TOKENS, TOPK, SERVERS_PER_TOKEN)
 
 
-def site(scheme: str, posts: str | None = None) -> Site:
-    """A rank of the example's group."""
+def made(scheme: str, posts: str | None = None) -> Scheme:
+    """On a rank of the example's group."""
     sizes = SERVERS * CARDS, TOKENS, HIDDEN, TOPK, 4 * SERVERS * CARDS
     config = Config(*sizes, product="A2", scheme=scheme, ranks_per_server=CARDS)
     tuning = Tuning(posts=posts) if posts else Tuning()  # type: ignore[arg-type]
-    return Site(config, 0, 48, 1_000_000, CAPABILITIES["cpu"], tuning=tuning)
+    return make_scheme(Site(config, 0, 48, 1_000_000, CAPABILITIES["cpu"], tuning=tuning))
 
 
 def hierarchy(posts: str) -> Wires:
     """By the plan of a dispatch."""
     flow = example_flow()
-    plan = site("hierarchy", posts).scheme.whole(DispatchVariant(torch.float16, weights=True), 0)
+    plan = made("hierarchy", posts).whole(DispatchVariant(torch.float16, weights=True), 0)
     steps = {
         launch.step: _values(launch) for launch in plan.launches if launch.kernel.name.startswith("rail")
     }
@@ -87,7 +89,7 @@ def hierarchy(posts: str) -> Wires:
 def fullmesh() -> Wires:
     """By the plan of a dispatch: rows to all ranks, those of the own server too."""
     flow = example_flow()
-    plan = site("fullmesh").scheme.whole(DispatchVariant(torch.float16, weights=True), 0)
+    plan = made("fullmesh").whole(DispatchVariant(torch.float16, weights=True), 0)
     post = next(_values(launch) for launch in plan.launches if launch.kernel.name == "blocks_send")
     others = SERVERS * CARDS - 1
     rows = float(flow.sent.sum() - flow.sent[0])

@@ -11,6 +11,7 @@ from moe_triton.core import abi
 from moe_triton.core.region import REGION_DIMS
 from moe_triton.rendezvous.notes import Notes
 from moe_triton.runtime.disagreement import group_of, in_words
+from moe_triton.schemes import scheme_type
 from moe_triton.schemes.common.waits import POSTS, int32_at, region_in
 from moe_triton.schemes.site import Site
 
@@ -72,7 +73,7 @@ def awaited_ranks(site: Site, waiting: Waiting) -> list[int] | None:
         site: where it waits.
         waiting: the launch, which is still running.
     """
-    finder = site.scheme.finders.get(waiting.launch.kernel.name)
+    finder = scheme_type(site.config).finders.get(waiting.launch.kernel.name)
     if finder is None or (finder is POSTS and not waiting.awaited):
         return None
     peers = site.scheme.peers_of(waiting.launch)

@@ -127,11 +127,11 @@ class BufferPlans:
         self._communicator, self._host, self._buffer_id = communicator, host, buffer_id
         site, c = communicator.site, communicator.config
         self._site = CallSite(Deployment(c, site.rank), BufferAccess(communicator), site.exchange_rank)
-        tables = site.scheme.tables_of(c)
+        tables = communicator.scheme.tables_of(c)
         words = tables.num_words if tables else 0
         self._attributes = attributes_of(c, site.rank, site.exchange_rank, special, words)
         self._plans: PlanCache[BufferPlan] = PlanCache()
-        self.sent = SentCalls(communicator.site.scheme.rounds.shared)
+        self.sent = SentCalls(communicator.scheme.rounds.shared)
 
     def dispatch(
         self, tensors: Named, row_format: RowFormat, out: torch.Tensor | None, wait: bool
@@ -157,14 +157,14 @@ class BufferPlans:
             if self._host.is_asynchronous
             else None,
         }
-        communicator.site.scheme.check_rows(row_format)
+        communicator.scheme.check_rows(row_format)
         plan = self._find(DISPATCH_OF_BUFFER, DispatchOfBuffer, tensors, modes)
         bindings = plan.bind(tensors)
         given = {}
         if communicator.has_outputs_in_window:
             given["tokens"] = communicator.window_tensor("rows", plan.specs["tokens"][1])
         if out is not None:
-            communicator.site.scheme.check_offers("out", "out", "given")
+            communicator.scheme.check_offers("out", "out", "given")
             shape, dtype = plan.specs["tokens"]
             given["tokens"] = check_tensor("out", out, shape=shape, dtypes=(dtype,), device=self._host.device)
             _check_apart("x", tensors["x"], out)
@@ -296,7 +296,7 @@ class BufferPlans:
         return kind(config, self._site, s.variant(), s, *inputs_of(s, tensors))
 
     def _check_offered(self, s: Symbols) -> None:
-        scheme = self._communicator.site.scheme
+        scheme = self._communicator.scheme
         for name in s.given:
             scheme.check_offers(s.operator.called(name), s.operator.called(name), "given")
         if s["comm_quant_mode"]:
@@ -305,7 +305,7 @@ class BufferPlans:
     def _run(self, plan: BufferPlan, bindings: Bindings, made: Any, wait: bool) -> Any:
         run, variant, operator = self._communicator.run, plan.variant, plan.symbols.operator.name
         if not wait:
-            self._communicator.site.scheme.check_offers("wait", "wait", False)
+            self._communicator.scheme.check_offers("wait", "wait", False)
         if wait:
             run(variant, bindings)
             return made

@@ -11,18 +11,19 @@ from moe_triton.core.row_formats import AS_THEY_ARE
 from moe_triton.operators import COMBINE_OF_BUFFER, DISPATCH_OF_BUFFER, Operator, Symbols
 from moe_triton.operators.buffer import attributes_of
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
-from moe_triton.schemes.site import Site
+from moe_triton.schemes.scheme import Scheme
 
 FIRST_CALL_BYTES = 8 << 20
 """What a process takes until its calls repeat: to load kernels, and for Python's objects (measured: 5 MB)."""
 
 
-def call_bytes(site: Site) -> int:
+def call_bytes(scheme: Scheme) -> int:
     """Private bytes that a plain dispatch and its combine take on this rank, when most rows arrive.
 
     Scratch memory, outputs, and what the process itself takes.
     """
-    scheme, config, dtype = site.scheme, site.config, torch.bfloat16
+    site, dtype = scheme.site, torch.bfloat16
+    config = site.config
     tables, is_paired = scheme.tables_of(config), site.exchange_rank is not None
     keeps = tables is not None  # and then takes weights
     sizes = {

@@ -85,29 +85,29 @@ class Communicator(Exclusive):
     def _construct(self, meetings: list[Meeting], prepared: Prepared, made: contextlib.ExitStack) -> None:
         """Makes everything; ``made`` gives it back."""
         self._meetings = meetings
-        self.site, self.backend = prepared.site, prepared.backend
+        self.scheme, self.backend = prepared.scheme, prepared.backend
+        self.site = self.scheme.site
         self.config, self.rank = self.site.config, self.site.rank
-        self.layout, self.capacity = self.site.layout, self.site.capacity
-        self._scheme = self.site.scheme
-        self._rounds = Rounds(self._scheme.rounds)
+        self.layout, self.capacity = self.scheme.layout, self.site.capacity
+        self._rounds = Rounds(self.scheme.rounds)
         self.counts = self._rounds.counts
         of_trace = self.site, self.backend, self.counts, meetings
         self._trace = Trace.start(prepared.file, *of_trace) if prepared.file else None
         log = self._trace.log if self._trace else None
         self._windows: list[Window] = []
         of_group = dict(zip(("expert", "tensor"), meetings, strict=False))
-        private_bytes = call_bytes(self.site)
-        for spec in self._scheme.windows:
+        private_bytes = call_bytes(self.scheme)
+        for spec in self.scheme.windows:
             meeting = of_group[spec.peers.group]
             window = self.backend.make_window(spec.window_bytes, meeting, spec.queues, log, private_bytes)
             made.callback(window.close)
             self._windows.append(window)
-        self.memory = PlanMemory(self.site, self._windows, self.backend.device)
+        self.memory = PlanMemory(self.scheme, self._windows, self.backend.device)
         self._fixed = self.memory.bindings
         made.callback(self._fixed.clear)
-        self._executables = Executables(self._scheme, self.backend, self.memory, log)
+        self._executables = Executables(self.scheme, self.backend, self.memory, log)
         self._last: dict[str, Executable] = {}
-        self._in_flight = InFlight(self._scheme.rounds.shared)
+        self._in_flight = InFlight(self.scheme.rounds.shared)
         self._is_in_graph = False
         self._unread = UnreadRuns() if self.backend.is_asynchronous else None
         self.last_use = 0
@@ -240,7 +240,7 @@ class Communicator(Exclusive):
             handle_type: of the handle in that.
         """
         calls = self.native_calls(buffer_id, handle_type)
-        if calls is None or self._scheme.tables_of(self.config):  # whose weights are compared in Python
+        if calls is None or self.scheme.tables_of(self.config):  # whose weights are compared in Python
             return None
         results = self._executables.results_in_window()
         made = BufferCalls(self.site, calls, buffer_id, self.window_base, results, output_type)
@@ -332,7 +332,7 @@ class Communicator(Exclusive):
     @cached_property
     def has_outputs_in_window(self) -> bool:
         """Whether the scheme places outputs in the window; otherwise they are separate tensors."""
-        return self._scheme.place("rows", 1) is not None
+        return self.scheme.place("rows", 1) is not None
 
     @property
     def group(self) -> dist.ProcessGroup | None:
@@ -342,7 +342,7 @@ class Communicator(Exclusive):
     @property
     def window_bytes(self) -> int:
         """Bytes of this rank's windows."""
-        return sum(window.window_bytes for window in self._scheme.windows)
+        return sum(window.window_bytes for window in self.scheme.windows)
 
     @property
     def window_base(self) -> int:

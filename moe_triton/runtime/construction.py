@@ -24,8 +24,9 @@ from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.rendezvous.agreement import KERNELS, agree
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.runtime.trace import TraceFile, TracePath
-from moe_triton.schemes import scheme_type
+from moe_triton.schemes import make_scheme, scheme_type
 from moe_triton.schemes.rules import check_config
+from moe_triton.schemes.scheme import Scheme
 from moe_triton.schemes.site import Site
 from moe_triton.tables import machine_of
 from moe_triton.tables.installed import version_of
@@ -64,18 +65,18 @@ class Prepared:
     """An order, checked and resolved on this rank.
 
     Attributes:
-        site: where plans run.
-        backend: what they run on.
+        scheme: how tokens travel, with its site.
+        backend: what plans run on.
         file: of the trace, or None.
     """
 
-    site: Site
+    scheme: Scheme
     backend: Backend
     file: TraceFile | None
 
     def settings(self) -> dict[str, Any]:
         """What the ranks of a group compare, by name."""
-        site = self.site
+        site = self.scheme.site
         sizes = {f"{operator}_tokens": part.tokens for operator, part in site.part_tokens.items()}
         tuning = dataclasses.asdict(site.tuning) | sizes
         del tuning["tables"]  # a folder of this rank's; what its tables say is compared
@@ -235,9 +236,9 @@ def check(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:
     exchange_rank = exchange.rank if exchange else None
     timeout_us = int(timeout_s * 1e6)
     at = meeting.rank, blocks, timeout_us, backend.capabilities, exchange_rank, tuning, pipeline.sources
-    site = Site(config, *at, backend.keeps_order)
-    windows = site.scheme.windows
+    scheme = make_scheme(Site(config, *at, backend.keeps_order))
+    windows = scheme.windows
     order.check_window(sum(window.data_bytes for window in windows if window.peers.group == "expert"))
     for window in windows:
         check_window_limit(backend.window_limit(order.environment), window.data_bytes)
-    return Prepared(site, backend, file)
+    return Prepared(scheme, backend, file)

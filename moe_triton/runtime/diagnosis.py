@@ -18,6 +18,7 @@ from moe_triton.core.plan import Launch
 from moe_triton.core.records import REPORT
 from moe_triton.rendezvous.notes import Culprits
 from moe_triton.runtime.disagreement import differing_fields, group_of, in_words, posted_instead
+from moe_triton.schemes import scheme_type
 from moe_triton.schemes.common.waits import GaveUp
 from moe_triton.schemes.site import Site
 
@@ -92,7 +93,7 @@ def failure(
 
 def _how(wait: GaveUp, missing: Sequence[int]) -> str:
     """What is known of the missing ranks: relays have given them up, or their flags did not come in time."""
-    finder = wait.site.scheme.finders[wait.launch.kernel.name]
+    finder = scheme_type(wait.site.config).finders[wait.launch.kernel.name]
     told = finder.told(wait) if finder.told else {}
     said = [
         f"rank {relay}, which relays for rank(s) {list(ranks)}, got nothing more of them"
@@ -114,7 +115,7 @@ def _refused(wait: GaveUp, code: int) -> str:
             f"{number} result(s) that its ids and mask do not ask for, the first of token {first}: they are "
             "not those that its dispatch had"
         )
-    finder = wait.site.scheme.finders.get(wait.launch.kernel.name)
+    finder = scheme_type(wait.site.config).finders.get(wait.launch.kernel.name)
     if finder is not None and finder.refused is not None:
         return finder.refused(wait)
     sent_by = ""
@@ -139,8 +140,7 @@ def _mismatch(
 
 def missing_ranks(wait: GaveUp) -> list[int]:
     """The ranks that a launch waited for until its deadline, as numbered in the group of its window."""
-    scheme = wait.site.scheme
-    peers = scheme.peers_of(wait.launch)
+    peers = wait.site.scheme.peers_of(wait.launch)
     if peers.group == "tensor":
         return [1 - peers.rank]
-    return scheme.finders[wait.launch.kernel.name].gave_up(wait)
+    return scheme_type(wait.site.config).finders[wait.launch.kernel.name].gave_up(wait)

@@ -12,6 +12,7 @@ from moe_triton.core.records import REPORT
 from moe_triton.core.region import Region
 from moe_triton.layout import CALL_WORD, FLAG_BITS, WORD_BYTES
 from moe_triton.layout.call_word import differences, operator_of
+from moe_triton.schemes import scheme_type
 from moe_triton.schemes.common.waits import GaveUp, counts_of
 from moe_triton.schemes.site import Site
 
@@ -37,7 +38,7 @@ def differing_fields(wait: GaveUp) -> list[str]:
     """
     mismatches = wait.report[wait.report[:, 0] == REPORT_MISMATCH].tolist()
     expected = mismatches[0][REPORTED_EXPECTED]
-    finder = wait.site.scheme.finders[wait.launch.kernel.name]
+    finder = scheme_type(wait.site.config).finders[wait.launch.kernel.name]
     own = {wait.site.scheme.peers_of(wait.launch).rank: expected}
     if finder.rank_of is not None and finder.words is not None:
         found = {finder.rank_of(wait, row[1]): row[REPORTED_FOUND] for row in mismatches}

@@ -24,7 +24,7 @@ from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.executables import Phase
 from moe_triton.runtime.operator_checks import other_ids_error, taken_ids
 from moe_triton.runtime.plan_calls import NativeCalls, PlanCall
-from moe_triton.schemes import scheme_type
+from moe_triton.schemes import make_scheme, scheme_type
 from moe_triton.schemes.scheme import KeptTables, Scheme
 from moe_triton.schemes.site import Site
 
@@ -143,7 +143,7 @@ class OperatorPlan(Uncopied):
     def _scheme(self) -> Scheme:
         """To ask for sizes, before anything is made."""
         place = self.deployment
-        return Site(place.config, place.rank, 1, 0, CAPABILITIES["cpu"], self.site.exchange_rank).scheme
+        return make_scheme(Site(place.config, place.rank, 1, 0, CAPABILITIES["cpu"], self.site.exchange_rank))
 
     @property
     def access(self) -> Access:

@@ -12,14 +12,15 @@ from moe_triton.core.errors import BufferStateError
 from moe_triton.core.kernel import MAX_PHASES
 from moe_triton.core.records import TRAFFIC
 from moe_triton.core.traffic import HOLE, Traffic
-from moe_triton.schemes.site import CALL_WORDS, COUNTED, OPERATORS, Operator, Site
+from moe_triton.schemes.scheme import Scheme
+from moe_triton.schemes.site import CALL_WORDS, COUNTED, OPERATORS, Operator
 
 
 class PlanMemory:
     """The contents of holes that are the same in every call.
 
     Args:
-        site: where plans run.
+        scheme: whose plans share it.
         windows: in the scheme's order.
         device: of all tensors made here.
 
@@ -29,12 +30,13 @@ class PlanMemory:
         posts: whether queues lead to some of this rank's peers.
     """
 
-    def __init__(self, site: Site, windows: Sequence[Window], device: torch.device) -> None:
-        self._site, self._device = site, device
-        self.posts = bool(site.scheme.queued_peers)
+    def __init__(self, scheme: Scheme, windows: Sequence[Window], device: torch.device) -> None:
+        self._scheme, self._device = scheme, device
+        site = scheme.site
+        self.posts = bool(scheme.queued_peers)
         self.report = torch.zeros(MAX_PHASES, site.num_blocks, REPORT_WORDS, dtype=torch.int32, device=device)
         self.bindings: dict[str, torch.Tensor] = {}
-        for spec, window in zip(site.scheme.windows, windows, strict=True):
+        for spec, window in zip(scheme.windows, windows, strict=True):
             prefix = spec.peers.prefix
             self.bindings[f"{prefix}window"] = window.tensor()
             self.bindings[f"{prefix}peers"] = torch.tensor(window.peers, dtype=torch.int64, device=device)
@@ -45,7 +47,7 @@ class PlanMemory:
 
     def add_scratch(self, holes: Iterable[str]) -> None:
         """Allocates the scratch memory of these holes that does not exist yet."""
-        scratch = self._site.scheme.scratch()
+        scratch = self._scheme.scratch()
         for hole in holes:
             if hole in scratch and hole not in self.bindings:
                 elements, dtype, is_zeroed = scratch[hole]
@@ -68,5 +70,5 @@ class PlanMemory:
 
     def private_bytes(self) -> int:
         """Bytes of all tensors, without the windows."""
-        windows = {f"{spec.peers.prefix}window" for spec in self._site.scheme.windows}
+        windows = {f"{spec.peers.prefix}window" for spec in self._scheme.windows}
         return sum(t.numel() * t.element_size() for name, t in self.bindings.items() if name not in windows)

@@ -10,33 +10,35 @@ from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.row_formats import ROW_FORMATS
 from moe_triton.core.space import text_of
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
-from moe_triton.schemes.site import Site
+from moe_triton.schemes.scheme import Scheme
 
 
-def tuning_source(site: Site, dtype: torch.dtype) -> dict[str, str]:
+def tuning_source(scheme: Scheme, dtype: torch.dtype) -> dict[str, str]:
     """Who says how operators are cut into parts, and what settings each Triton kernel has.
 
     Args:
-        site: where plans run.
+        scheme: whose plans.
         dtype: of tokens.
 
     Returns:
         By name, ``dispatch_tokens``, ``combine_tokens``, what else a table of pipelines has set, and
         ``<operator>.<kernel>``: the value and source.
     """
+    site = scheme.site
     found = {f"{name}_tokens": f"{part.tokens}: {part.source}" for name, part in site.part_tokens.items()}
     for name, source in site.sources.items():
         value = site.num_blocks if name == "num_blocks" else getattr(site.tuning, name)
         found[name] = f"{value}: {source}"
-    for operator, kernel in launched(site, dtype):
+    for operator, kernel in launched(scheme, dtype):
         chosen = site.kernel_settings.chosen(kernel)
         found[f"{operator}.{kernel.name}"] = f"{text_of(chosen.settings)}: {chosen.source}"
     return found
 
 
-def launched(site: Site, dtype: torch.dtype) -> Iterator[tuple[str, TritonKernel]]:
+def launched(scheme: Scheme, dtype: torch.dtype) -> Iterator[tuple[str, TritonKernel]]:
     """The kernels of plain calls that there is anything to choose of: dispatches with and without int8."""
-    own = site.keeps_own and site.exchange_rank is None and not site.config.num_special_experts
+    site = scheme.site
+    own = scheme.keeps_own and site.exchange_rank is None and not site.config.num_special_experts
     given = torch.int32 if site.capabilities.is_asynchronous else None  # the host has copied them
     formats = (row_format for name, row_format in ROW_FORMATS.items() if name in (None, "int8"))
     dispatches = (
@@ -45,7 +47,7 @@ def launched(site: Site, dtype: torch.dtype) -> Iterator[tuple[str, TritonKernel
     variants: list[tuple[str, Variant]] = [("dispatch", each) for each in dispatches]
     tokens = site.config.num_max_tokens_per_rank
     for operator, variant in (*variants, ("combine", CombineVariant(dtype, True, keeps_own=own))):
-        for launch in site.scheme.whole(variant, 0, site.parts(operator, tokens)).launches:
+        for launch in scheme.whole(variant, 0, site.parts(operator, tokens)).launches:
             kernel = launch.kernel
             if isinstance(kernel, TritonKernel) and kernel.space is not None:
                 yield operator, kernel

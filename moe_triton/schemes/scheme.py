@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple
-
-import torch
 
 from moe_triton.core.capabilities import Capabilities
 from moe_triton.core.config import Config
@@ -19,14 +16,14 @@ from moe_triton.core.region import Region
 from moe_triton.core.row_formats import RowFormat
 from moe_triton.core.space import Space
 from moe_triton.core.topology import RANKS_PER_SERVER
-from moe_triton.layout import NUM_ZONES, Layout, SlotLayout
+from moe_triton.layout import Layout
 from moe_triton.limits.formula import Formula
 from moe_triton.limits.rule import RuleSet
 from moe_triton.operators.variants import Variant
 from moe_triton.schemes.common.scratch import Scratch, shared_scratch
 from moe_triton.schemes.common.space import waiting_space
-from moe_triton.schemes.common.waits import ENTRY_FINDERS, Finder, Memory, arguments_of
-from moe_triton.schemes.site import Operator, Peers, Site
+from moe_triton.schemes.common.waits import ENTRY_FINDERS, Finder, arguments_of
+from moe_triton.schemes.site import Peers, RoundFacts, SchemeFacts, Site
 
 Output = Literal["rows", "results"]
 Bindings = Mapping[str, Any]
@@ -48,26 +45,6 @@ class WindowSpec(NamedTuple):
     data_bytes: int
     peers: Peers
     queues: Queues | None = None
-
-
-@dataclass(frozen=True)
-class RoundFacts:
-    """What a scheme says of its zones.
-
-    Attributes:
-        num_zones: how many zones an operator's runs alternate among.
-        waiting: operators that wait for every rank, and so separate the runs of those that do not.
-        shared: operators that take turns in the same zones; the others have zones of their own.
-        on_device: kernels look their zone up in device memory: plans are the same for all zones, and a graph
-            may run any number of times.
-        no_graph: why no graph may hold its operators; empty where one may.
-    """
-
-    num_zones: int = NUM_ZONES
-    waiting: frozenset[Operator] = frozenset({"dispatch", "barrier"})
-    shared: frozenset[Operator] = frozenset()
-    on_device: bool = False
-    no_graph: str = ""
 
 
 class Refusal(NamedTuple):
@@ -117,7 +94,7 @@ class KeptTables(ABC):
         """
 
 
-class Scheme(ABC):
+class Scheme(SchemeFacts):
     """A scheme on one rank. The defaults are what most schemes have.
 
     Args:
@@ -130,8 +107,6 @@ class Scheme(ABC):
     """
     finders: ClassVar[Mapping[str, Finder]] = ENTRY_FINDERS
     """How whom a wait is for is found, by the name of the kernel that waits."""
-    slot_layout: ClassVar[type[SlotLayout]] = SlotLayout
-    """How a row of a dispatch is packed before it leaves, and in a slot of its own."""
     settings: ClassVar[frozenset[str]] = frozenset()
     """Fields of `Tuning` that not every scheme has: "posts", "post_parts"."""
     rules: ClassVar[Mapping[int, RuleSet]] = {}
@@ -146,11 +121,9 @@ class Scheme(ABC):
     """Whether it reaches ranks of other servers, where ``refuses`` does not say why not."""
     sums_alike: ClassVar[bool] = True
     """Whether combine's sums have the bits of the product's other schemes: then any may stand for it."""
-    keeps_own: bool = False
-    """Whether rows from this rank to itself need not go through its window."""
 
     def __init__(self, site: Site) -> None:
-        self.site = site
+        self.site = site.of(self)
 
     @classmethod
     def space(cls, config: Config, capabilities: Capabilities, cores: int) -> Space:
@@ -194,11 +167,6 @@ class Scheme(ABC):
     def barrier(self, zone: int, timeout_us: int | None = None) -> Plan:
         """A flag to every rank, and the wait for every rank's; None for the site's deadline."""
 
-    @property
-    @abstractmethod
-    def statuses(self) -> tuple[tuple[Operator, Region], ...]:
-        """Entries that hold a call word, one for each rank, and the operator that posts them."""
-
     @cached_property
     def layout(self) -> Layout:
         """See `layout_of`."""
@@ -212,8 +180,9 @@ class Scheme(ABC):
 
     @property
     def queued_peers(self) -> frozenset[int]:
-        """Ranks that this one reaches by a queue, with what it posts in the window's out part."""
-        return frozenset()
+        """See `SchemeFacts`: those of other servers."""
+        config = self.site.config
+        return frozenset(range(config.num_ranks)) - frozenset(config.topology.neighbours(self.site.rank))
 
     @property
     def queues(self) -> Queues | None:
@@ -234,17 +203,6 @@ class Scheme(ABC):
             itemsize: bytes of an element.
         """
         return None
-
-    def wordless_flags(
-        self, flags: Callable[[Region], torch.Tensor], memory: Memory
-    ) -> list[Collection[int]]:
-        """Flags of the next combine that hold no call word: the ranks that may have posted each.
-
-        Args:
-            flags: the first word of each entry of a region: int32, of the region's extents.
-            memory: what plans' holes hold, by their names.
-        """
-        return []
 
     def peers_of(self, launch: Launch) -> Peers:
         """Who reaches the window that a launch looks at."""

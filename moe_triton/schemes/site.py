@@ -1,11 +1,15 @@
-"""What every plan of one rank is built from: the group's settings, this rank's place, memory in between."""
+"""What every plan of one rank is built from: the group's settings, this rank's place, facts of the scheme."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
 
 from moe_triton.core import traffic
 from moe_triton.core.capabilities import Capabilities
@@ -13,16 +17,14 @@ from moe_triton.core.config import Config
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.core.plan import Hole, Launch, Part, Stream, Value, launch
 from moe_triton.core.records import TRAFFIC
+from moe_triton.core.region import Region
 from moe_triton.core.tuning import POSTS, Posts, Tuning
-from moe_triton.layout import NUM_ZONES, UB_ALIGN, WORD_BYTES, ExchangeLayout, Layout, align
-from moe_triton.schemes import make_scheme
+from moe_triton.layout import NUM_ZONES, UB_ALIGN, WORD_BYTES, ExchangeLayout, Layout, SlotLayout, align
 from moe_triton.schemes.part_tokens import PartTokens, part_tokens
 from moe_triton.tables import KernelSettings, machine_of
 
-if TYPE_CHECKING:
-    from moe_triton.schemes.scheme import Scheme
-
 BLOCK_QUANTIZE_ELEMENTS = 8
+Memory = Mapping[str, torch.Tensor | int]
 Operator = Literal["dispatch", "combine", "barrier"]
 OPERATORS: tuple[Operator, ...] = ("dispatch", "combine", "barrier")
 COUNTED: tuple[Operator, ...] = ("dispatch", "combine")  # what is posted in them is
@@ -61,6 +63,70 @@ class Peers(NamedTuple):
 
 
 @dataclass(frozen=True)
+class RoundFacts:
+    """What a scheme says of its zones.
+
+    Attributes:
+        num_zones: how many zones an operator's runs alternate among.
+        waiting: operators that wait for every rank, and so separate the runs of those that do not.
+        shared: operators that take turns in the same zones; the others have zones of their own.
+        on_device: kernels look their zone up in device memory: plans are the same for all zones, and a graph
+            may run any number of times.
+        no_graph: why no graph may hold its operators; empty where one may.
+    """
+
+    num_zones: int = NUM_ZONES
+    waiting: frozenset[Operator] = frozenset({"dispatch", "barrier"})
+    shared: frozenset[Operator] = frozenset()
+    on_device: bool = False
+    no_graph: str = ""
+
+
+class SchemeFacts(ABC):
+    """What plans and waits of a rank ask of its scheme; each is a `moe_triton.schemes.scheme.Scheme`."""
+
+    slot_layout: ClassVar[type[SlotLayout]] = SlotLayout
+    """How a row of a dispatch is packed before it leaves, and in a slot of its own."""
+    keeps_own: bool = False
+    """Whether rows from this rank to itself need not go through its window."""
+
+    @property
+    @abstractmethod
+    def layout(self) -> Layout:
+        """What lies where in the scheme's own window."""
+
+    @property
+    @abstractmethod
+    def rounds(self) -> RoundFacts:
+        """Its zones, and which of its operators wait for every rank."""
+
+    @property
+    @abstractmethod
+    def statuses(self) -> tuple[tuple[Operator, Region], ...]:
+        """Entries that hold a call word, one for each rank, and the operator that posts them."""
+
+    @property
+    @abstractmethod
+    def queued_peers(self) -> frozenset[int]:
+        """Ranks that this one reaches by a queue, with what it posts in the window's out part."""
+
+    def wordless_flags(
+        self, flags: Callable[[Region], torch.Tensor], memory: Memory
+    ) -> list[Collection[int]]:
+        """Flags of the next combine that hold no call word: the ranks that may have posted each.
+
+        Args:
+            flags: the first word of each entry of a region: int32, of the region's extents.
+            memory: what plans' holes hold, by their names.
+        """
+        return []
+
+    @abstractmethod
+    def peers_of(self, launch: Launch) -> Peers:
+        """Who reaches the window that a launch looks at."""
+
+
+@dataclass(frozen=True)
 class Site:
     """Where plans run.
 
@@ -74,6 +140,7 @@ class Site:
         tuning: how operators are cut into parts.
         sources: where settings come from that a table has filled in, by name.
         keeps_order: whether queues to peers keep the order of bytes inside a message.
+        scheme: how tokens travel; it sets itself when it is made (`moe_triton.schemes.make_scheme`).
     """
 
     config: Config
@@ -85,11 +152,13 @@ class Site:
     tuning: Tuning = field(default_factory=Tuning)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     keeps_order: bool = True
+    scheme: SchemeFacts = field(init=False, repr=False, compare=False)
 
-    @cached_property
-    def scheme(self) -> Scheme:
-        """How tokens travel."""
-        return make_scheme(self)
+    def of(self, scheme: SchemeFacts) -> Site:
+        """The same with the scheme whose plans run here."""
+        own = copy.copy(self)
+        object.__setattr__(own, "scheme", scheme)
+        return own
 
     @property
     def target(self) -> str:

@@ -27,6 +27,7 @@ from moe_triton.backends import CAPABILITIES
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.space import PROGRAMS, Space
 from moe_triton.runtime import tuning_source
+from moe_triton.schemes import make_scheme
 from moe_triton.schemes.site import Site
 
 CHIP, MACHINE = "Ascend910_9391", machine_named("A3")
@@ -71,8 +72,8 @@ def test_what_a_buffer_launches_is_tuned(soc: str, comm_alg: str) -> None:
     scope = Scope(soc, tokens=(128,), dtypes=("bf16",))
     known = {(each.keys, each.sizes) for each in subjects_of(scope)}
     (config,) = (each for each in configs(scope) if each.scheme == comm_alg)
-    site = Site(config, 0, 4, 10**6, CAPABILITIES["cpu" if scope.is_cpu else "npu"])
-    launched = list(tuning_source.launched(site, torch.bfloat16))
+    scheme = make_scheme(Site(config, 0, 4, 10**6, CAPABILITIES["cpu" if scope.is_cpu else "npu"]))
+    launched = list(tuning_source.launched(scheme, torch.bfloat16))
     assert launched
     for _, kernel in launched:
         assert (tables.keys_of(kernel), tables.sizes_of(kernel, config)) in known

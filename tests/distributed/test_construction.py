@@ -32,10 +32,9 @@ from moe_triton.core.config import Config
 from moe_triton.core.errors import ThreadError
 from moe_triton.processes import RankGroup, run_ranks
 from moe_triton.rendezvous.meeting import Meeting
-from moe_triton.runtime import communicator
+from moe_triton.runtime import communicator, construction
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.construction import Order
-from moe_triton.schemes import site
 from moe_triton.torch_npu_ops import settings
 from tests.distributed.cases import inputs_of, small_case
 from tests.distributed.failures import new_prefix
@@ -134,7 +133,7 @@ def fail_with(error: BaseException) -> Callable[..., Any]:
 # Where rank 1 fails: a name in a module or class that construction passes.
 STAGES: dict[str, tuple[object, str]] = {
     "preparation": (buffer, "make_backend"),
-    "scheme": (site, "make_scheme"),
+    "scheme": (construction, "make_scheme"),
     "trace": (communicator.Trace, "start"),
     "window": (window.SharedWindow, "__init__"),
     "stale windows": (window, "remove_stale"),

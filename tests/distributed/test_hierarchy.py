@@ -18,6 +18,7 @@ from moe_triton.core.tuning import POSTS, Posts
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.processes import RankFailedError, RankGroup, run_ranks
 from moe_triton.schemes.hierarchy.relay_tables import RelayTables
+from moe_triton.schemes import make_scheme
 from moe_triton.schemes.site import Site
 from tests.distributed.hierarchy_runs import (
     Relayed,
@@ -297,13 +298,13 @@ def test_ranks_that_post_in_other_ways_are_told(ranks: Groups) -> None:
 
 def steps_of(of: Relayed, operator: str, posts: Posts) -> list[str]:
     """An operator's, in order."""
-    site = Site(of.config, 0, 1, 1000, CAPABILITIES["cpu"], tuning=Tuning(posts=posts))
+    scheme = make_scheme(Site(of.config, 0, 1, 1000, CAPABILITIES["cpu"], tuning=Tuning(posts=posts)))
     variant = (
         DispatchVariant(torch.bfloat16, weights=True)
         if operator == "dispatch"
         else CombineVariant(torch.bfloat16, weights=True)
     )
-    return [launch.step for launch in site.scheme.whole(variant, 0).launches]
+    return [launch.step for launch in scheme.whole(variant, 0).launches]
 
 
 def check_named(of: Relayed, posts: Posts, operator: str, steps: int) -> None:

@@ -102,9 +102,9 @@ def test_parts_need_cores_that_communicate(ranks: Ranks) -> None:
 
 def plans(target: str, scheme: str, variant: Variant, rank: int) -> list[Plan]:
     """Both zones' plans of a back end; one plan where the zone stands in device memory."""
-    site = Site(config(2, scheme), rank, num_blocks=2, timeout_us=1000, capabilities=CAPABILITIES[target])
-    zones = [0] if site.zones_on_device else [0, 1]
-    return [make_scheme(site).whole(variant, zone) for zone in zones]
+    made = make_scheme(Site(config(2, scheme), rank, 2, 1000, CAPABILITIES[target]))
+    zones = [0] if made.rounds.on_device else [0, 1]
+    return [made.whole(variant, zone) for zone in zones]
 
 
 def remote(plan: Plan) -> list[Launch]:
@@ -154,13 +154,13 @@ def test_remote_addresses_are_those_of_the_cpu_back_end(scheme: str, variant: Va
 
 def test_regions_are_passed_whole() -> None:
     """A region of a launch is the words of the layout's: base, and extent and stride of each dimension."""
-    site = Site(config(), 0, num_blocks=2, timeout_us=1000, capabilities=CAPABILITIES["npu"])
-    launch = remote(make_scheme(site).whole(VARIANTS[0], 0))[0]
+    scheme = make_scheme(Site(config(), 0, 2, 1000, CAPABILITIES["npu"]))
+    launch = remote(scheme.whole(VARIANTS[0], 0))[0]
     assert launch.kernel is DISPATCH_SEND
     words, _ = abi.words(launch)
     for arg, first in abi.word_offsets(launch.kernel.args):
         if arg.type in REGION_DIMS:
-            region = site.layout.region(arg.type)
+            region = scheme.layout.region(arg.type)
             assert tuple(words[first : first + abi.words_of(arg)]) == region.words()
 
 

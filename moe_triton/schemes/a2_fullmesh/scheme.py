@@ -39,8 +39,8 @@ from moe_triton.schemes.a2_fullmesh.waits import FINDERS
 from moe_triton.schemes.common.flags import barrier_plan
 from moe_triton.schemes.common.scratch import Scratch
 from moe_triton.schemes.common.waits import ENTRY_FINDERS
-from moe_triton.schemes.scheme import REFUSED_ON_A2, Refusal, RoundFacts, SplitScheme
-from moe_triton.schemes.site import OPERATORS, Operator, Site, usual_post_parts
+from moe_triton.schemes.scheme import REFUSED_ON_A2, Refusal, SplitScheme
+from moe_triton.schemes.site import OPERATORS, Operator, RoundFacts, Site, usual_post_parts
 
 
 class A2Fullmesh(SplitScheme):
@@ -73,8 +73,8 @@ class A2Fullmesh(SplitScheme):
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
-        self._dispatch = DispatchPlans(site, self.layout)
-        self._combine = CombinePlans(site, self.layout)
+        self._dispatch = DispatchPlans(self.site, self.layout)
+        self._combine = CombinePlans(self.site, self.layout)
 
     @cached_property
     def layout(self) -> BlocksLayout:

@@ -14,9 +14,7 @@ from moe_triton.core.ascendc import DISPATCH_WAIT, POST_STATUS, REPORT_TIMEOUT
 from moe_triton.core.plan import Hole, Launch
 from moe_triton.core.region import MAX_INT32, REGION_DIMS, Region, region_of
 from moe_triton.layout import FLAG_BITS
-from moe_triton.schemes.site import Site
-
-Memory = Mapping[str, torch.Tensor | int]
+from moe_triton.schemes.site import Memory, Site
 
 
 @dataclass(frozen=True)

@@ -43,10 +43,9 @@ from moe_triton.schemes.scheme import (
     OTHER_OR_ONE_SERVER,
     Output,
     Refusal,
-    RoundFacts,
     Scheme,
 )
-from moe_triton.schemes.site import COMBINE_KIND, OPERATORS, Operator, launch_matching
+from moe_triton.schemes.site import COMBINE_KIND, OPERATORS, Operator, RoundFacts, launch_matching
 
 FULLMESH = (
     "Use comm_alg='fullmesh_v1' or 'fullmesh_v2' for it, or outputs='own' where 'auto' has chosen 'direct'."

@@ -27,14 +27,14 @@ from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.schemes.common.flags import barrier_plan
 from moe_triton.schemes.common.scratch import Scratch, shared_scratch
 from moe_triton.schemes.common.space import waiting_space, with_parts, with_receivers
-from moe_triton.schemes.common.waits import ENTRY_FINDERS, Memory, held_by, next_number
+from moe_triton.schemes.common.waits import ENTRY_FINDERS, held_by, next_number
 from moe_triton.schemes.fullmesh.combine import CombinePlans
 from moe_triton.schemes.fullmesh.dispatch import DispatchPlans
 from moe_triton.schemes.fullmesh.layout import ExpertSlotsLayout, InbandLayout, InbandSlot, WindowLayout
 from moe_triton.schemes.fullmesh.limits import FORMULAS, INBAND_FORMULAS, INBAND_RULES
 from moe_triton.schemes.fullmesh.waits import FINDERS
-from moe_triton.schemes.scheme import OTHER_OR_ONE_SERVER, Refusal, RoundFacts, SplitScheme, WindowSpec
-from moe_triton.schemes.site import OPERATORS, Operator, Site
+from moe_triton.schemes.scheme import OTHER_OR_ONE_SERVER, Refusal, SplitScheme, WindowSpec
+from moe_triton.schemes.site import OPERATORS, Memory, Operator, RoundFacts, Site
 
 
 class Fullmesh(SplitScheme):
@@ -51,8 +51,8 @@ class Fullmesh(SplitScheme):
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
-        self._dispatch = DispatchPlans(site, self.layout, self.inband)
-        self._combine = CombinePlans(site, self.layout)
+        self._dispatch = DispatchPlans(self.site, self.layout, self.inband)
+        self._combine = CombinePlans(self.site, self.layout)
         is_plain = not self.inband and not site.is_version_1 and site.capabilities.sums_across_allocations
         # Blocks that receive take rows out of slots only.
         is_plain = is_plain and not site.receiving_blocks
@@ -65,12 +65,6 @@ class Fullmesh(SplitScheme):
         if config.topology.num_servers > 1:
             return space
         return with_receivers(with_parts(space, config, capabilities, cores), capabilities, cores)
-
-    @property
-    def queued_peers(self) -> frozenset[int]:
-        """See `Scheme`: the ranks of other servers."""
-        config = self.site.config
-        return frozenset(range(config.num_ranks)) - frozenset(config.topology.neighbours(self.site.rank))
 
     @staticmethod
     def layout_of(config: Config) -> WindowLayout:

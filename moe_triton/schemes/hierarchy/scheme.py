@@ -52,8 +52,8 @@ from moe_triton.schemes.hierarchy.layout import HierarchyLayout
 from moe_triton.schemes.hierarchy.limits import FORMULAS, RULES
 from moe_triton.schemes.hierarchy.relay_tables import RelayTables
 from moe_triton.schemes.hierarchy.waits import FINDERS
-from moe_triton.schemes.scheme import REFUSED_ON_A2, Refusal, RoundFacts, Scheme
-from moe_triton.schemes.site import OPERATORS, Operator, Site
+from moe_triton.schemes.scheme import REFUSED_ON_A2, Refusal, Scheme
+from moe_triton.schemes.site import OPERATORS, Operator, RoundFacts, Site
 
 FULLMESH = "Use comm_alg='fullmesh' for it."
 
@@ -88,8 +88,8 @@ class Hierarchy(Scheme):
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
-        self._dispatch = DispatchPlans(site, self.layout)
-        self._combine = CombinePlans(site, self.layout)
+        self._dispatch = DispatchPlans(self.site, self.layout)
+        self._combine = CombinePlans(self.site, self.layout)
 
     @classmethod
     def space(cls, config: Config, capabilities: Capabilities, cores: int) -> Space:
@@ -109,12 +109,6 @@ class Hierarchy(Scheme):
     def rounds(self) -> RoundFacts:
         """See `Scheme`."""
         return RoundFacts(waiting=frozenset(OPERATORS), on_device=self.site.capabilities.captures_graphs)
-
-    @property
-    def queued_peers(self) -> frozenset[int]:
-        """See `Scheme`: the ranks of other servers."""
-        config = self.site.config
-        return frozenset(range(config.num_ranks)) - frozenset(config.topology.neighbours(self.site.rank))
 
     @property
     def statuses(self) -> tuple[tuple[Operator, Region], ...]:

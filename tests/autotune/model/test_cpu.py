@@ -20,6 +20,7 @@ from moe_triton.core.kernel import AscendCKernel
 from moe_triton.core.plan import Plan
 from moe_triton.core.row_formats import ROW_FORMATS
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
+from moe_triton.schemes import make_scheme
 from moe_triton.schemes.site import Site
 
 HIDDEN, TOPK = 7168, 8
@@ -33,12 +34,12 @@ SCHEMES = ("fullmesh_v1", "direct")
 def plans(scheme: str, ranks: int, tokens: int, quantize: str | None = None, blocks: int = 1) -> list[Plan]:
     """Dispatch and combine as EPBuffer runs them on rank 0."""
     config = Config(ranks, tokens, HIDDEN, TOPK, 8 * ranks, scheme=scheme)
-    site = Site(config, 0, blocks, 1_000_000, CAPABILITIES["cpu"])
-    in_place = site.scheme.place("results", 2) is not None
-    own = site.keeps_own
+    made = make_scheme(Site(config, 0, blocks, 1_000_000, CAPABILITIES["cpu"]))
+    in_place = made.place("results", 2) is not None
+    own = made.keeps_own
     dispatch = DispatchVariant(torch.bfloat16, ROW_FORMATS[quantize], keeps_own=own)
     combine = CombineVariant(torch.bfloat16, weights=True, in_place=in_place, keeps_own=own)
-    return [site.scheme.whole(dispatch, 0), site.scheme.whole(combine, 0)]
+    return [made.whole(dispatch, 0), made.whole(combine, 0)]
 
 
 def traffics(ranks: int, tokens: int, scheme: str = "fullmesh_v1") -> list[Traffic]:
