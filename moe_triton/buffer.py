@@ -212,7 +212,9 @@ class EPBuffer(Owner, Uncopied):
             >>> source["combine_tokens"]
             '64: 64 tokens a part, unless set'
         """
-        return {"comm_alg": self._comm_alg_source} | tuning_source(self._communicator.scheme, dtype)
+        made = self._communicator
+        said = tuning_source(made.scheme, made.kernel_settings, dtype)
+        return {"comm_alg": self._comm_alg_source} | said
 
     def _forget(self) -> None:
         self._plans.forget()

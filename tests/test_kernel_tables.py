@@ -236,7 +236,7 @@ def test_a_cpu_family_is_vendor_family_and_model(text: str, expected: str) -> No
 @pytest.mark.parametrize("target", ["cpu", "npu"])
 def test_plans_get_the_settings_and_nothing_else_changes(tmp_path: Path, scheme: str, target: str) -> None:
     config = replace(CONFIG, scheme=scheme)
-    site = Site(config, 0, 8, 1_000_000, CAPABILITIES[target], tuning=Tuning(tables=tmp_path))
+    site = Site(config, 0, 8, 1_000_000, CAPABILITIES[target])
     variants = DispatchVariant(torch.bfloat16), CombineVariant(torch.bfloat16, True)
     plans = [make_scheme(site).whole(variant, 0) for variant in variants]
     kernels = {
@@ -252,7 +252,7 @@ def test_plans_get_the_settings_and_nothing_else_changes(tmp_path: Path, scheme:
     machine = machine_of(target, "A3")
     write(tmp_path, table_of(*rows, name=name_of(machine)))
     for plan in plans:
-        tuned = site.kernel_settings.tuned(plan)
+        tuned = KernelSettings(machine, config, tmp_path).tuned(plan)
         assert [(one.step, one.values, one.blocks) for one in tuned.launches] == [
             (one.step, one.values, one.blocks) for one in plan.launches
         ]

@@ -72,7 +72,7 @@ def test_a_damaged_table_is_an_error_when_ranks_would_compare_settings(
     table: Path, content: str | None
 ) -> None:
     table.write_text(content) if content else table.unlink()
-    prepared = Prepared(make_scheme(site(OVERLAP)), None, None)  # type: ignore[arg-type]
+    prepared = Prepared(make_scheme(site(OVERLAP)), None, None, None)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=r"moe-triton model parts --write"):
         prepared.settings()
 

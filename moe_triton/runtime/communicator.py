@@ -86,7 +86,7 @@ class Communicator(Exclusive):
         """Makes everything; ``made`` gives it back."""
         self._meetings = meetings
         self.scheme, self.backend = prepared.scheme, prepared.backend
-        self.site = self.scheme.site
+        self.site, self.kernel_settings = self.scheme.site, prepared.kernel_settings
         self.config, self.rank = self.site.config, self.site.rank
         self.layout, self.capacity = self.scheme.layout, self.site.capacity
         self._rounds = Rounds(self.scheme.rounds)
@@ -105,7 +105,7 @@ class Communicator(Exclusive):
         self.memory = PlanMemory(self.scheme, self._windows, self.backend.device)
         self._fixed = self.memory.bindings
         made.callback(self._fixed.clear)
-        self._executables = Executables(self.scheme, self.backend, self.memory, log)
+        self._executables = Executables(self.scheme, self.kernel_settings, self.backend, self.memory, log)
         self._last: dict[str, Executable] = {}
         self._in_flight = InFlight(self.scheme.rounds.shared)
         self._is_in_graph = False

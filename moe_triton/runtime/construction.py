@@ -28,7 +28,7 @@ from moe_triton.schemes import make_scheme, scheme_type
 from moe_triton.schemes.rules import check_config
 from moe_triton.schemes.scheme import Scheme
 from moe_triton.schemes.site import Site
-from moe_triton.tables import machine_of
+from moe_triton.tables import KernelSettings, machine_of
 from moe_triton.tables.installed import version_of
 from moe_triton.tables.pipelines import filled
 
@@ -66,11 +66,13 @@ class Prepared:
 
     Attributes:
         scheme: how tokens travel, with its site.
+        kernel_settings: those of its Triton kernels.
         backend: what plans run on.
         file: of the trace, or None.
     """
 
     scheme: Scheme
+    kernel_settings: KernelSettings
     backend: Backend
     file: TraceFile | None
 
@@ -91,7 +93,7 @@ class Prepared:
             "keeps_order": site.keeps_order,
             "timeout_s": site.timeout_us / 1e6,
             **{f"tuning.{name}": value for name, value in tuning.items()},
-            KERNELS: site.kernel_settings.compared,
+            KERNELS: self.kernel_settings.compared,
         }
 
 
@@ -241,4 +243,4 @@ def check(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:
     order.check_window(sum(window.data_bytes for window in windows if window.peers.group == "expert"))
     for window in windows:
         check_window_limit(backend.window_limit(order.environment), window.data_bytes)
-    return Prepared(scheme, backend, file)
+    return Prepared(scheme, KernelSettings(machine, config, tuning.tables), backend, file)

@@ -12,6 +12,7 @@ from moe_triton.core.plan import Plan
 from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.runtime.plan_memory import PlanMemory
 from moe_triton.schemes.scheme import Output, Scheme
+from moe_triton.tables import KernelSettings
 
 Phase = Literal["whole", "setup", "teardown"]
 # Variant, zone, phase and parts of an operator; for a barrier, its timeout in place of the variant.
@@ -38,6 +39,7 @@ class Executables:
 
     Args:
         scheme: builds the plans.
+        settings: of their Triton kernels.
         backend: compiles them.
         memory: shared by all of them.
         log: of a trace, or None.
@@ -47,8 +49,15 @@ class Executables:
         calls: the native calls, or None.
     """
 
-    def __init__(self, scheme: Scheme, backend: Backend, memory: PlanMemory, log: TraceLog | None) -> None:
-        self._scheme, self._backend = scheme, backend
+    def __init__(
+        self,
+        scheme: Scheme,
+        settings: KernelSettings,
+        backend: Backend,
+        memory: PlanMemory,
+        log: TraceLog | None,
+    ) -> None:
+        self._scheme, self._settings, self._backend = scheme, settings, backend
         self._memory, self.log = memory, log
         self._kept: dict[Key, Executable] = {}
         self._views: dict[tuple[str, int, torch.dtype], torch.Tensor] = {}
@@ -72,7 +81,7 @@ class Executables:
         if of is None or isinstance(of, int):
             return self._scheme.barrier(zone, of)
         plan = cast(Plan, getattr(self._scheme, phase)(of, zone, parts))
-        return self._scheme.site.kernel_settings.tuned(plan)
+        return self._settings.tuned(plan)
 
     def compile(self, plan: Plan) -> Executable:
         """Compiles a plan, and allocates the scratch memory that it needs.

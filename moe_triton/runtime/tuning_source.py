@@ -11,13 +11,15 @@ from moe_triton.core.row_formats import ROW_FORMATS
 from moe_triton.core.space import text_of
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes.scheme import Scheme
+from moe_triton.tables import KernelSettings
 
 
-def tuning_source(scheme: Scheme, dtype: torch.dtype) -> dict[str, str]:
+def tuning_source(scheme: Scheme, settings: KernelSettings, dtype: torch.dtype) -> dict[str, str]:
     """Who says how operators are cut into parts, and what settings each Triton kernel has.
 
     Args:
         scheme: whose plans.
+        settings: of its kernels.
         dtype: of tokens.
 
     Returns:
@@ -30,7 +32,7 @@ def tuning_source(scheme: Scheme, dtype: torch.dtype) -> dict[str, str]:
         value = site.num_blocks if name == "num_blocks" else getattr(site.tuning, name)
         found[name] = f"{value}: {source}"
     for operator, kernel in launched(scheme, dtype):
-        chosen = site.kernel_settings.chosen(kernel)
+        chosen = settings.chosen(kernel)
         found[f"{operator}.{kernel.name}"] = f"{text_of(chosen.settings)}: {chosen.source}"
     return found
 

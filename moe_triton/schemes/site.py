@@ -21,7 +21,6 @@ from moe_triton.core.region import Region
 from moe_triton.core.tuning import POSTS, Posts, Tuning
 from moe_triton.layout import NUM_ZONES, UB_ALIGN, WORD_BYTES, ExchangeLayout, Layout, SlotLayout, align
 from moe_triton.schemes.part_tokens import PartTokens, part_tokens
-from moe_triton.tables import KernelSettings, machine_of
 
 BLOCK_QUANTIZE_ELEMENTS = 8
 Memory = Mapping[str, torch.Tensor | int]
@@ -257,15 +256,6 @@ class Site:
             return {"dispatch": whole, "combine": whole}
         given = self.config, self.capabilities, self.tuning, self.sources
         return {operator: part_tokens(operator, *given) for operator in ("dispatch", "combine")}
-
-    @cached_property
-    def kernel_settings(self) -> KernelSettings:
-        """What tables say of this site's Triton kernels.
-
-        Raises:
-            ArgumentError: a table cannot be used.
-        """
-        return KernelSettings(machine_of(self.target, self.config.product), self.config, self.tuning.tables)
 
     @property
     def spans_servers(self) -> bool:

@@ -63,7 +63,7 @@ def test_on_an_npu_every_setting_of_a_space_is_in_the_plans_that_are_priced(
     assert (site.parts("dispatch", 64), site.parts("combine", 64)) == (2, 4)
     assert (site.blocks("communication", 2), site.blocks("compute", 2)) == (24, 16)
     assert (site.num_blocks, site.receiving_blocks) == (40, 8)
-    assert asked[0].scheme(prices.machine).site.kernel_settings.folder == FOLDER
+    assert asked[0].scheme(prices.machine).site.tuning.tables == FOLDER
 
 
 @pytest.mark.parametrize(("soc", "machine"), [("A2", "Ascend910B3"), ("Ascend910B3", "Ascend910B3")])

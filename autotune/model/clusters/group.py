@@ -26,7 +26,7 @@ from moe_triton.schemes import make_scheme
 from moe_triton.schemes.rules import check_config
 from moe_triton.schemes.scheme import Scheme
 from moe_triton.schemes.site import Site
-from moe_triton.tables import FOLDER
+from moe_triton.tables import FOLDER, KernelSettings, machine_of
 
 PLANNED: tuple[Product, ...] = ("A3",)
 """Products whose groups are priced by their plans; those of A2 have closed forms, hierarchy's among them."""
@@ -199,7 +199,8 @@ class Group:
         if self.mode == "graph" and scheme.rounds.no_graph:
             rule = scheme.rounds.no_graph.removesuffix(".")
             raise ArgumentError("mode", repr(self.mode), rule, "Or take mode 'stream'.")
-        parts, settings = scheme.site.parts, scheme.site.kernel_settings
+        parts, tables = scheme.site.parts, scheme.site.tuning.tables
+        settings = KernelSettings(machine_of("npu", self.config.product), self.config, tables)
         return {
             operator: settings.tuned(scheme.whole(variant, 0, parts(operator, self.tokens)))
             for operator, variant in self.variants().items()
