@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from moe_triton.buffer import EPBuffer
 from moe_triton.core.config import Config
+from moe_triton.core.deepep import missing
 from moe_triton.core.errors import (
     ArgumentError,
     BufferStateError,
@@ -18,10 +19,9 @@ from moe_triton.core.errors import (
     ToolchainError,
     WindowError,
 )
+from moe_triton.core.handle import DispatchHandle, DispatchOutput, Pending
 from moe_triton.core.traffic import Traffic
 from moe_triton.core.tuning import Tuning
-from moe_triton.deepep import missing
-from moe_triton.handle import DispatchHandle, DispatchOutput, Pending
 
 # The one place where it stands: packages read it from here.
 __version__ = "0.1.0"

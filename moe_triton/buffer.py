@@ -17,13 +17,13 @@ import torch.distributed as dist
 from moe_triton.backends import make_backend, make_host
 from moe_triton.core.checks import check_choice, check_flag
 from moe_triton.core.config import Config, Product
+from moe_triton.core.deepep import with_names_of_deepep
 from moe_triton.core.errors import BufferStateError
+from moe_triton.core.handle import DispatchHandle, DispatchOutput, Pending
 from moe_triton.core.row_formats import row_format_of
 from moe_triton.core.topology import RanksPerServer
 from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.core.uncopied import Uncopied
-from moe_triton.deepep import with_names_of_deepep
-from moe_triton.handle import DispatchHandle, DispatchOutput, Pending
 from moe_triton.runtime import arguments, buffer_calls
 from moe_triton.runtime.buffer_plans import BufferPlans
 from moe_triton.runtime.chosen_scheme import Asked, choose_scheme

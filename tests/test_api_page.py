@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from moe_triton import EPBuffer, torch_npu_ops
-from moe_triton.deepep import OF_BUFFER
+from moe_triton.core.deepep import OF_BUFFER
 from moe_triton.processes import RankGroup
 from moe_triton.runtime.construction import DEFAULT_TIMEOUT_S
 from tests.patience import seconds

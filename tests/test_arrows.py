@@ -14,6 +14,8 @@ from moe_triton.backends import BACKENDS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "CONTRIBUTING.md"
+MOST_ARROWS = 65
+"""Between rooms of `moe_triton`: one more needs another one gone."""
 
 
 def allowed() -> dict[str, set[str]]:
@@ -46,7 +48,7 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def test_every_import_is_allowed() -> None:
-    seen, wrong, number = allowed(), [], 0
+    seen, wrong, number, arrows = allowed(), [], 0, set()
     for path in (p for house in ("moe_triton", "autotune") for p in (ROOT / house).rglob("*.py")):
         room = room_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
         for module in imports(path):
@@ -55,9 +57,11 @@ def test_every_import_is_allowed() -> None:
             other, number = room_of(module), number + 1
             if module.startswith("moe_triton.") and other not in seen:
                 other = "__init__"  # a name that the package exports
+            arrows |= {(room, other)} if other != room != "autotune" else set()
             if other != room and other not in seen[room]:
                 wrong.append(f"{path.relative_to(ROOT)} imports {module}")
     assert wrong == []
+    assert len(arrows) <= MOST_ARROWS, sorted(arrows)
     assert number > 2000
 
 

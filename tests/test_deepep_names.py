@@ -9,7 +9,7 @@ import pytest
 
 import moe_triton
 from moe_triton import DispatchOutput, EPBuffer
-from moe_triton.deepep import OF_BUFFER, OF_MODULE
+from moe_triton.core.deepep import OF_BUFFER, OF_MODULE
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "from-deepep.md"
 

@@ -22,7 +22,7 @@ from autotune.pipeline.intervals import LOOKING, NORMAL_95, Interval
 from autotune.search.task import WrongBitsError
 from moe_triton import EPBuffer
 from moe_triton.core.errors import ArgumentError, MoeTritonError, WindowError
-from moe_triton.handle import DispatchOutput
+from moe_triton.core.handle import DispatchOutput
 from moe_triton.starting_line import StartingLine
 
 FORMATS = (None, "int8")

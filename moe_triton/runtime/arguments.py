@@ -12,8 +12,8 @@ import torch.distributed as dist
 from moe_triton.core.checks import check_choice, check_integer, shown
 from moe_triton.core.config import Config
 from moe_triton.core.errors import INVALID_ARGUMENT, NULL_ARGUMENT, ArgumentError
+from moe_triton.core.handle import DispatchHandle, DispatchOutput
 from moe_triton.core.row_formats import RowFormat
-from moe_triton.handle import DispatchHandle, DispatchOutput
 from moe_triton.limits import Call
 from moe_triton.limits.common import MAX_IDS
 from moe_triton.runtime.buffer_calls import KEPT_TENSORS, TOKEN_DTYPES

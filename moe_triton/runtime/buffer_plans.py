@@ -13,8 +13,8 @@ from moe_triton.backends.base import Host, TensorSpec
 from moe_triton.core import plain_tensors
 from moe_triton.core.checks import check_tensor, not_plain_error
 from moe_triton.core.errors import ArgumentError
+from moe_triton.core.handle import DispatchHandle, DispatchOutput, Pending
 from moe_triton.core.row_formats import RowFormat
-from moe_triton.handle import DispatchHandle, DispatchOutput, Pending
 from moe_triton.operators import COMBINE_OF_BUFFER, DISPATCH_OF_BUFFER, Operator, Symbols
 from moe_triton.operators.buffer import OF_HANDLE, attributes_of
 from moe_triton.runtime import arguments

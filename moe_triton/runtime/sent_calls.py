@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from moe_triton.core.errors import BufferStateError
-from moe_triton.handle import Pending
+from moe_triton.core.handle import Pending
 
 REMEDY = "Call wait() on what it returned first."
 

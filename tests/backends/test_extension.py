@@ -18,9 +18,9 @@ from moe_triton.backends.cpu.waits import NativeWaits
 from moe_triton.backends.waits import Waits
 from moe_triton.core.call_program import Argument, CallProgram, Output, PlanProgram, Registers
 from moe_triton.core.errors import ToolchainError
+from moe_triton.core.handle import DispatchHandle
 from moe_triton.core.plan import Plan
 from moe_triton.core.tuning import Tuning
-from moe_triton.handle import DispatchHandle
 from moe_triton.runtime.rounds import Rounds, RoundsRecord
 from moe_triton.schemes.site import RoundFacts
 from tests.headers import needs_headers

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from moe_triton.handle import DispatchHandle
+from moe_triton.core.handle import DispatchHandle
 from moe_triton.torch_npu_ops.declared import Argument
 
 Use = Callable[[Any], None]

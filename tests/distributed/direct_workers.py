@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from moe_triton import ArgumentError, BufferStateError, CommunicationTimeoutError, EPBuffer, reference
+from moe_triton.core.handle import DispatchOutput
 from moe_triton.core.plan import Launch
-from moe_triton.handle import DispatchOutput
 from moe_triton.schemes.direct.scheme import Direct
 from moe_triton.tools.selftest.comparison import wrong_received
 from tests.distributed.cases import (

@@ -17,8 +17,8 @@ from moe_triton.backends.cpu.nic import NicSettings
 from moe_triton.core.tuning import POSTS, Posts
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.processes import RankFailedError, RankGroup, run_ranks
-from moe_triton.schemes.hierarchy.relay_tables import RelayTables
 from moe_triton.schemes import make_scheme
+from moe_triton.schemes.hierarchy.relay_tables import RelayTables
 from moe_triton.schemes.site import Site
 from tests.distributed.hierarchy_runs import (
     Relayed,

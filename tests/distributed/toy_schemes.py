@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from moe_triton.core.errors import CommunicationTimeoutError
+from moe_triton.core.handle import DispatchOutput
 from moe_triton.core.plan import Hole, Plan, Value
 from moe_triton.core.region import Region
-from moe_triton.handle import DispatchOutput
 from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.schemes import SCHEMES
 from moe_triton.schemes.common.flags import barrier_plan
@@ -24,8 +24,8 @@ from moe_triton.schemes.direct.scheme import Direct
 from moe_triton.schemes.fullmesh.combine import CombinePlans
 from moe_triton.schemes.fullmesh.dispatch import DispatchPlans
 from moe_triton.schemes.fullmesh.layout import WindowLayout
-from moe_triton.schemes.fullmesh.waits import FINDERS
 from moe_triton.schemes.fullmesh.scheme import Fullmesh
+from moe_triton.schemes.fullmesh.waits import FINDERS
 from moe_triton.schemes.scheme import Scheme, WindowSpec
 from moe_triton.schemes.site import Operator, RoundFacts
 from moe_triton.tools.selftest.comparison import wrong_received

@@ -7,7 +7,7 @@ import torch
 from benchmarks.compare.inputs import Inputs
 from benchmarks.compare.routes.base import Delivered, Route, Steps
 from moe_triton import EPBuffer
-from moe_triton.handle import DispatchOutput
+from moe_triton.core.handle import DispatchOutput
 
 
 class Slots(Route):

@@ -35,8 +35,8 @@ from moe_triton.operators.variants import CombineVariant, DispatchVariant, Varia
 from moe_triton.schemes.common import steps as local
 from moe_triton.schemes.common.ascendc import EXCHANGE_SEND
 from moe_triton.schemes.common.flags import barrier_plan, post, wait_for_ranks
-from moe_triton.schemes.direct.ascendc import COUNTS_SEND, DIRECT_SEND, FUSED
 from moe_triton.schemes.common.scratch import Scratch
+from moe_triton.schemes.direct.ascendc import COUNTS_SEND, DIRECT_SEND, FUSED
 from moe_triton.schemes.direct.layout import DirectLayout
 from moe_triton.schemes.scheme import (
     CONST_ARGUMENTS,

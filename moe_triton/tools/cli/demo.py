@@ -22,8 +22,8 @@ from moe_triton.backends.cpu.triton.loader import COMPILING
 from moe_triton.backends.cpu.triton.toolchain import find_program, has_wheels
 from moe_triton.core.checks import check_choice
 from moe_triton.core.config import Config
+from moe_triton.core.handle import DispatchOutput
 from moe_triton.core.row_formats import ROW_FORMATS, row_format_of
-from moe_triton.handle import DispatchOutput
 from moe_triton.layout import STAMP_BYTES, STATUS_ENTRY_BYTES, SlotLayout
 from moe_triton.processes import run_ranks, tell
 from moe_triton.schemes.rules import check_config

@@ -15,7 +15,7 @@ from moe_triton import reference
 from moe_triton.backends.base import Backend
 from moe_triton.buffer import EPBuffer
 from moe_triton.core.config import Config
-from moe_triton.handle import DispatchOutput
+from moe_triton.core.handle import DispatchOutput
 
 Routing = Literal["uniform", "skewed", "one expert set", "sparse", "none"]
 

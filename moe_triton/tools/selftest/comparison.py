@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from moe_triton.handle import DispatchOutput
+from moe_triton.core.handle import DispatchOutput
 from moe_triton.reference import Received
 
 
