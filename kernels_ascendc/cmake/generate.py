@@ -1,4 +1,5 @@
-"""``generate.py PACKAGE FOLDER``: the generated headers, from the tables of moe_triton in the folder PACKAGE.
+"""``generate.py PACKAGE FOLDER [--with=FILE...]``: the generated headers, from the tables of moe_triton in the folder
+PACKAGE, and of further schemes' ascendc.py.
 
 The package's own __init__.py needs torch, which a build in isolation has not: it is left out.
 """
@@ -7,9 +8,9 @@ import runpy
 import sys
 import types
 
-package, folder = sys.argv[1:]
+package, folder, *others = sys.argv[1:]
 moe_triton = types.ModuleType("moe_triton")
 moe_triton.__path__ = [package]
 sys.modules["moe_triton"] = moe_triton
-sys.argv[1:] = ["--output", folder]
+sys.argv[1:] = ["--output", folder, *others]
 runpy.run_module("moe_triton.tools.codegen", run_name="__main__")

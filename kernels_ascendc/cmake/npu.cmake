@@ -104,10 +104,9 @@ function(moe_add_npu_library requirement)
   endif()
   message(STATUS "CANN ${found_version} in ${CANN_HOME}")
 
-  set(source ${CMAKE_CURRENT_SOURCE_DIR}/launch/moe_kernels.asc)
   set(library ${CMAKE_CURRENT_BINARY_DIR}/${NPU_LIBRARY})
   set(command ${found_bisheng} -x asc -shared -fPIC -O2 -std=c++17 ${found_definitions} --npu-arch=${NPU_ARCH}
-      -I${CMAKE_CURRENT_SOURCE_DIR}/include -I${GENERATED} ${source} -o ${library})
+      -I${GENERATED} -I${CMAKE_CURRENT_SOURCE_DIR}/include ${LAUNCHERS} -o ${library})
   file(GLOB headers CONFIGURE_DEPENDS include/*.h launch/*.h ${GENERATED}/*.h)
   # A failure that is only warned of leaves no stamp: the next build tries again.
   set(stamp ${CMAKE_CURRENT_BINARY_DIR}/npu.stamp)
@@ -115,7 +114,7 @@ function(moe_add_npu_library requirement)
     OUTPUT ${stamp}
     COMMAND ${CMAKE_COMMAND} -DREQUIREMENT=${requirement} -DLIBRARY=${library} -DSTAMP=${stamp}
             -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/run_bisheng.cmake -- ${command}
-    DEPENDS ${source} ${headers}
+    DEPENDS ${LAUNCHERS} ${headers}
     VERBATIM)
   add_custom_target(moe_kernels_npu ALL DEPENDS ${stamp})
   set(may_miss "")

@@ -185,9 +185,8 @@ def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description="Writes the generated C++ headers.")
     parser.add_argument("--output", type=Path, required=True, help="folder for them")
-    parser.add_argument(
-        "--with", dest="others", action="append", default=[], help="a further scheme's module"
-    )
+    others = "ascendc.py of a further scheme"
+    parser.add_argument("--with", dest="others", action="append", default=[], type=Path, help=others)
     given = parser.parse_args()
     write(given.output, tables(given.others))
 

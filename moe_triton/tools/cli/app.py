@@ -99,11 +99,12 @@ def build(
     jobs: Annotated[int, typer.Option(help="processes of the build")] = 1,
     output: Annotated[Path | None, typer.Option(help="folder for the library, if not the package's")] = None,
     memfabric: Annotated[Path | None, typer.Option(help=MEMFABRIC_HELP)] = None,
+    scheme: Annotated[list[Path] | None, typer.Option(help="a further scheme's folder; any number")] = None,
 ) -> None:
     """Build the native library of a back end, as installing does where its compiler is there."""
     from moe_triton.tools.cli.build import BuildSettings, run_build
 
-    settings = BuildSettings(backend, arch, cann, cann_version, jobs, output, memfabric)
+    settings = BuildSettings(backend, arch, cann, cann_version, jobs, output, memfabric, tuple(scheme or ()))
     raise typer.Exit(run_build(settings, Console()))
 
 

@@ -22,6 +22,7 @@ from moe_triton.core.installing import reinstall
 from moe_triton.core.soc import ARCHS
 
 INSTALLED = Path("installed")
+SCHEME_FILES = "ascendc.py", "launchers.asc"
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class BuildSettings:
         output: folder for the library; None for the one that the package loads from.
         memfabric: memfabric-hybrid's package, by whose RoCE write kernels post: its folder, or `INSTALLED`;
             None for kernels that do not post.
+        schemes: folders of further schemes, with ``ascendc.py`` and ``launchers.asc`` (docs/schemes.md).
     """
 
     backend: Literal["npu", "cpu"] = "npu"
@@ -46,6 +48,7 @@ class BuildSettings:
     jobs: int = 1
     output: Path | None = None
     memfabric: Path | None = None
+    schemes: tuple[Path, ...] = ()
 
 
 def run_build(settings: BuildSettings, console: Console) -> int:
@@ -66,7 +69,7 @@ def build(settings: BuildSettings, console: Console) -> Path:
     """Configures, builds and installs the library, atomically.
 
     Raises:
-        ArgumentError: an architecture that the kernels are not for, or no jobs.
+        ArgumentError: an architecture that the kernels are not for, no jobs, or a folder that is no scheme's.
         ToolchainError: CMake, CANN or the sources are missing, or the build failed.
     """
     _check(settings)
@@ -78,6 +81,8 @@ def build(settings: BuildSettings, console: Console) -> Path:
         )
     cmake = find_program("cmake")
     options = [f"-DBACKEND={settings.backend}", f"-DPython_EXECUTABLE={sys.executable}"]
+    if settings.schemes:
+        options.append(f"-DOTHER_SCHEMES={';'.join(str(folder.absolute()) for folder in settings.schemes)}")
     if settings.backend == "npu":
         cann = toolchain.check_cann(settings.cann)
         options += [
@@ -109,6 +114,11 @@ def _check(settings: BuildSettings) -> None:
     if settings.memfabric and settings.backend != "npu":
         rule = "an emulated rank posts to its own thread"
         raise ArgumentError("memfabric", settings.memfabric, rule, "Leave it out, or pass --backend npu.")
+    for folder in settings.schemes:
+        missing = [name for name in SCHEME_FILES if not (folder / name).is_file()]
+        if missing:
+            rule = f"a scheme's folder has {' and '.join(SCHEME_FILES)}, and this one lacks {missing[0]}"
+            raise ArgumentError("scheme", folder, rule, "See docs/schemes.md.")
     if settings.jobs < 1:
         raise ArgumentError("jobs", settings.jobs, "it must be 1 or more", "Pass --jobs 1.")
 

@@ -1,0 +1,41 @@
+// Rows to this rank's own window, from the last one to the first.
+#ifndef MOE_TESTS_KEEP_ROWS_H
+#define MOE_TESTS_KEEP_ROWS_H
+
+#include "row_copy.h"
+
+namespace moe {
+
+class KeepRows {
+public:
+    __aicore__ inline void Init(const KeepRowsArgs& args, AscendC::TPipe* pipe) {
+        args_ = args;
+        FindZone(args_);
+        rows_.Init(pipe, args.row_bytes);
+        report_.Init(pipe, args.report, args_.zone);
+    }
+
+    __aicore__ inline void Process() {
+        const int64_t most = Smaller(args_.capacity, static_cast<int64_t>(args_.slots.index_extent));
+        const int64_t number = ReadFresh<int32_t>(args_.num_rows);
+        const bool fits = number >= 0 && number <= most;
+        if (!fits && AscendC::GetBlockIdx() == 0) {
+            report_.Add(REPORT_BAD_ROW, most, 1);
+        }
+        const Share share = SplitEvenly(fits ? number : 0, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
+        for (int64_t row = share.last - 1; row >= share.first; --row) {
+            const uint64_t slot = args_.window + args_.slots.At(args_.zone, row);
+            rows_.Copy(args_.rows + row * args_.row_bytes, &slot, 1);
+        }
+        report_.Write();
+    }
+
+private:
+    KeepRowsArgs args_;
+    RowCopy rows_;
+    Report report_;
+};
+
+}  // namespace moe
+
+#endif  // MOE_TESTS_KEEP_ROWS_H
