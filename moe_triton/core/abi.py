@@ -142,16 +142,16 @@ class Abi:
         Raises:
             ToolchainError: it was built from other tables.
         """
-        lines = []
-        for kernel in kernels:
-            if kernel.name in self._fits:
-                continue
+        unknown, lines = [kernel for kernel in kernels if kernel.name not in self._fits], []
+        if not unknown:
+            return
+        for kernel in unknown:
             if isinstance(kernel, FusedKernel):
                 lines += [*map(line_of, kernel.phases), _line_of_fused(kernel)]
             else:
                 lines.append(line_of(kernel))
         self._compare(lines)
-        self._fits |= {kernel.name for kernel in kernels}
+        self._fits.update(kernel.name for kernel in unknown)
 
     def _compare(self, lines: Sequence[str]) -> None:
         expected = _text(lines)

@@ -90,15 +90,11 @@ def joined(phases: Phases, kernels: Sequence[FusedKernel]) -> list[Launch]:
     """
     first, *others = phases
     if others:
-        first = replace(first, fused=_fused(phases, kernels))
+        first = replace(first, fused=fused_kernel(kernels, _kernels_of(phases)))
     blocks = {(phase.stream, phase.on_first, phase.blocks) for phase in phases}
     if len(blocks) != len({phase.on_first for phase in phases}):
         raise ValueError(f"phases of one launch differ in blocks or stream: {[p.step for p in phases]}")
     return [first, *(replace(other, joined=True) for other in others)]
-
-
-def _fused(phases: Phases, kernels: Sequence[FusedKernel]) -> FusedKernel:
-    return fused_kernel(kernels, _kernels_of(phases))
 
 
 def _kernels_of(phases: Phases) -> list[AscendCKernel]:
@@ -117,7 +113,7 @@ def split(phases: Phases, first_blocks: int, kernels: Sequence[FusedKernel]) -> 
     Raises:
         ValueError: no kernel has these phases, or none of them is for other blocks; or no block is left.
     """
-    kernel = _fused(phases, kernels)
+    kernel = fused_kernel(kernels, _kernels_of(phases))
     others = phases[0].blocks - first_blocks
     running = _running(kernel, phases)
     is_first = [number in kernel.on_first for number in running]

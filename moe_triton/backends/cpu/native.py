@@ -216,10 +216,11 @@ def launcher(kernel: AscendCKernel | FusedKernel) -> Any:
     """A kernel's launcher.
 
     Raises:
-        ToolchainError: what `check` raises.
+        ToolchainError: the library was built from other argument tables.
     """
-    check(kernel)
-    return getattr(library(), kernel.symbol)
+    loaded, said = _loaded()
+    said.check(kernel)
+    return getattr(loaded, kernel.symbol)
 
 
 def address_of(function: Any) -> int:
