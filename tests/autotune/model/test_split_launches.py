@@ -13,7 +13,7 @@ from autotune.model.timelines.timeline import walk
 from moe_triton.core import ascendc
 from moe_triton.core.plan import Launch, split
 from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS
-from moe_triton.schemes.fullmesh.ascendc import DISPATCH_RECEIVE
+from moe_triton.schemes.fullmesh.ascendc import DISPATCH_RECEIVE, FUSED
 from tests.autotune.model.hand_made import (
     LATENCY_US,
     LAUNCH_US,
@@ -32,7 +32,7 @@ def received() -> list[Launch]:
     phases = [replace(send(), blocks=4)]
     kernels = ascendc.DISPATCH_WAIT, DISPATCH_OFFSETS, DISPATCH_RECEIVE
     phases += [communicate(kernel.name, kernel, blocks=4) for kernel in kernels]
-    return split(phases, 3)
+    return split(phases, 3, FUSED)
 
 
 OF_SPLIT = {"a": 1, "dispatch_send": 30, "dispatch_wait": 2, "dispatch_offsets": 3, "b": 1}
