@@ -24,7 +24,7 @@ MACRO = "-DMOE_KERNEL_TYPE_BY_MACRO"
 
 
 def commands(tree: Path, *definitions: str) -> list[list[str]]:
-    folders = [f"-I{SOURCES}/include", f"-I{tree}/generated"]
+    folders = [f"-I{tree}/generated", f"-I{SOURCES}/include"]
     output = ["-o", f"{tree}/{LIBRARY}"]
     return [
         ["-x", "asc", "-shared", *COMMON, *definitions, "--npu-arch=dav-2201", *folders, KERNELS, *output]
