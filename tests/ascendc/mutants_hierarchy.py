@@ -182,8 +182,8 @@ HIERARCHY_MUTANTS = (
                 "static_cast<uint64_t>(args_.out_offset) + args_.slots.At(0, server, index);",
             ),
         ),
-        # A rank has to be a round ahead of its own NIC, on a slow machine too: this one has most to post, and waits
-        # for others only.
+        # A rank has to be a round ahead of its own NIC, also where its core is another's for long: this one
+        # has most to post, and waits for others only.
         case_of(schedule="D", rounds=2, tokens=(8, 1, 1, 1), ring_items=64, post_us=40_000.0),
     ),
     Mutant(
