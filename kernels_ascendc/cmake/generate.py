@@ -1,7 +1,7 @@
 """``generate.py PACKAGE FOLDER [--with=FILE...]``: the generated headers.
 
-They are of the tables of moe_triton in the folder PACKAGE, and of further schemes' ascendc.py. The package's own
-__init__.py needs torch, which a build in isolation has not: it is left out.
+They are of the tables of moe_triton in the folder PACKAGE, and of further schemes' ascendc.py. The package's
+own __init__.py needs torch, which a build in isolation has not: it is left out.
 """
 
 import runpy
