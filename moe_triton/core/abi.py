@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -101,7 +101,8 @@ def _line_of_record(record: Record) -> str:
 
 def text(kernels: Sequence[AscendCKernel], fused: Sequence[FusedKernel]) -> str:
     """What ``moe_abi()`` of a library of these tables returns: constants, and each record and kernel."""
-    return _text([*_shared_lines(), *map(line_of, kernels), *map(_line_of_fused, fused)])
+    lines = [*_shared_lines(), *map(line_of, kernels), *map(_line_of_fused, fused)]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _shared_lines() -> list[str]:
@@ -132,7 +133,7 @@ class Abi:
                 f"{remedy}"
             ) from None
         function.restype = ctypes.c_char_p
-        self._said = {line.split(" ", 1)[0]: line for line in (function() or b"").decode().splitlines()}
+        self._said = _by_name((function() or b"").decode().splitlines())
         self._fits: set[str] = set()
         self._compare(_shared_lines())
 
@@ -154,27 +155,19 @@ class Abi:
         self._fits.update(kernel.name for kernel in unknown)
 
     def _compare(self, lines: Sequence[str]) -> None:
-        expected = _text(lines)
-        names = (line.split(" ", 1)[0] for line in lines)
-        found = _text([self._said[name] for name in names if name in self._said])
-        if found != expected:
-            why = difference(found, expected)
-            raise ToolchainError(f"{self._path} does not fit this moe_triton: {why}. {self._remedy}")
+        ours = _by_name(lines)
+        wrong = [name for name, line in ours.items() if self._said.get(name) != line]
+        if wrong:
+            first = wrong[0]
+            raise ToolchainError(
+                f"{self._path} does not fit this moe_triton: {', '.join(wrong)} "
+                f"differ{'s' if len(wrong) == 1 else ''}. {first} in the library: "
+                f"{_shown(self._said.get(first))}; in moe_triton: {_shown(ours[first])}. {self._remedy}"
+            )
 
 
-def _text(lines: Sequence[str]) -> str:
-    return "".join(f"{line}\n" for line in lines)
-
-
-def difference(found: str, expected: str) -> str:
-    """Which kernels differ between two texts, and the first one's two layouts."""
-    theirs, ours = ({line.split(" ", 1)[0]: line for line in side.splitlines()} for side in (found, expected))
-    names = [name for name in dict.fromkeys([*ours, *theirs]) if ours.get(name) != theirs.get(name)]
-    first = names[0]
-    return (
-        f"{', '.join(names)} differ{'s' if len(names) == 1 else ''}. {first} in the library: "
-        f"{_shown(theirs.get(first))}; in moe_triton: {_shown(ours.get(first))}"
-    )
+def _by_name(lines: Iterable[str]) -> dict[str, str]:
+    return {line.split(" ", 1)[0]: line for line in lines}
 
 
 def words(launch: Launch) -> tuple[list[int], list[tuple[int, Hole]]]:

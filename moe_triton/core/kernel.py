@@ -203,13 +203,14 @@ class FusedKernel:
         return mask
 
 
-def fused_kernel(kernels: Sequence[FusedKernel], phases: Sequence[AscendCKernel]) -> FusedKernel:
-    """The first of some kernels that runs these phases in one launch.
+def fused_kernel(kernels: Sequence[FusedKernel], phases: Sequence[AscendCKernel]) -> tuple[FusedKernel, int]:
+    """The first of some kernels that runs these phases in one launch, and their bits in it.
 
     Raises:
         ValueError: none does.
     """
     for kernel in kernels:
-        if kernel.mask_of(phases) is not None:
-            return kernel
+        mask = kernel.mask_of(phases)
+        if mask is not None:
+            return kernel, mask
     raise ValueError(f"no kernel runs these in one launch: {[phase.name for phase in phases]}")

@@ -90,15 +90,15 @@ def joined(phases: Phases, kernels: Sequence[FusedKernel]) -> list[Launch]:
     """
     first, *others = phases
     if others:
-        first = replace(first, fused=fused_kernel(kernels, _kernels_of(phases)))
+        first = replace(first, fused=_fused(phases, kernels)[0])
     blocks = {(phase.stream, phase.on_first, phase.blocks) for phase in phases}
     if len(blocks) != len({phase.on_first for phase in phases}):
         raise ValueError(f"phases of one launch differ in blocks or stream: {[p.step for p in phases]}")
     return [first, *(replace(other, joined=True) for other in others)]
 
 
-def _kernels_of(phases: Phases) -> list[AscendCKernel]:
-    return [phase.kernel for phase in phases if isinstance(phase.kernel, AscendCKernel)]
+def _fused(phases: Phases, kernels: Sequence[FusedKernel]) -> tuple[FusedKernel, int]:
+    return fused_kernel(kernels, [each.kernel for each in phases if isinstance(each.kernel, AscendCKernel)])
 
 
 def split(phases: Phases, first_blocks: int, kernels: Sequence[FusedKernel]) -> list[Launch]:
@@ -113,9 +113,9 @@ def split(phases: Phases, first_blocks: int, kernels: Sequence[FusedKernel]) -> 
     Raises:
         ValueError: no kernel has these phases, or none of them is for other blocks; or no block is left.
     """
-    kernel = fused_kernel(kernels, _kernels_of(phases))
+    kernel, mask = _fused(phases, kernels)
     others = phases[0].blocks - first_blocks
-    running = _running(kernel, phases)
+    running = _running(kernel, mask)
     is_first = [number in kernel.on_first for number in running]
     if len(set(is_first)) != 2 or is_first[0] or min(first_blocks, others) < 1:
         raise ValueError(f"no split of {phases[0].blocks} blocks: {[phase.step for phase in phases]}")
@@ -128,9 +128,8 @@ def split(phases: Phases, first_blocks: int, kernels: Sequence[FusedKernel]) -> 
     )
 
 
-def _running(kernel: FusedKernel, phases: Phases) -> list[int]:
+def _running(kernel: FusedKernel, mask: int) -> list[int]:
     """Numbers of a kernel's phases that run."""
-    mask = kernel.mask_of(_kernels_of(phases)) or 0
     return [number for number in range(len(kernel.phases)) if mask >> number & 1]
 
 
@@ -151,10 +150,7 @@ def fused_kernel_of(phases: Phases) -> tuple[FusedKernel, int]:
         ValueError: they were not `joined`.
     """
     kernel = phases[0].fused
-    mask = kernel.mask_of(_kernels_of(phases)) if kernel else None
-    if kernel is None or mask is None:
-        raise ValueError(f"these are not phases of one launch: {[phase.step for phase in phases]}")
-    return kernel, mask
+    return _fused(phases, [kernel] if kernel else [])
 
 
 def device_launches(launches: Sequence[Launch]) -> list[list[Launch]]:
@@ -174,8 +170,8 @@ def synced_phases(launches: Sequence[Launch]) -> set[int]:
     first = 0
     for phases in device_launches(launches):
         if len(phases) > 1:
-            kernel, _ = fused_kernel_of(phases)
-            running = _running(kernel, phases)
+            kernel, mask = fused_kernel_of(phases)
+            running = _running(kernel, mask)
             found |= {first + i for i, number in enumerate(running) if i and number in kernel.synced}
         first += len(phases)
     return found

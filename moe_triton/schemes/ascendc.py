@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import importlib
 import runpy
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from moe_triton.core.kernel import AscendCKernel, FusedKernel
 from moe_triton.schemes import SCHEMES
@@ -28,15 +27,8 @@ class Tables(NamedTuple):
     fused: tuple[FusedKernel, ...]
 
 
-def tables_of(found: Iterable[Any]) -> Tables:
-    """The tables of modules that have ``KERNELS`` and ``FUSED``, each kernel once."""
-    found = list(found)
-    kernels = dict.fromkeys(kernel for module in found for kernel in module.KERNELS)
-    return Tables(tuple(kernels), tuple(dict.fromkeys(kernel for module in found for kernel in module.FUSED)))
-
-
 def tables(others: Sequence[Path] = ()) -> Tables:
-    """Those of this package's schemes.
+    """Those of this package's schemes, each kernel once.
 
     Args:
         others: ``ascendc.py`` of further schemes.
@@ -44,11 +36,12 @@ def tables(others: Sequence[Path] = ()) -> Tables:
     classes = (path for of_product in SCHEMES.values() for path in of_product.values())
     folders = dict.fromkeys(path.partition(":")[0].rpartition(".")[0] for path in classes)
     modules = [f"{folder}.ascendc" for folder in ("moe_triton.schemes.common", *folders)]
-    return tables_of([*map(importlib.import_module, modules), *map(_module_at, others)])
-
-
-def _module_at(path: Path) -> SimpleNamespace:
-    return SimpleNamespace(**runpy.run_path(str(path)))
+    found = [vars(importlib.import_module(name)) for name in modules]
+    found += [runpy.run_path(str(path)) for path in others]
+    of_each = (
+        dict.fromkeys(kernel for each in found for kernel in each[name]) for name in ("KERNELS", "FUSED")
+    )
+    return Tables(*map(tuple, of_each))
 
 
 KERNELS, FUSED = tables()

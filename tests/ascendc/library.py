@@ -317,8 +317,7 @@ class Library:
         """
         completed = [self._completed(name, blocks, arguments) for name, arguments in phases]
         wanted = [BY_NAME[name] for name, _ in phases]
-        kernel = fused_kernel(FUSED, wanted)
-        mask = kernel.mask_of(wanted)
+        kernel, mask = fused_kernel(FUSED, wanted)
         *firsts, size = first_words(kernel)
         words = np.zeros(size, dtype=np.int64)
         words[0], words[2] = mask, first_blocks

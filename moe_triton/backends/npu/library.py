@@ -69,8 +69,9 @@ def launcher(kernel: AscendCKernel | FusedKernel) -> Callable[[int, int, int], i
     Raises:
         ToolchainError: the library was built from other argument tables than this package's.
     """
-    _loaded()[1].check(kernel)
-    function = getattr(library(), kernel.symbol)
+    loaded, said = _loaded()
+    said.check(kernel)
+    function = getattr(loaded, kernel.symbol)
     function.argtypes = (ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
     function.restype = ctypes.c_int
     return function  # type: ignore[no-any-return]
