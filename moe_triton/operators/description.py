@@ -39,6 +39,7 @@ class TensorArgument:
         is_written: whether the operator writes to it.
         is_usual: whether `EPBuffer`'s native calls take it: its mode is then True where it is given.
         of_setup: what the matching setup has returned. It is checked once there is one in flight.
+        by_scheme: whether only schemes take it that say so (`moe_triton.schemes.scheme.Scheme.takes`).
     """
 
     name: str
@@ -56,6 +57,7 @@ class TensorArgument:
     is_written: bool = False
     is_usual: bool = False
     of_setup: bool = False
+    by_scheme: bool = False
 
 
 @dataclass(frozen=True)

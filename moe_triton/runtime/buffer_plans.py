@@ -35,7 +35,7 @@ from moe_triton.runtime.operator_plan import (
 )
 from moe_triton.runtime.plan_cache import PlanCache
 from moe_triton.runtime.sent_calls import SentCalls
-from moe_triton.schemes.rules import check_call
+from moe_triton.schemes.rules import check_call, check_given
 
 # Large tensors are not copied in silence.
 LARGE = ("x", "expand_x")
@@ -292,15 +292,10 @@ class BufferPlans:
             check_call(config, replace(call_of(s), is_of_buffer=True))
         except ArgumentError as error:
             raise _as_called(error, operator.names) from None
-        self._check_offered(s)
-        return kind(config, self._site, s.variant(), s, *inputs_of(s, tensors))
-
-    def _check_offered(self, s: Symbols) -> None:
-        scheme = self._communicator.scheme
-        for name in s.given:
-            scheme.check_offers(s.operator.called(name), s.operator.called(name), "given")
+        check_given(config, s)
         if s["comm_quant_mode"]:
-            scheme.check_offers("comm_quantize", "comm_quantize", "'int8'")
+            self._communicator.scheme.check_offers("comm_quantize", "comm_quantize", "'int8'")
+        return kind(config, self._site, s.variant(), s, *inputs_of(s, tensors))
 
     def _run(self, plan: BufferPlan, bindings: Bindings, made: Any, wait: bool) -> Any:
         run, variant, operator = self._communicator.run, plan.variant, plan.symbols.operator.name

@@ -105,6 +105,8 @@ class Scheme(SchemeFacts):
     """What it cannot do: "torch_npu", its functions; "torch_npu halves", setup and teardown among them;
     "several servers", reach ranks of other servers; "several scales", rows with more than one.
     """
+    takes: ClassVar[frozenset[str]] = frozenset()
+    """What it takes of the arguments that not every scheme does (`TensorArgument.by_scheme`), by name."""
     finders: ClassVar[Mapping[str, Finder]] = ENTRY_FINDERS
     """How whom a wait is for is found, by the name of the kernel that waits."""
     settings: ClassVar[frozenset[str]] = frozenset()

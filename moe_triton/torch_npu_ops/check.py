@@ -20,7 +20,7 @@ from moe_triton.runtime.operator_plan import CallSite, Named, OperatorPlan
 from moe_triton.schemes import scheme_type, schemes_with
 from moe_triton.schemes.buffer_size import check_buffer_size
 from moe_triton.schemes.choice import offering, scheme_of
-from moe_triton.schemes.rules import check_call, check_config
+from moe_triton.schemes.rules import check_call, check_config, check_given
 from moe_triton.torch_npu_ops import registry, settings
 from moe_triton.torch_npu_ops.elastic import deployment_of
 
@@ -107,8 +107,7 @@ def config_of(s: Symbols, call: Call, environment: Mapping[str, str]) -> Config:
         if s.operator.name.endswith(HALVES):
             scheme_type(config).check_offers("torch_npu halves", "comm_alg", repr(comm_alg))
         check_call(config, call)
-        for name in s.given:
-            scheme_type(config).check_offers(name, name, "given")
+        check_given(config, s)
         check_buffer_size(config, buffer_megabytes(environment), tensor_parallel=call.tp_world_size == 2)
     except ArgumentError as error:
         raise choice.explained(error).renamed(torch_npu_names(call)) from None
