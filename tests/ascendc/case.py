@@ -18,6 +18,7 @@ from moe_triton.schemes.fullmesh.layout import InbandSlot
 from tests.patience import seconds
 
 PATIENT_US = round(seconds(30) * 1e6)  # true kernels never wait so long
+BRIEF_US = round(seconds(0.1) * 1e6)  # for what never comes; what does come has to within it
 
 
 class WrongResultError(AssertionError):

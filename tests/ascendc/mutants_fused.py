@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .case import BRIEF_US
 from .fused import FusedCase, MissingRowsCase
 from .library import Patch
 from .mutants import DISPATCH_WAIT, MUTANT_TIMEOUT_US, Mutant, without
@@ -16,7 +17,7 @@ _USUAL = FusedCase(
     tokens=(4, 3, 4), blocks=3, topk=3, rounds=4, straggle=0.3, timed=True, timeout_us=MUTANT_TIMEOUT_US
 )
 # Every token goes to every expert. Waits are in vain: they need not be long.
-_MISSING = MissingRowsCase(tokens=(2, 2, 2), blocks=3, topk=6, timeout_us=50_000)
+_MISSING = MissingRowsCase(tokens=(2, 2, 2), blocks=3, topk=6, timeout_us=BRIEF_US)
 
 _SYNCED = direct_case_of(blocks=3)
 

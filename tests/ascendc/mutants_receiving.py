@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from .case import BRIEF_US
 from .library import Patch
 from .mutants import MUTANT_TIMEOUT_US, Mutant, without
 from .mutants_fused import FUSED, PHASES
@@ -27,7 +28,7 @@ _USUAL = ReceivingCase(
 _ONE_BLOCK = replace(_USUAL, tokens=(24, 30), blocks=2, first_blocks=1, hidden=256)
 _INBAND = replace(_USUAL, inband=True, hidden=900)
 # Every token goes to every expert. Waits are in vain: they need not be long.
-_MISSING = MissingCase(tokens=(2, 2, 2), blocks=4, first_blocks=2, topk=6, timeout_us=50_000)
+_MISSING = MissingCase(tokens=(2, 2, 2), blocks=4, first_blocks=2, topk=6, timeout_us=BRIEF_US)
 
 _WAIT = "    run.template Phase<DispatchWait, true>(1, args.phase_1, false, false, false, true);\n"
 _OFFSETS = "    run.template Phase<DispatchOffsets, true>(2, args.phase_2, false, false, false, true);\n"

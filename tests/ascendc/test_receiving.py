@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from .case import BRIEF_US
 from .library import Library
 from .receiving import MissingCase, ReceivingCase, ReceivingWorld, check_missing
 
@@ -36,11 +37,11 @@ INBAND["more_rows"] = replace(INBAND["many_rows"], tokens=(1300, 1400), topk=2)
 INBAND["longest_rows"] = replace(INBAND["more_send"], hidden=12 * 1024 - 32, scaled=False)
 # Every token goes to every expert. Waits are in vain: they need not be long.
 MISSING = {
-    "a_rank": MissingCase(tokens=(2, 2, 2), blocks=3, topk=6, timeout_us=50_000),
-    "a_rank_of_two": MissingCase(tokens=(2, 2, 2), blocks=4, first_blocks=2, topk=6, timeout_us=50_000),
-    "rows": MissingCase(tokens=(2, 2, 2), blocks=3, topk=6, timeout_us=50_000, is_away=False),
+    "a_rank": MissingCase(tokens=(2, 2, 2), blocks=3, topk=6, timeout_us=BRIEF_US),
+    "a_rank_of_two": MissingCase(tokens=(2, 2, 2), blocks=4, first_blocks=2, topk=6, timeout_us=BRIEF_US),
+    "rows": MissingCase(tokens=(2, 2, 2), blocks=3, topk=6, timeout_us=BRIEF_US, is_away=False),
     "rows_of_two": MissingCase(
-        tokens=(2, 2, 2), blocks=5, first_blocks=2, topk=6, timeout_us=50_000, is_away=False, timed=True
+        tokens=(2, 2, 2), blocks=5, first_blocks=2, topk=6, timeout_us=BRIEF_US, is_away=False, timed=True
     ),
 }
 

@@ -14,8 +14,9 @@ import torch
 
 from moe_triton import EPBuffer
 from moe_triton import torch_npu_ops as ops
-from moe_triton.tools.selftest.cases import experts_of, inputs_of, make_buffer, smooth_scales_of
+from moe_triton.tools.selftest.cases import experts_of, inputs_of, smooth_scales_of
 from tests.distributed.cases import small_case
+from tests.distributed.workers import make_buffer
 from tests.patience import seconds
 
 HIDDEN = 64

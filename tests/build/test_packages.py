@@ -71,25 +71,25 @@ def test_the_wheel_runs_the_demo_in_an_environment_of_its_own(wheel: Path, outsi
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= surroundings.of_user  # who may have named an index, and keeps what pip has fetched
 
-    def run(*command: object, seconds: float) -> str:
+    def run(*command: object, most_s: float) -> str:
         done = subprocess.run(
             [str(part) for part in command],
             cwd=outside,
             env=environment,
             capture_output=True,
             text=True,
-            timeout=seconds,
+            timeout=seconds(most_s),
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    run(sys.executable, "-m", "venv", python.parents[1], seconds=120)
+    run(sys.executable, "-m", "venv", python.parents[1], most_s=120)
     versions = ("--constraint", ROOT / "constraints.txt")
-    run(python, "-m", "pip", "install", *versions, f"{wheel}[cpu]", seconds=600)
-    where = run(python, "-c", "import moe_triton; print(moe_triton.__file__)", seconds=60)
+    run(python, "-m", "pip", "install", *versions, f"{wheel}[cpu]", most_s=600)
+    where = run(python, "-c", "import moe_triton; print(moe_triton.__file__)", most_s=60)
     assert Path(where.strip()).is_relative_to(python.parents[1])
     small = ("--ranks", 2, "--tokens", 4, "--hidden", 512, "--topk", 2, "--experts", 4, "--rounds", 2)
-    said = run(python.with_name("moe-triton"), "demo", *small, seconds=120)
+    said = run(python.with_name("moe-triton"), "demo", *small, most_s=120)
     assert "equals the dense reference bit for bit" in " ".join(said.split())
 
 

@@ -21,6 +21,7 @@ from tests.distributed.operator_runs import (
     _groups,
     _performance_info,
 )
+from tests.patience import seconds
 
 NAMES = {"scales": "smooth_scales", "x_active_mask": "active_mask", "expert_scales": "topk_weights"}
 
@@ -54,7 +55,7 @@ def buffer_of(case: OperatorCase, process: int, **options: Any) -> EPBuffer:
         product=case.product,
         ranks_per_server=case.servers or None,
         relaxed=True,
-        timeout_s=30.0,
+        timeout_s=seconds(30.0),
         num_blocks=case.num_blocks,
         kernels=case.kernels,
         **options,

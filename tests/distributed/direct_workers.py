@@ -26,6 +26,7 @@ from tests.distributed.cases import (
     with_scheme,
 )
 from tests.distributed.workers import by_turns, expected_round, make_buffer, patient_buffer
+from tests.patience import seconds
 
 Way = Literal["in place", "in place, no more rows", "elsewhere", "elsewhere, no more rows"]
 
@@ -197,7 +198,7 @@ def _stop_before_rows() -> None:
 
 def leave(rank: int, num_ranks: int, moment: Moment, dies: bool) -> Any:
     case = small_case(num_ranks, "direct")
-    with patient_buffer(case, timeout_s=3.0) as buffer:
+    with patient_buffer(case, timeout_s=seconds(3.0)) as buffer:
         inputs = inputs_of(case, rank, 0)
         combine(buffer, case, inputs, dispatch(buffer, case, inputs), "in place")
         if rank == 1:

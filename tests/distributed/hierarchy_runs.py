@@ -30,8 +30,9 @@ from moe_triton.schemes.hierarchy.relay_tables import RelayTables
 from moe_triton.tools.selftest.comparison import difference, wrong_received
 from tests.distributed.cases import Case, Inputs, experts_of, inputs_of, small_case
 from tests.distributed.workers import by_turns, make_buffer
+from tests.patience import seconds
 
-TIMEOUT_S = 3.0
+TIMEOUT_S = seconds(3.0)
 FAST = 1000.0  # GB/s
 Limit = int | Literal["server 1"] | None
 

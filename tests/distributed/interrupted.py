@@ -19,6 +19,7 @@ from moe_triton import CommunicationTimeoutError, EPBuffer
 from moe_triton import torch_npu_ops as ops
 from tests.distributed.cases import Case, inputs_of, small_case
 from tests.distributed.workers import make_buffer, one_round, patient_buffer
+from tests.patience import seconds
 from tests.torch_npu_ops.setting import make_round
 
 TIMEOUT_S = 60.0
@@ -254,7 +255,7 @@ def wait_long(rank: int, num_ranks: int, way: Way) -> list[str]:
 def wait_behind(rank: int, num_ranks: int) -> Any:
     """Rank 2 does not combine. Rank 1 waits for it there; rank 0 waits for both in the next dispatch."""
     case = small_case(num_ranks)
-    buffer = patient_buffer(case, timeout_s=3.0)
+    buffer = patient_buffer(case, timeout_s=seconds(3.0))
     x = torch.zeros(4, 64, dtype=torch.bfloat16)
     weights = torch.ones(4, 2)
     # Only rank 1 has tokens for an expert on rank 2.

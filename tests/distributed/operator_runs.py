@@ -21,6 +21,7 @@ import torch.distributed as dist
 from moe_triton import reference, torch_npu_ops
 from moe_triton.backends.cpu import output_pool
 from tests.distributed.operator_cases import SPECIAL, OperatorCase, Tensors, experts_of, tensors_of
+from tests.patience import seconds
 from tests.reference_helpers import dispatch_shapes
 
 DISPATCH_TENSORS = ("scales", "x_active_mask", "expert_scales")
@@ -80,7 +81,7 @@ def run_rank(
             relaxed=True,
             product=case.product,
             ranks_per_server=case.servers or None,
-            timeout_s=30.0,
+            timeout_s=seconds(30.0),
             num_blocks=case.num_blocks,
             kernels=case.kernels,
             backend=backend,

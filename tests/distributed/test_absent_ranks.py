@@ -33,7 +33,7 @@ Groups = Callable[[int], RankGroup]
 
 def absent_from_dispatch(rank: int, num_ranks: int, before: int) -> Any:
     case = small_case(num_ranks)
-    with patient_buffer(case, timeout_s=3.0) as buffer:
+    with patient_buffer(case, timeout_s=seconds(3.0)) as buffer:
         for _ in range(before):
             one_round(buffer, case, inputs_of(case, rank, 0), None)
         if rank in (1, 3):
@@ -56,7 +56,7 @@ def test_a_rank_that_never_dispatches_is_named(before: int) -> None:
 
 def absent_from_combine(rank: int, num_ranks: int, before: int) -> Any:
     case = small_case(num_ranks, num_blocks=2, weights=False)
-    with patient_buffer(case, timeout_s=3.0) as buffer:
+    with patient_buffer(case, timeout_s=seconds(3.0)) as buffer:
         for _ in range(before):
             one_round(buffer, case, inputs_of(case, rank, 0), None)
         x = torch.zeros(4, 64, dtype=torch.bfloat16)
@@ -110,7 +110,7 @@ def absent_from_construction(rank: int, num_ranks: int) -> Any:
         return None  # alive, but it never comes
     case = small_case(num_ranks)
     with pytest.raises(CommunicationTimeoutError) as caught:
-        make_buffer(case, timeout_s=3.0)
+        make_buffer(case, timeout_s=seconds(3.0))
     return caught.value.missing_ranks
 
 
@@ -125,7 +125,7 @@ def die(rank: int, num_ranks: int, how: int, moment: str, prefix: str) -> Any:
     if moment == "named" and rank == 1:
         window_module._map = lambda name, num_bytes: os.kill(os.getpid(), how)  # type: ignore[assignment]
     try:
-        with make_buffer(case, timeout_s=4.0) as buffer:
+        with make_buffer(case, timeout_s=seconds(4.0)) as buffer:
             if rank == 1:
                 os.kill(os.getpid(), how)
                 time.sleep(30)

@@ -13,8 +13,9 @@ import torch.distributed as dist
 from moe_triton import ArgumentError, BufferStateError, DispatchOutput, EPBuffer, Pending
 from moe_triton.processes import RankGroup
 from moe_triton.runtime import arguments
-from moe_triton.tools.selftest.cases import expected_round, make_buffer, one_round
+from moe_triton.tools.selftest.cases import expected_round, one_round
 from tests.distributed.cases import experts_of, inputs_of, small_case
+from tests.distributed.workers import make_buffer
 
 Groups = Callable[[int], RankGroup]
 

@@ -317,7 +317,7 @@ def check_named(of: Relayed, posts: Posts, operator: str, steps: int) -> None:
         assert not isinstance(told, RankFailedError), f"after {steps} steps: {told}"
         missing, said, took = told
         assert missing in ((victim,), tuple(of.config.topology.ranks_on(server))), f"{steps} steps: {said}"
-        assert took < 30, said
+        assert took < seconds(30), said
 
 
 @pytest.mark.parametrize("operator", ["dispatch", "combine"])

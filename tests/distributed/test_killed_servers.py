@@ -23,7 +23,7 @@ from tests.distributed.cases import Case, inputs_of, small_case
 from tests.distributed.workers import make_buffer, one_round
 from tests.patience import seconds
 
-TIMEOUT_S = 3.0
+TIMEOUT_S = seconds(3.0)
 FAST_GB_PER_S = 10.0
 SENDING_S = 2.0
 """That the link of a rank which is to die takes for what it sends to other servers."""

@@ -19,6 +19,7 @@ from moe_triton.processes import RankGroup
 from moe_triton.tools.selftest.cases import expected_round
 from tests.distributed.cases import experts_of, inputs_of, small_case
 from tests.distributed.workers import make_buffer
+from tests.patience import seconds
 from tests.torch_npu_ops.setting import fresh
 
 Groups = Callable[[int], RankGroup]
@@ -73,7 +74,7 @@ def other_ids(rank: int, num_ranks: int, function: str, options: dict[str, str])
     mask = torch.tensor([True, True, True, False])
     with fresh():
         if options.get("comm_alg") == "fullmesh":
-            ops.configure(product="A2", relaxed=True, timeout_s=20.0)
+            ops.configure(product="A2", relaxed=True, timeout_s=seconds(20.0))
         group: tuple[Any, ...] = (ops.group_name(), num_ranks, rank, experts)
 
         def send(named: torch.Tensor, active: torch.Tensor | None) -> Callable[..., Any]:

@@ -16,6 +16,7 @@ from moe_triton.processes import RankGroup
 from moe_triton.tools.selftest.cases import combined, dispatched
 from tests.distributed.cases import Case, experts_of, inputs_of, small_case
 from tests.distributed.workers import expected_round, make_buffer, patient_buffer
+from tests.patience import seconds
 
 Groups = Callable[[int], RankGroup]
 
@@ -24,11 +25,11 @@ NAP_S, LATE = 1.0, 2
 
 
 def missing_in_parts(rank: int, num_ranks: int, case: Case, stays_away: int) -> list[int]:
-    with patient_buffer(case, tuning=PARTS, num_blocks=2, timeout_s=3.0) as buffer:
+    with patient_buffer(case, tuning=PARTS, num_blocks=2, timeout_s=seconds(3.0)) as buffer:
         inputs = inputs_of(case, rank, 0)
         output = buffer.dispatch(inputs.x, inputs.topk_idx)
         if rank == stays_away:
-            time.sleep(6.0)  # past the others' deadline
+            time.sleep(seconds(6.0))  # past the others' deadline
             return [stays_away]
         with pytest.raises(CommunicationTimeoutError) as raised:
             buffer.combine(output.tokens, output.handle, inputs.topk_weights)

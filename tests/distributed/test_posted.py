@@ -23,7 +23,7 @@ from tests.patience import seconds
 
 Groups = Callable[[int], RankGroup]
 SCHEMES = ("fullmesh_v1", "fullmesh")
-TIMEOUT_S = 1.5
+TIMEOUT_S = seconds(1.5)
 SLOW_POST_US = 100_000.0
 
 IN_ORDER, ORDERED, UNORDERED = NicSettings(), NicSettings(seed=11), NicSettings(seed=12, keeps_order=False)

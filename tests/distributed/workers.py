@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 from moe_triton import EPBuffer
-from moe_triton.tools.selftest.cases import expected_round, make_buffer, one_round
+from moe_triton.tools.selftest import cases
+from moe_triton.tools.selftest.cases import expected_round, one_round
 from moe_triton.tools.selftest.comparison import wrong_received
 from tests.distributed.cases import Case, inputs_of, smooth_scales_of
 from tests.patience import seconds
@@ -27,6 +28,11 @@ __all__ = [
     "one_round",
     "patient_buffer",
 ]
+
+
+def make_buffer(case: Case, **options: Any) -> EPBuffer:
+    """The buffer of a case. Ranks have long to answer where no test says how long. Collective."""
+    return cases.make_buffer(case, **{"timeout_s": seconds(30.0), **options})
 
 
 def patient_buffer(case: Case, **options: Any) -> EPBuffer:
