@@ -12,7 +12,7 @@ from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.operators import DISPATCH, DISPATCH_OF_BUFFER, Operator, Symbols, TensorArgument
 from moe_triton.operators.buffer import attributes_of
-from moe_triton.schemes import SCHEMES
+from moe_triton.schemes import SCHEMES, scheme_type
 from moe_triton.schemes.direct.scheme import Direct
 from moe_triton.schemes.rules import check_given
 
@@ -52,12 +52,14 @@ def test_is_refused_where_no_scheme_says_that_it_takes_it(
     instead = ", or use comm_alg='tagging'." if product == "A3" else "."
     message = f"tags is given, but comm_alg='{scheme}' takes none. Leave it out{instead}"
     with pytest.raises(ArgumentError) as refused:
-        check_given(config, call(operator, config, tags))
+        check_given(scheme_type(config), config, call(operator, config, tags))
     assert message in str(refused.value)
-    check_given(config, call(operator, config, None))
+    check_given(scheme_type(config), config, call(operator, config, None))
 
 
 @pytest.mark.usefixtures("tagging")
 def test_is_taken_where_the_scheme_says_so() -> None:
     config = config_of("A3", "tagging")
-    check_given(config, call(DISPATCH_OF_BUFFER, config, torch.zeros(3, dtype=torch.int32)))
+    check_given(
+        scheme_type(config), config, call(DISPATCH_OF_BUFFER, config, torch.zeros(3, dtype=torch.int32))
+    )

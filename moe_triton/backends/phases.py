@@ -25,7 +25,7 @@ class PhaseTimes:
 
     def __init__(self, plan: Plan, device: torch.device | str = "cpu") -> None:
         self.launches = device_launches(plan.launches)
-        self._firsts = list(accumulate((len(phases) for phases in self.launches), initial=0))
+        self._firsts = list(accumulate(map(len, self.launches), initial=0))
         # A launch has a time more than phases.
         self._cycles = torch.zeros(len(plan.launches) + len(self.launches), dtype=torch.int64, device=device)
 

@@ -22,14 +22,15 @@ def name_of(plan: Plan) -> str:
     return f"moe_triton::{plan.operator}{plan.half}"
 
 
-def step_name(plan: Plan, phases: Phases) -> str:
-    """What a launch, or a phase of one, is called, like "moe_triton::dispatch: send"."""
-    return f"{name_of(plan)}: {names_of(phases)}"
+def launch_names(plan: Plan, launches: Sequence[Phases]) -> list[str]:
+    """What launches with all their phases are called, like "moe_triton::dispatch: send, wait"."""
+    return [f"{name_of(plan)}: {names_of(phases)}" for phases in launches]
 
 
-def step_names(plan: Plan) -> Sequence[str]:
-    """`step_name` of each phase, as the plan numbers them."""
-    return [step_name(plan, [launch]) for launch in plan.launches]
+def step_names(plan: Plan) -> list[str]:
+    """What each phase is called, as the plan numbers them, like "moe_triton::dispatch: send"."""
+    name = name_of(plan)
+    return [f"{name}: {launch.step}" for launch in plan.launches]
 
 
 def recorded(name: str) -> AbstractContextManager[object]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -79,13 +79,12 @@ def line_of(kernel: AscendCKernel) -> str:
 
 def struct_words(kernel: AscendCKernel) -> int:
     """64-bit words of an argument struct."""
-    return sum(words_of(arg) for arg in kernel.args)
+    return sum(map(words_of, kernel.args))
 
 
 def first_words(kernel: FusedKernel) -> list[int]:
     """The first word of each phase's struct, and the number of words of all of them."""
-    sizes = (struct_words(phase) for phase in kernel.phases)
-    return list(itertools.accumulate(sizes, initial=struct_words(kernel.HEAD)))
+    return list(itertools.accumulate(map(struct_words, kernel.phases), initial=struct_words(kernel.HEAD)))
 
 
 def _line_of_fused(kernel: FusedKernel) -> str:
@@ -133,7 +132,7 @@ class Abi:
                 f"{remedy}"
             ) from None
         function.restype = ctypes.c_char_p
-        self._said = _by_name((function() or b"").decode().splitlines())
+        self._said = frozenset((function() or b"").decode().splitlines())
         self._fits: set[str] = set()
         self._compare(_shared_lines())
 
@@ -143,31 +142,34 @@ class Abi:
         Raises:
             ToolchainError: it was built from other tables.
         """
-        unknown, lines = [kernel for kernel in kernels if kernel.name not in self._fits], []
-        if not unknown:
-            return
-        for kernel in unknown:
-            if isinstance(kernel, FusedKernel):
-                lines += [*map(line_of, kernel.phases), _line_of_fused(kernel)]
-            else:
-                lines.append(line_of(kernel))
-        self._compare(lines)
-        self._fits.update(kernel.name for kernel in unknown)
+        lines: list[str] = []
+        names = []
+        for kernel in kernels:
+            if kernel.name not in self._fits:
+                names.append(kernel.name)
+                if isinstance(kernel, FusedKernel):
+                    lines += map(line_of, kernel.phases)
+                    lines.append(_line_of_fused(kernel))
+                else:
+                    lines.append(line_of(kernel))
+        if lines:
+            self._compare(lines)
+            self._fits.update(names)
 
     def _compare(self, lines: Sequence[str]) -> None:
-        ours = _by_name(lines)
-        wrong = [name for name, line in ours.items() if self._said.get(name) != line]
-        if wrong:
-            first = wrong[0]
-            raise ToolchainError(
-                f"{self._path} does not fit this moe_triton: {', '.join(wrong)} "
-                f"differ{'s' if len(wrong) == 1 else ''}. {first} in the library: "
-                f"{_shown(self._said.get(first))}; in moe_triton: {_shown(ours[first])}. {self._remedy}"
-            )
+        if self._said.issuperset(lines):
+            return
+        ours = {_name_in(line): line for line in lines if line not in self._said}
+        theirs = {_name_in(line): line for line in self._said}
+        first, verb = next(iter(ours)), "differs" if len(ours) == 1 else "differ"
+        raise ToolchainError(
+            f"{self._path} does not fit this moe_triton: {', '.join(ours)} {verb}. {first} in the library: "
+            f"{_shown(theirs.get(first))}; in moe_triton: {_shown(ours[first])}. {self._remedy}"
+        )
 
 
-def _by_name(lines: Iterable[str]) -> dict[str, str]:
-    return {line.split(" ", 1)[0]: line for line in lines}
+def _name_in(line: str) -> str:
+    return line.partition(" ")[0]
 
 
 def words(launch: Launch) -> tuple[list[int], list[tuple[int, Hole]]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Literal
 
 from moe_triton.core.kernel import AscendCKernel, FusedKernel, TritonKernel, fused_kernel
@@ -98,7 +99,7 @@ def joined(phases: Phases, kernels: Sequence[FusedKernel]) -> list[Launch]:
 
 
 def _fused(phases: Phases, kernels: Sequence[FusedKernel]) -> tuple[FusedKernel, int]:
-    return fused_kernel(kernels, [each.kernel for each in phases if isinstance(each.kernel, AscendCKernel)])
+    return fused_kernel(kernels, list(map(attrgetter("kernel"), phases)))
 
 
 def split(phases: Phases, first_blocks: int, kernels: Sequence[FusedKernel]) -> list[Launch]:
@@ -193,10 +194,10 @@ def launch(
     Raises:
         ValueError: an argument without a value, or a value without an argument.
     """
-    names = [arg.name for arg in kernel.args]
+    names = list(map(attrgetter("name"), kernel.args))
     if set(names) != values.keys():
         raise ValueError(f"{kernel.name}: arguments without a match: {sorted(set(names) ^ values.keys())}")
-    return Launch(step, kernel, tuple(values[name] for name in names), blocks, stream)
+    return Launch(step, kernel, tuple(map(values.__getitem__, names)), blocks, stream)
 
 
 @dataclass(frozen=True)
@@ -229,7 +230,7 @@ class Plan:
     @property
     def half(self) -> str:
         """Which half of an operator it is, " setup" or " teardown"; empty if it is all of one."""
-        steps = {launch.step for launch in self.launches}
+        steps = set(map(attrgetter("step"), self.launches))
         return " setup" if "wait" not in steps else " teardown" if not steps & {"send", "flag"} else ""
 
     def by_step(self, durations: Iterable[float]) -> dict[str, float]:

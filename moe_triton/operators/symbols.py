@@ -160,7 +160,7 @@ class Symbols(Mapping[str, Any]):
     def dtypes(self, argument: TensorArgument) -> tuple[torch.dtype, ...]:
         """The dtypes that a tensor may have."""
         several = argument.dtype if isinstance(argument.dtype, tuple) else (argument.dtype,)
-        return tuple(self.dtype_of(dtype) for dtype in several)
+        return tuple(map(self.dtype_of, several))
 
     def expected(self, argument: TensorArgument) -> Shape:
         """The shape that a given tensor must have; names of `FREE` stand for any size."""

@@ -127,8 +127,8 @@ class BufferPlans:
         self._communicator, self._host, self._buffer_id = communicator, host, buffer_id
         site, c = communicator.site, communicator.config
         self._site = CallSite(Deployment(c, site.rank), BufferAccess(communicator), site.exchange_rank)
-        tables = communicator.scheme.tables_of(c)
-        words = tables.num_words if tables else 0
+        self._tables = communicator.scheme.tables_of(c)
+        words = self._tables.num_words if self._tables else 0
         self._attributes = attributes_of(c, site.rank, site.exchange_rank, special, words)
         self._plans: PlanCache[BufferPlan] = PlanCache()
         self.sent = SentCalls(communicator.scheme.rounds.shared)
@@ -169,8 +169,8 @@ class BufferPlans:
             given["tokens"] = check_tensor("out", out, shape=shape, dtypes=(dtype,), device=self._host.device)
             _check_apart("x", tensors["x"], out)
         outputs = plan.make(given)
-        if plan.tables and not self._host.is_asynchronous:
-            plan.tables.keep(bindings | plan.bound(outputs))
+        if self._tables and not self._host.is_asynchronous:
+            self._tables.keep(bindings | plan.bound(outputs))
         handle = DispatchHandle(
             buffer_id=self._buffer_id,
             number=communicator.counts["dispatch"],
@@ -292,7 +292,7 @@ class BufferPlans:
             check_call(config, replace(call_of(s), is_of_buffer=True))
         except ArgumentError as error:
             raise _as_called(error, operator.names) from None
-        check_given(config, s)
+        check_given(self._communicator.scheme, config, s)
         if s["comm_quant_mode"]:
             self._communicator.scheme.check_offers("comm_quantize", "comm_quantize", "'int8'")
         return kind(config, self._site, s.variant(), s, *inputs_of(s, tensors))

@@ -14,6 +14,7 @@ from moe_triton.limits.rule import CallRule, ConfigRule, RuleSet
 from moe_triton.operators import Symbols
 from moe_triton.schemes import SCHEMES, class_at, scheme_type
 from moe_triton.schemes.choice import between_servers
+from moe_triton.schemes.scheme import Scheme
 
 
 # Rules of a product are made once of the schemes that there are: which is a way between servers, classes say.
@@ -118,24 +119,25 @@ def check_call(config: Config, call: Call) -> None:
         rule.check(config, call)
 
 
-def check_given(config: Config, s: Symbols) -> None:
+def check_given(scheme: Scheme | type[Scheme], config: Config, s: Symbols) -> None:
     """Checks that a scheme takes each tensor that a call gives it.
 
     Args:
-        config: whose scheme it is.
+        scheme: which one.
+        config: of the group.
         s: of the call.
 
     Raises:
         ArgumentError: the scheme has no use for one, under the name that the caller has for it.
     """
-    own, schemes = scheme_type(config), SCHEMES[config.product]
     for argument in s.operator.tensors:
         if not s.is_given(argument.name):
             continue
         called = s.operator.called(argument.name)
-        own.check_offers(called, called, "given")
-        if argument.by_scheme and argument.name not in own.takes:
-            others = [name for name, place in schemes.items() if argument.name in class_at(place).takes]
+        scheme.check_offers(called, called, "given")
+        if argument.by_scheme and argument.name not in scheme.takes:
+            schemes = SCHEMES[config.product].items()
+            others = [name for name, place in schemes if argument.name in class_at(place).takes]
             instead = f", or use comm_alg={' or '.join(map(repr, others))}" if others else ""
             rule = f"comm_alg={config.scheme!r} takes none"
             raise ArgumentError(called, "given", rule, f"Leave it out{instead}.")

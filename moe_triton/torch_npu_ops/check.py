@@ -107,7 +107,7 @@ def config_of(s: Symbols, call: Call, environment: Mapping[str, str]) -> Config:
         if s.operator.name.endswith(HALVES):
             scheme_type(config).check_offers("torch_npu halves", "comm_alg", repr(comm_alg))
         check_call(config, call)
-        check_given(config, s)
+        check_given(scheme_type(config), config, s)
         check_buffer_size(config, buffer_megabytes(environment), tensor_parallel=call.tp_world_size == 2)
     except ArgumentError as error:
         raise choice.explained(error).renamed(torch_npu_names(call)) from None

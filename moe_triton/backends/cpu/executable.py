@@ -268,8 +268,10 @@ class TorchExecutable:
 def settings_struct(settings: CpuSettings, fixed: Bindings, waits: NativeWaits) -> native.SettingsStruct:
     """Settings of native launches: how to copy, send and wait, and where each group's windows are."""
     groups = []
-    for prefix in (name.removesuffix("peers") for name in fixed if name.endswith("peers")):
-        peers, window = fixed[f"{prefix}peers"], fixed[f"{prefix}window"]
+    for name, peers in fixed.items():
+        if not name.endswith("peers"):
+            continue
+        window = fixed[f"{name.removesuffix('peers')}window"]
         assert isinstance(peers, torch.Tensor)
         assert isinstance(window, torch.Tensor)
         places = peers.data_ptr(), peers.numel(), window.numel(), window.data_ptr()
@@ -288,7 +290,7 @@ def settings_struct(settings: CpuSettings, fixed: Bindings, waits: NativeWaits) 
 
 def _c_strings(texts: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
     """An array that native code reads; one text at least."""
-    return (ctypes.c_char_p * max(len(texts), 1))(*(text.encode() for text in texts))
+    return (ctypes.c_char_p * max(len(texts), 1))(*map(str.encode, texts))
 
 
 def _filled(hole: Hole, bindings: Bindings) -> int:

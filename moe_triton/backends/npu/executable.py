@@ -12,7 +12,7 @@ from moe_triton.backends.npu.runtime import Event, Runtime, Stream
 from moe_triton.backends.npu.schedule import BEGIN, schedule
 from moe_triton.backends.npu.steps import Step, make_step
 from moe_triton.backends.phases import PhaseTimes
-from moe_triton.backends.ranges import is_profiled, name_of, recorded, step_name
+from moe_triton.backends.ranges import is_profiled, launch_names, name_of, recorded
 from moe_triton.core.abi import REPORT, TIMES, word_of
 from moe_triton.core.ascendc import REPORT_WORDS
 from moe_triton.core.errors import BufferStateError
@@ -54,7 +54,7 @@ class NpuExecutable:
         self._fixed = fixed  # keeps the memory alive whose addresses stand in the launches
         self._steps = self._make_steps()
         self._range = name_of(plan)
-        self._step_ranges = [step_name(plan, phases) for phases in self._times.launches]
+        self._step_ranges = launch_names(plan, self._times.launches)
         self._schedule = schedule([phases[0] for phases in self._times.launches], two_streams)
         self._events = self._make_events()
         self._host_reports = runtime.host_copy(self._reports)
