@@ -6,9 +6,17 @@ call that it speaks of.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal
+
+import moe_triton
+from moe_triton import torch_npu_ops
+from moe_triton.schemes import SCHEMES, schemes_with
+from moe_triton.schemes.choice import between_servers
+from moe_triton.tools.markdown import table
 
 Standing = Literal["taken", "checked", "refused", "ignored", "-"]
 
@@ -22,13 +30,18 @@ MEANINGS: dict[Standing, str] = {
 
 Scheme = tuple[str, str]
 """Product and ``comm_alg``."""
-OF_TORCH_NPU: tuple[Scheme, ...] = (
-    ("A3", "fullmesh_v1"),
-    ("A3", "fullmesh_v2"),
-    ("A2", "fullmesh"),
-    ("A2", "hierarchy"),
-)
-OF_BUFFER: tuple[Scheme, ...] = (*OF_TORCH_NPU, ("A3", "direct"))
+
+
+def _with(feature: str) -> tuple[Scheme, ...]:
+    """The schemes that do not refuse a feature, by product."""
+    return tuple((product, name) for product in SCHEMES for name in schemes_with(feature, product))
+
+
+OF_TORCH_NPU, _OF_HALVES = _with("torch_npu"), _with("torch_npu halves")
+_EVERY = [(product, name) for product, names in SCHEMES.items() for name in names]
+OF_BUFFER = tuple(sorted(_EVERY, key=lambda scheme: scheme not in OF_TORCH_NPU))
+# V1 has no ``comm_alg``: it has its product's first scheme, or that which HCCL's switches make the default.
+_OF_V1 = [(p, name) for p, names in SCHEMES.items() for name in (next(iter(names)), between_servers(names))]
 
 
 @dataclass(frozen=True)
@@ -61,22 +74,16 @@ class Function:
         return self.rows[argument].standings[self.schemes.index(scheme)]
 
 
-def _row(words: str, why: str = "") -> Row:
-    """One standing for each scheme, in words of their first letters: t, c, r, i, or - for no call."""
-    by_letter: dict[str, Standing] = {word[0]: word for word in MEANINGS}
-    return Row(tuple(by_letter[letter] for letter in words), why)
-
-
 def _rows(names: str, words: str, why: str = "") -> dict[str, Row]:
-    return dict.fromkeys(names.split(), _row(words, why))
+    """These arguments alike.
 
-
-def _in_order(names: str, *parts: Mapping[str, Row]) -> dict[str, Row]:
-    """The rows of these arguments, in this order; a later part's count before an earlier one's."""
-    found: dict[str, Row] = {}
-    for part in parts:
-        found.update(part)
-    return {name: found[name] for name in names.split()}
+    Args:
+        names: of the arguments.
+        words: one standing for each scheme, by its first letter: t, c, r, i, or - for no call.
+        why: see `Row`.
+    """
+    by_letter: dict[str, Standing] = {word[0]: word for word in MEANINGS}
+    return dict.fromkeys(names.split(), Row(tuple(by_letter[letter] for letter in words), why))
 
 
 _PAIRED = (
@@ -97,6 +104,7 @@ _NO_MASK = "A3's first version has none"
 _LEFT = "dispatch's, which the CPU back end compares"
 _WITH_COPY = "where there are copy or constant experts; otherwise checked"
 _WITH_CONST = "where there are constant experts"
+_ALPHAS_AND_V = "const_expert_alpha_1 const_expert_alpha_2 const_expert_v"
 _BY_IDS = "A2 finds results by the ids, and has its number of words checked as host checks do"
 
 # What most operators have alike.
@@ -126,192 +134,108 @@ _COMBINE = {
     **_rows("expand_scales", "iiii", "weights are `expert_scales`; frameworks pass dispatch's output on"),
     **_rows("shared_expert_x", "ttrr", _SUMMED),
     **_rows("ori_x", "tttr", f"{_WITH_COPY}. {_NO_SPECIAL}"),
-    **_rows(
-        "const_expert_alpha_1 const_expert_alpha_2 const_expert_v", "ttrr", f"{_WITH_CONST}. {_NO_CONST}"
-    ),
+    **_rows(_ALPHAS_AND_V, "ttrr", f"{_WITH_CONST}. {_NO_CONST}"),
     **_rows("comm_quant_mode", "ttrt", "A2 quantises results in `hierarchy` only"),
     **_rows("activation_scale weight_scale group_list group_list_type", "rrrr", _RESERVED),
     **_rows("out_dtype", "rrrr", "the result has the dtype of the input"),
 }
 
 
-def _of_version_1(rows: Mapping[str, Row]) -> dict[str, Row]:
-    """There is no second scheme on A3."""
-    return {name: Row((row.standings[0], "-", *row.standings[2:]), row.why) for name, row in rows.items()}
+def _only(schemes: Collection[Scheme], rows: Mapping[str, Row]) -> dict[str, Row]:
+    """The rows of an operator that there is with these schemes of torch_npu's alone."""
+    return {
+        name: Row(
+            tuple(
+                standing if scheme in schemes else "-"
+                for scheme, standing in zip(OF_TORCH_NPU, row.standings, strict=True)
+            ),
+            row.why,
+        )
+        for name, row in rows.items()
+    }
 
 
-def _of_halves(rows: Mapping[str, Row]) -> dict[str, Row]:
-    """There are none on A2."""
-    return {name: Row((*row.standings[:2], "-", "-"), row.why) for name, row in rows.items()}
-
-
-_ONE_SHARED = _rows("shared_expert_num", "r-rr", "V1 has one shared expert, or none where no rank holds it")
+_VERSION_1 = _rows("shared_expert_num", "r-rr", "V1 has one shared expert, or none where no rank holds it")
 _HALF = _rows("comm_type", "rr--", "2 is Ascend 950's; 0 is as the scheme does")
 _OF_SETUP = "the library's own: it has to be what setup returned"
 _SEEN_BY_SETUP = "setup has sent it"
 
-TABLE: dict[str, Function] = {
-    "npu_moe_distribute_dispatch": Function(
-        OF_TORCH_NPU,
-        _in_order(
-            "x expert_ids group_ep ep_world_size ep_rank_id moe_expert_num scales x_active_mask "
-            "expert_scales group_tp tp_world_size tp_rank_id expert_shard_type shared_expert_num "
-            "shared_expert_rank_num quant_mode global_bs expert_token_nums_type",
-            _of_version_1(_DISPATCH),
-            _ONE_SHARED,
-            _rows("x_active_mask", "r-tt", _NO_MASK),
-            _rows("scales", "t-tr", f"rows are then quantised. {_NO_SCALES}"),
+# Of each operator the rows of its arguments; a later one of an argument counts before an earlier one.
+_ROWS: dict[str, Mapping[str, Row]] = {
+    "npu_moe_distribute_dispatch": {
+        **_only(_OF_V1, _DISPATCH),
+        **_VERSION_1,
+        **_rows("x_active_mask", "r-tt", _NO_MASK),
+        **_rows("scales", "t-tr", f"rows are then quantised. {_NO_SCALES}"),
+    },
+    "npu_moe_distribute_dispatch_v2": _DISPATCH,
+    "npu_moe_distribute_combine": {
+        **_only(_OF_V1, _COMBINE),
+        **_VERSION_1,
+        **_rows("x_active_mask", "r-tt", f"{_NO_MASK}. {_LEFT}"),
+        **_rows("shared_expert_x", "r-rr", "the original's first version accepts it and does not add it"),
+    },
+    "npu_moe_distribute_combine_v2": _COMBINE,
+    "npu_moe_distribute_combine_add_rms_norm": {**_COMBINE, **_rows("x_active_mask", "tttt")},
+    "npu_moe_distribute_dispatch_setup": {**_only(_OF_HALVES, _DISPATCH), **_HALF},
+    "npu_moe_distribute_dispatch_teardown": {
+        **_only(_OF_HALVES, _DISPATCH),
+        **_HALF,
+        **_rows("x expert_ids", "cc--", _SEEN_BY_SETUP),
+        **_rows("y", "cc--", _OF_SETUP),
+        **_rows("comm_cmd_info", "tt--", _OF_SETUP),
+    },
+    "npu_moe_distribute_combine_setup": {
+        **_only(_OF_HALVES, _COMBINE),
+        **_HALF,
+        **_rows("expert_ids", "cc--", "rows go back by their origins"),
+    },
+    "npu_moe_distribute_combine_teardown": {
+        **_only(_OF_HALVES, _COMBINE),
+        **_HALF,
+        **_rows("expand_x", "cc--", _SEEN_BY_SETUP),
+        **_rows("quant_expand_x", "cc--", _OF_SETUP),
+        **_rows("expand_idx", "cc--", "results lie in the order of the ids"),
+        **_rows("comm_cmd_info", "tt--", _OF_SETUP),
+    },
+    "EPBuffer.dispatch": {
+        **_rows("x topk_idx topk_weights cumulative_local_expert_recv_stats quantize", "ttttt"),
+        **_rows("smooth_scales", "tttrt", f"with `quantize`; without, refused. {_NO_SCALES}"),
+        **_rows("active_mask", "ttttr", "`direct` has none"),
+        **_rows("performance_info", "tttrr", f"{_WAITS}; `direct` has none"),
+        **_rows("out", "ttttr", "rows of `direct` arrive in the window"),
+        **_rows(
+            "wait", "tttrr", "a relay passes others' rows on inside its own call; `direct` has no halves"
         ),
-    ),
-    "npu_moe_distribute_dispatch_v2": Function(
-        OF_TORCH_NPU,
-        _in_order(
-            "x expert_ids group_ep ep_world_size ep_rank_id moe_expert_num scales x_active_mask "
-            "expert_scales elastic_info performance_info group_tp tp_world_size tp_rank_id expert_shard_type "
-            "shared_expert_num shared_expert_rank_num quant_mode global_bs expert_token_nums_type comm_alg "
-            "zero_expert_num copy_expert_num const_expert_num y_dtype x_dtype scales_dtype",
-            _DISPATCH,
+    },
+    "EPBuffer.combine": {
+        **_rows("y handle topk_weights out", "ttttt"),
+        **_rows("comm_quantize", "ttrtr", "A2 quantises results in `hierarchy` only; `direct` has none"),
+        **_rows("shared_expert_x", "ttrrr", f"{_SUMMED}; `direct` has none"),
+        **_rows("ori_x", "tttrr", f"{_WITH_COPY}. {_NO_SPECIAL}, nor has `direct`"),
+        **_rows(_ALPHAS_AND_V, "ttrrr", f"{_WITH_CONST}. {_NO_CONST}, nor has `direct`"),
+        **_rows("performance_info", "tttrr", f"{_WAITS}; `direct` has none"),
+        **_rows("wait", "tttrr", "a relay sums inside its own call; `direct` has no halves"),
+    },
+    "_npu_distribute_barrier": {
+        **_rows(
+            "x_ref", "iiii", "it orders what uses it behind the barrier in a traced graph, as in torch_npu"
         ),
-    ),
-    "npu_moe_distribute_combine": Function(
-        OF_TORCH_NPU,
-        _in_order(
-            "expand_x expert_ids expand_idx ep_send_counts expert_scales group_ep ep_world_size ep_rank_id "
-            "moe_expert_num tp_send_counts x_active_mask activation_scale weight_scale group_list "
-            "expand_scales shared_expert_x group_tp tp_world_size tp_rank_id expert_shard_type "
-            "shared_expert_num shared_expert_rank_num global_bs out_dtype comm_quant_mode group_list_type",
-            _of_version_1(_COMBINE),
-            _ONE_SHARED,
-            _rows(
-                "x_active_mask",
-                "r-tt",
-                f"{_NO_MASK}. {_LEFT}",
-            ),
-            _rows("shared_expert_x", "r-rr", "the original's first version accepts it and does not add it"),
-        ),
-    ),
-    "npu_moe_distribute_combine_v2": Function(
-        OF_TORCH_NPU,
-        _in_order(
-            "expand_x expert_ids assist_info_for_combine ep_send_counts expert_scales group_ep ep_world_size "
-            "ep_rank_id moe_expert_num tp_send_counts x_active_mask expand_scales shared_expert_x "
-            "elastic_info ori_x const_expert_alpha_1 const_expert_alpha_2 const_expert_v performance_info "
-            "group_tp tp_world_size tp_rank_id expert_shard_type shared_expert_num shared_expert_rank_num "
-            "global_bs comm_quant_mode comm_alg zero_expert_num copy_expert_num const_expert_num",
-            _COMBINE,
-        ),
-    ),
-    "npu_moe_distribute_combine_add_rms_norm": Function(
-        OF_TORCH_NPU,
-        _in_order(
-            "expand_x expert_ids expand_idx ep_send_counts expert_scales residual_x gamma group_ep "
-            "ep_world_size ep_rank_id moe_expert_num tp_send_counts x_active_mask activation_scale "
-            "weight_scale group_list expand_scales shared_expert_x elastic_info ori_x const_expert_alpha_1 "
-            "const_expert_alpha_2 const_expert_v group_tp tp_world_size tp_rank_id expert_shard_type "
-            "shared_expert_num shared_expert_rank_num global_bs out_dtype comm_quant_mode group_list_type "
-            "comm_alg norm_eps zero_expert_num copy_expert_num const_expert_num",
-            _COMBINE,
-            _rows("x_active_mask", "tttt"),
-        ),
-    ),
-    "npu_moe_distribute_dispatch_setup": Function(
-        OF_TORCH_NPU,
-        _in_order(
-            "x expert_ids group_ep ep_world_size ep_rank_id moe_expert_num scales x_active_mask "
-            "expert_shard_type shared_expert_num shared_expert_rank_num quant_mode global_bs comm_type "
-            "comm_alg y_dtype",
-            _of_halves(_DISPATCH),
-            _HALF,
-        ),
-    ),
-    "npu_moe_distribute_dispatch_teardown": Function(
-        OF_TORCH_NPU,
-        _in_order(
-            "x y expert_ids comm_cmd_info group_ep ep_world_size ep_rank_id moe_expert_num expert_shard_type "
-            "shared_expert_num shared_expert_rank_num quant_mode global_bs expert_token_nums_type comm_type "
-            "comm_alg",
-            _of_halves(_DISPATCH),
-            _HALF,
-            _rows("x expert_ids", "cc--", _SEEN_BY_SETUP),
-            _rows("y", "cc--", _OF_SETUP),
-            _rows("comm_cmd_info", "tt--", _OF_SETUP),
-        ),
-    ),
-    "npu_moe_distribute_combine_setup": Function(
-        OF_TORCH_NPU,
-        _in_order(
-            "expand_x expert_ids assist_info_for_combine group_ep ep_world_size ep_rank_id moe_expert_num "
-            "expert_shard_type shared_expert_num shared_expert_rank_num global_bs comm_quant_mode comm_type "
-            "comm_alg",
-            _of_halves(_COMBINE),
-            _HALF,
-            _rows("expert_ids", "cc--", "rows go back by their origins"),
-        ),
-    ),
-    "npu_moe_distribute_combine_teardown": Function(
-        OF_TORCH_NPU,
-        _in_order(
-            "expand_x quant_expand_x expert_ids expand_idx expert_scales comm_cmd_info group_ep "
-            "ep_world_size ep_rank_id moe_expert_num x_active_mask shared_expert_x expert_shard_type "
-            "shared_expert_num shared_expert_rank_num global_bs comm_quant_mode comm_type comm_alg",
-            _of_halves(_COMBINE),
-            _HALF,
-            _rows("expand_x", "cc--", _SEEN_BY_SETUP),
-            _rows("quant_expand_x", "cc--", _OF_SETUP),
-            _rows("expand_idx", "cc--", "results lie in the order of the ids"),
-            _rows("comm_cmd_info", "tt--", _OF_SETUP),
-        ),
-    ),
-    "EPBuffer.dispatch": Function(
-        OF_BUFFER,
-        _in_order(
-            "x topk_idx topk_weights cumulative_local_expert_recv_stats quantize smooth_scales active_mask "
-            "performance_info out wait",
-            _rows("x topk_idx topk_weights cumulative_local_expert_recv_stats quantize", "ttttt"),
-            _rows(
-                "smooth_scales",
-                "tttrt",
-                f"with `quantize`; without, refused. {_NO_SCALES}",
-            ),
-            _rows("active_mask", "ttttr", "`direct` has none"),
-            _rows("performance_info", "tttrr", f"{_WAITS}; `direct` has none"),
-            _rows("out", "ttttr", "rows of `direct` arrive in the window"),
-            _rows(
-                "wait", "tttrr", "a relay passes others' rows on inside its own call; `direct` has no halves"
-            ),
-        ),
-    ),
-    "EPBuffer.combine": Function(
-        OF_BUFFER,
-        _in_order(
-            "y handle topk_weights comm_quantize shared_expert_x ori_x const_expert_alpha_1 "
-            "const_expert_alpha_2 const_expert_v performance_info out wait",
-            _rows("y handle topk_weights out", "ttttt"),
-            _rows("comm_quantize", "ttrtr", "A2 quantises results in `hierarchy` only; `direct` has none"),
-            _rows("shared_expert_x", "ttrrr", f"{_SUMMED}; `direct` has none"),
-            _rows("ori_x", "tttrr", f"{_WITH_COPY}. {_NO_SPECIAL}, nor has `direct`"),
-            _rows(
-                "const_expert_alpha_1 const_expert_alpha_2 const_expert_v",
-                "ttrrr",
-                f"{_WITH_CONST}. {_NO_CONST}, nor has `direct`",
-            ),
-            _rows("performance_info", "tttrr", f"{_WAITS}; `direct` has none"),
-            _rows("wait", "tttrr", "a relay sums inside its own call; `direct` has no halves"),
-        ),
-    ),
-    "_npu_distribute_barrier": Function(
-        OF_TORCH_NPU,
-        {
-            "x_ref": _row(
-                "iiii", "it orders what uses it behind the barrier in a traced graph, as in torch_npu"
-            ),
-            **_rows("group world_size time_out elastic_info", "tttt"),
-        },
-    ),
-    "npu_moe_distribute_buffer_reset": Function(
-        OF_TORCH_NPU, _rows("elastic_info group_ep ep_world_size need_sync", "tttt")
-    ),
+        **_rows("group world_size time_out elastic_info", "tttt"),
+    },
+    "npu_moe_distribute_buffer_reset": _rows("elastic_info group_ep ep_world_size need_sync", "tttt"),
 }
+
+
+def _function(name: str, rows: Mapping[str, Row]) -> Function:
+    """An operator, with its arguments in the order of its signature."""
+    of_buffer = name.startswith("EPBuffer.")
+    operator = attrgetter(name)(moe_triton if of_buffer else torch_npu_ops)
+    arguments = [name for name in inspect.signature(operator).parameters if name != "self"]
+    return Function(OF_BUFFER if of_buffer else OF_TORCH_NPU, {name: rows[name] for name in arguments})
+
+
+TABLE = {name: _function(name, rows) for name, rows in _ROWS.items()}
 """By operator."""
 
 _HEADER = """\
@@ -330,21 +254,13 @@ group inside one server has no `hierarchy` on A2: what is asked for under that n
 """
 
 
-def _section(name: str, function: Function) -> Iterator[str]:
-    yield f"## `{name}`"
-    yield ""
-    columns = [f"{product} `{scheme}`" for product, scheme in function.schemes]
-    yield f"| Argument | {' | '.join(columns)} | |"
-    yield f"|{'---|' * (len(columns) + 2)}"
-    for argument, row in function.rows.items():
-        yield f"| `{argument}` | {' | '.join(row.standings)} | {row.why} |"
-    yield ""
+def _section(name: str, function: Function) -> str:
+    columns = ["Argument", *(f"{product} `{scheme}`" for product, scheme in function.schemes), ""]
+    rows = [(f"`{argument}`", *row.standings, row.why) for argument, row in function.rows.items()]
+    return f"## `{name}`\n\n{table(columns, rows)}\n"
 
 
 def markdown() -> str:
     """The page docs/arguments.md."""
     meanings = "\n".join(f"- **{word}**: {meaning}." for word, meaning in MEANINGS.items() if word != "-")
-    lines = [_HEADER.format(meanings=meanings)]
-    for name, function in TABLE.items():
-        lines.extend(_section(name, function))
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join([_HEADER.format(meanings=meanings), *(_section(*each) for each in TABLE.items())])

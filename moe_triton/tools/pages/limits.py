@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 
 from moe_triton.core.hccl import DEFAULT_MEGABYTES
 from moe_triton.limits.call import TORCH_NPU_NAMES
@@ -12,6 +12,7 @@ from moe_triton.limits.rule import EITHER, CallRule, ConfigRule, Generations, Ru
 from moe_triton.schemes import SCHEMES, class_at
 from moe_triton.schemes.buffer_size import EXCHANGE_FORMULA
 from moe_triton.schemes.rules import rule_sets
+from moe_triton.tools.markdown import table
 
 HEADER = """\
 <!-- Written by `python -m moe_triton.tools.pages limits`. Change the rules, not this page. -->
@@ -49,7 +50,6 @@ up to a multiple of N; A is what a rank can receive at most. Where no `generatio
 formulas, the smaller result counts. On A3 a window takes exactly these bytes, and at most a megabyte besides.
 On A2 it takes what its blocks need: mostly less, and in large groups more by up to 64 bytes a row, which the
 formula leaves out. The value to set covers both.
-
 """
 
 
@@ -63,7 +63,7 @@ def _generations(chosen: Generations) -> str:
     return "" if chosen == EITHER else ", ".join(name or "none" for name in chosen)
 
 
-def _table(rules: tuple[ConfigRule, ...] | tuple[CallRule, ...]) -> Iterator[str]:
+def _table(rules: tuple[ConfigRule, ...] | tuple[CallRule, ...]) -> str:
     """A column that would be empty is left out."""
     columns = {
         "Argument": [_name(rule.argument) for rule in rules],
@@ -73,27 +73,14 @@ def _table(rules: tuple[ConfigRule, ...] | tuple[CallRule, ...]) -> Iterator[str
         "Code": [str(rule.code) for rule in rules],
     }
     shown = {title: cells for title, cells in columns.items() if any(cells)}
-    yield from _rows(list(shown), zip(*shown.values(), strict=True))
+    return table(shown, zip(*shown.values(), strict=True))
 
 
-def _rows(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(titles)} |"
-    yield f"|{'---|' * len(titles)}"
-    for row in rows:
-        yield f"| {' | '.join(row)} |"
-
-
-def _section(rule_set: RuleSet) -> Iterator[str]:
-    yield f"## {rule_set.title}"
-    yield ""
-    yield "Sizes:"
-    yield ""
-    yield from _table(rule_set.config)
-    yield ""
-    yield "Other arguments of a call:"
-    yield ""
-    yield from _table(rule_set.call)
-    yield ""
+def _section(rule_set: RuleSet) -> str:
+    return (
+        f"## {rule_set.title}\n\nSizes:\n\n{_table(rule_set.config)}\n\n"
+        f"Other arguments of a call:\n\n{_table(rule_set.call)}\n"
+    )
 
 
 def _formulas() -> Iterable[Formula]:
@@ -109,10 +96,11 @@ def _formulas() -> Iterable[Formula]:
 def markdown() -> str:
     """The page docs/limits.md."""
     served = "; ".join(f"{product} with {', '.join(schemes)}" for product, schemes in SCHEMES.items())
-    lines = [HEADER.format(products=" and ".join(PRODUCTS), served=served)]
-    for rule_set in rule_sets():
-        lines.extend(_section(rule_set))
-    rows = [(f.title, f"`{f.text}`", _generations(f.generations)) for f in _formulas()]
-    lines += BUFFER_HEADER.format(default=DEFAULT_MEGABYTES).splitlines()
-    lines += _rows(("Window", "Bytes needed", "`generation`"), rows)
-    return "\n".join(lines) + "\n"
+    formulas = [(f.title, f"`{f.text}`", _generations(f.generations)) for f in _formulas()]
+    parts = [
+        HEADER.format(products=" and ".join(PRODUCTS), served=served),
+        *map(_section, rule_sets()),
+        BUFFER_HEADER.format(default=DEFAULT_MEGABYTES),
+        table(("Window", "Bytes needed", "`generation`"), formulas),
+    ]
+    return "\n".join(parts) + "\n"
