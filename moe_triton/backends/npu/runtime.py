@@ -96,7 +96,7 @@ class Runtime:
         """Whether the current stream's work goes into a graph."""
         return bool(self._npu.is_current_stream_capturing())
 
-    def captured(self, run: Callable[[], None]) -> Callable[[], None]:
+    def captured(self, run: Callable[[], object]) -> Callable[[], None]:
         """Captures work in a graph, as ``torch.npu.graph`` does.
 
         Args:

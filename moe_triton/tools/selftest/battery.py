@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 
 from moe_triton.processes import RankFailedError, RankGroup
 from moe_triton.tools.selftest.check import Check, Finding, Result, Status, run_on_rank
 from moe_triton.tools.selftest.settings import Settings
 
 
-class Battery:
+class Battery(AbstractContextManager["Battery"]):
     """Runs checks and keeps their results. A context manager: leaving it ends the processes.
 
     Args:
@@ -61,13 +62,11 @@ class Battery:
         try:
             finding = check.merge(self._findings(check))
         except RankFailedError as error:
-            self._drop_group()
-            finding = Finding(wrong=_by_failure(error))
+            finding = Finding(wrong=_by_failure(error), left=True)
         except OSError as error:
-            self._drop_group()
-            finding = Finding(wrong=(f"its processes could not be started: {error}",))
+            finding = Finding(wrong=(f"its processes could not be started: {error}",), left=True)
         if finding.left:
-            self._drop_group()
+            self.close()
         seconds = time.monotonic() - start
         status: Status = "failed" if finding.wrong else "skipped" if finding.skipped else "passed"
         details = finding.wrong or ((finding.skipped,) if finding.skipped else ())
@@ -85,24 +84,18 @@ class Battery:
     def _findings(self, check: Check) -> Sequence[Finding]:
         deadline_s = check.timeout_s or self.settings.timeout_s
         if self._group is None or self._size != check.ranks:
-            self._drop_group()
+            self.close()
             # gloo times out earlier than the check: if one rank fails, the others say which ranks they waited
             # for
             self._group, self._size = RankGroup(check.ranks, timeout_s=self.settings.wait_s), check.ranks
         order = (check.function, check.arguments, self.settings, check.on_device)
         return self._group.run(run_on_rank, *order, timeout_s=deadline_s)
 
-    def _drop_group(self) -> None:
+    def close(self) -> None:
+        """Ends the processes; a later check starts others."""
         if self._group is not None:
             self._group.close()
             self._group = None
-
-    def close(self) -> None:
-        """Ends the processes."""
-        self._drop_group()
-
-    def __enter__(self) -> Battery:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -15,6 +15,7 @@ from moe_triton.tools.selftest.settings import Settings
 
 Status = Literal["passed", "failed", "skipped"]
 STATUSES: tuple[Status, ...] = ("passed", "failed", "skipped")
+MOST_DETAILS = 5
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,12 @@ def of_rank_0(findings: Sequence[Finding]) -> Finding:
     first = findings[0]
     left = any(finding.left for finding in findings)
     return Finding(tuple(wrong), first.skipped, first.figures, first.facts, first.samples, left)
+
+
+def few(wrong: Sequence[str]) -> tuple[str, ...]:
+    """The first errors of many, which mostly have one cause, and how many more there are."""
+    more = len(wrong) - MOST_DETAILS
+    return (*wrong[:MOST_DETAILS], *([f"and {more} more"] if more > 0 else []))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ the first failure says where to look.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import torch
 
@@ -192,20 +191,16 @@ def _report_copy() -> str | None:
 
 def _graph() -> str | None:
     """Launches on a captured stream run each time that the graph is replayed."""
-    import torch_npu
-
     bench = Bench()
     executable = bench.executable(bench.post(), bench.turn())
     executable.run({})
     bench.runtime.synchronize()
-    graph = torch_npu.npu.NPUGraph()
     bench.count.fill_(NUMBER)
-    with torch_npu.npu.graph(graph):
-        executable.run({})
+    replay = bench.runtime.captured(lambda: executable.run({}))
     bench.runtime.synchronize()
     before = int(bench.zone[0])
     for _ in range(3):
-        graph.replay()
+        replay()
     bench.runtime.synchronize()
     found = before, int(bench.zone[0]), bench.entry(1)[1]
     return _differs(found, (1, 0, NUMBER))
@@ -228,36 +223,42 @@ def _windows() -> str | None:
     return f"{name} lacks {missing}" if missing else None
 
 
-_TABLE: tuple[tuple[str, str, Callable[[], str | None]], ...] = (
-    ("the device's name is a SoC of the table", "CANN: Common Compilation Options, --npu-soc", _soc),
-    ("a tensor over device memory that is not torch's", f"{TORCH_NPU}: torchair utils.py", _tensor_at),
-    (
+ASSUMPTIONS = (
+    Assumption(
+        "the device's name is a SoC of the table", "CANN: Common Compilation Options, --npu-soc", _soc
+    ),
+    Assumption(
+        "a tensor over device memory that is not torch's", f"{TORCH_NPU}: torchair utils.py", _tensor_at
+    ),
+    Assumption(
         "the window library's functions",
         "memfabric_hybrid, shmem: their Python API references",
         _windows,
     ),
-    ("a compiled Triton kernel takes addresses", "triton-ascend 3.2.0: backends/ascend/driver.py", _triton),
-    ("a kernel is launched through ctypes", "CANN: Ascend C, kernel launch by <<<>>>", _ascend_c),
-    ("npu_stream empties torch_npu's queue", f"{TORCH_NPU}: NPUStream.h, stream(need_empty)", _queue),
-    (
+    Assumption(
+        "a compiled Triton kernel takes addresses", "triton-ascend 3.2.0: backends/ascend/driver.py", _triton
+    ),
+    Assumption("a kernel is launched through ctypes", "CANN: Ascend C, kernel launch by <<<>>>", _ascend_c),
+    Assumption(
+        "npu_stream empties torch_npu's queue", f"{TORCH_NPU}: NPUStream.h, stream(need_empty)", _queue
+    ),
+    Assumption(
         "scalars are read anew in every kernel",
         "CANN: Ascend C, GlobalTensor.GetValue and DataCacheCleanAndInvalid",
         _scalar_cache,
     ),
-    ("events order two streams", f"{TORCH_NPU}: npu/streams.py, Event and Stream.wait_event", _streams),
-    (
+    Assumption(
+        "events order two streams", f"{TORCH_NPU}: npu/streams.py, Event and Stream.wait_event", _streams
+    ),
+    Assumption(
         "512 aligned bytes of a copy arrive with their last 32 last",
         # No page of the API states it. CANN's own operator is built on it.
         "CANN: ops-transformer, mc2/moe_distribute_dispatch_v2, moe_distribute_dispatch_v2_full_mesh.h",
         blocks_arrive_in_order,
     ),
-    ("GetSystemCycle counts 50 a microsecond", "CANN: Ascend C, GetSystemCycle", _deadline),
-    ("a copy to pinned memory does not wait", f"{TORCH_NPU}: Tensor.pin_memory, copy_", _report_copy),
-    (
-        "launches through ctypes are captured",
-        f"{TORCH_NPU}: npu/graphs.py, class graph",
-        _graph,
+    Assumption("GetSystemCycle counts 50 a microsecond", "CANN: Ascend C, GetSystemCycle", _deadline),
+    Assumption(
+        "a copy to pinned memory does not wait", f"{TORCH_NPU}: Tensor.pin_memory, copy_", _report_copy
     ),
+    Assumption("launches through ctypes are captured", f"{TORCH_NPU}: npu/graphs.py, class graph", _graph),
 )
-
-ASSUMPTIONS = tuple(Assumption(name, page, check) for name, page, check in _TABLE)

@@ -85,16 +85,8 @@ class Report:
 
 def _entry(result: Result) -> dict[str, Any]:
     """A check's result, without NaN and infinite figures, which JSON does not have."""
-    return {
-        "stage": result.stage,
-        "name": result.name,
-        "status": result.status,
-        "seconds": round(result.seconds, 3),
-        "details": list(result.details),
-        "figures": {name: value for name, value in result.figures.items() if math.isfinite(value)},
-        "facts": dict(result.facts),
-        "page": result.page,
-    }
+    figures = {name: value for name, value in result.figures.items() if math.isfinite(value)}
+    return {**asdict(result), "seconds": round(result.seconds, 3), "figures": figures}
 
 
 def _replace(path: Path, text: str) -> None:

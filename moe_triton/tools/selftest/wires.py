@@ -32,7 +32,12 @@ class Wires:
         wait_s: timeout of a wait, in seconds.
         blocks: blocks that send rows, None for the machine's default.
         group: the ranks, None for all.
+
+    Attributes:
+        last: what ran last, for its times.
     """
+
+    last: Executable
 
     def __init__(
         self,
@@ -115,11 +120,6 @@ class Wires:
         """(bytes,) uint8 on the device: this rank's window from a zone's first slot on."""
         return self._window.tensor()[self._slots.offset(zone=zone) :]
 
-    @property
-    def last(self) -> Executable:
-        """What ran last, for its times."""
-        return self._last
-
     def close(self) -> None:
         """Gives the window back, once every rank is done with it."""
         self._executables.clear()
@@ -133,8 +133,8 @@ class Wires:
         if key not in self._executables:
             plan = Plan("selftest", zone, tuple(make(zone, peer) for make in makers))
             self._executables[key] = self._backend.compile(plan, self._report, self._fixed)
-        self._last = self._executables[key]
-        self._last.run(bindings)
+        self.last = self._executables[key]
+        self.last.run(bindings)
         self._backend.synchronize()
 
     def _send(self, zone: int, peer: int) -> Launch:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 
 import torch
 import torch.distributed as dist
@@ -153,11 +154,9 @@ def measure_flags(place: Place) -> Finding:
             "flag_latency_us": max(0.0, barrier_us - launches_us),
         }
 
-    try:
+    with closing(wires):
         figures = over_passes(measure, ("flag_latency_us",))
         dist.barrier()
-    finally:
-        wires.close()
     return Finding(figures=figures)
 
 
@@ -181,21 +180,16 @@ def measure_writes(place: Place) -> Finding:
             **_fit(line),
         }
 
-    try:
+    with closing(wires):
         found = _finding(measure, ("remote_write_gb_per_s", HOP)) if place.rank == 0 else Finding()
         dist.barrier()
-    finally:
-        wires.close()
     return found
 
 
 def measure_cpu(place: Place) -> Finding:
     """What ranks of a CPU take for each row, byte, entry and id, all at once."""
-    probe = CpuProbe(place.backend, place.rank, place.num_ranks, place.settings.wait_s)
-    try:
+    with closing(CpuProbe(place.backend, place.rank, place.num_ranks, place.settings.wait_s)) as probe:
         return Finding(figures=over_passes(probe.measure, CPU_CONSTANTS if probe.works else ()))
-    finally:
-        probe.close()
 
 
 class _NoLineError(Exception):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 
 from moe_triton.kernels import Case, Sizes, families, kernel_cases
-from moe_triton.tools.selftest.check import Check, Finding, Place
+from moe_triton.tools.selftest.check import Check, Finding, Place, few
 from moe_triton.tools.selftest.checks.environment import BACKEND
 from moe_triton.tools.selftest.kernel_cases import check_case
 from moe_triton.tools.selftest.settings import Settings
 
 STAGE = "kernels"
-MOST_DETAILS = 5
 
 
 def kernel_checks(settings: Settings) -> list[Check]:
@@ -52,6 +51,4 @@ def check_kernel(place: Place, name: str, hidden: int) -> Finding:
         for blocks in sorted({1, backend.num_blocks(1)}):
             launches += 1
             wrong += [f"{blocks} block(s): {text}" for text in check_case(case, backend, blocks)]
-    if len(wrong) > MOST_DETAILS:
-        wrong = [*wrong[:MOST_DETAILS], f"and {len(wrong) - MOST_DETAILS} more"]
-    return Finding(wrong=tuple(wrong), figures={"launches": launches})
+    return Finding(wrong=few(wrong), figures={"launches": launches})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import torch
 
@@ -19,7 +20,7 @@ from moe_triton.tools.selftest.cases import (
     one_round,
     smooth_scales_of,
 )
-from moe_triton.tools.selftest.check import Check, Finding, Place
+from moe_triton.tools.selftest.check import Check, Finding, Place, few
 from moe_triton.tools.selftest.checks.windows import FLAGS, WRITES
 from moe_triton.tools.selftest.comparison import wrong_parts
 from moe_triton.tools.selftest.settings import HIDDEN, QUICK_HIDDEN, Settings
@@ -27,7 +28,6 @@ from moe_triton.tools.selftest.settings import HIDDEN, QUICK_HIDDEN, Settings
 STAGE = "operators"
 TOKENS, TOPK, EXPERTS_PER_RANK = 16, 8, 8
 DIFFERENT_INPUTS = 5  # of a case with more rounds than that; an odd number takes each through both zones
-MOST_DETAILS = 5
 SCHEMES = tuple(SERVED["A3"])
 MANY, SPARSE = "many rounds", "entries without an expert, ranks without tokens"
 QUICK_POSTED = ("bf16", MANY)
@@ -37,31 +37,28 @@ FIRST = f"{SCHEMES[0]}: bf16"  # what later stages stand on
 
 def operator_checks(settings: Settings, ranks: int) -> list[Check]:
     """All features by each scheme; of a quick run the later schemes take those that pack differently."""
-    checks = []
     quick = {"bf16", *(f"{name}, smooth scales" for name in QUANTIZED)}
-    for scheme in SCHEMES:
-        for name, case in _cases(settings, scheme, max(ranks, 2)).items():
-            if settings.quick and scheme != SCHEMES[0] and name not in quick:
-                continue
-            needs = (FLAGS, WRITES)
-            checks.append(
-                Check(f"{scheme}: {name}", STAGE, compare_rounds, (case,), ranks=ranks, needs=needs)
-            )
-    return [*checks, *_posted_checks(settings, max(ranks, 2), ranks)]
+    cases = {
+        f"{scheme}: {name}": (compare_rounds, case)
+        for scheme in SCHEMES
+        for name, case in _cases(settings, scheme, max(ranks, 2)).items()
+        if not settings.quick or scheme == SCHEMES[0] or name in quick
+    }
+    cases |= {name: (compare_posted, case) for name, case in _posted(settings, max(ranks, 2))}
+    return [
+        Check(name, STAGE, function, (case,), ranks=ranks, needs=(FLAGS, WRITES))
+        for name, (function, case) in cases.items()
+    ]
 
 
-def _posted_checks(settings: Settings, size: int, ranks: int) -> list[Check]:
+def _posted(settings: Settings, size: int) -> Iterator[tuple[str, Case]]:
     """The schemes that cross servers, as if each rank were on one of its own."""
-    checks = []
     for scheme in (name for schemes in SERVED.values() for name in schemes):
         for name, case in _cases(settings, scheme, size).items():
             config = dataclasses.replace(case.config, product=product_of(scheme), ranks_per_server=1)
             posted = dataclasses.replace(case, config=config)
-            if name not in (QUICK_POSTED if settings.quick else MOST_POSTED) or not _is_taken(posted):
-                continue
-            title, needs = f"{scheme}, posted: {name}", (FLAGS, WRITES)
-            checks.append(Check(title, STAGE, compare_posted, (posted,), ranks=ranks, needs=needs))
-    return checks
+            if name in (QUICK_POSTED if settings.quick else MOST_POSTED) and _is_taken(posted):
+                yield f"{scheme}, posted: {name}", posted
 
 
 def _is_taken(case: Case) -> bool:
@@ -79,7 +76,6 @@ def compare_posted(place: Place, case: Case) -> Finding:
 
 def compare_rounds(place: Place, case: Case) -> Finding:
     """Runs a case and names everything that differs from the reference in any bit."""
-    options = {"backend": place.settings.backend, "timeout_s": place.settings.wait_s}
     device = place.backend.device
     smooth = smooth_scales_of(case)
     if smooth is not None:
@@ -88,16 +84,14 @@ def compare_rounds(place: Place, case: Case) -> Finding:
     expected = [expected_round(case, number) for number in range(different)]
     inputs = [inputs_of(case, place.rank, number).to(device) for number in range(different)]
     wrong: list[str] = []
-    with make_buffer(case, **options) as buffer:
+    with make_buffer(case, backend=place.settings.backend, timeout_s=place.settings.wait_s) as buffer:
         for number in range(case.rounds):
             output, combined = one_round(buffer, case, inputs[number % different], smooth)
             finish(buffer, place.backend)
             received, sums = expected[number % different]
             found = wrong_parts(output, combined, received[place.rank], sums[place.rank])
             wrong += [f"round {number}: {text}" for text in found]
-    if len(wrong) > MOST_DETAILS:
-        wrong = [*wrong[:MOST_DETAILS], f"and {len(wrong) - MOST_DETAILS} more"]
-    return Finding(wrong=tuple(wrong), figures={"rounds": case.rounds})
+    return Finding(wrong=few(wrong), figures={"rounds": case.rounds})
 
 
 def plain_case(settings: Settings, ranks: int, scheme: str = SCHEMES[0]) -> Case:

@@ -57,8 +57,7 @@ def come_late(place: Place, delay_ms: int) -> Finding:
     received, sums = expected_round(case, 0)
     inputs = inputs_of(case, place.rank, 0).to(place.backend.device)
     begins, ends, wrong = [], [], []
-    options = {"backend": place.settings.backend, "timeout_s": place.settings.wait_s}
-    with make_buffer(case, **options) as buffer:
+    with make_buffer(case, backend=place.settings.backend, timeout_s=place.settings.wait_s) as buffer:
         one_round(buffer, case, inputs, None)
         finish(buffer, place.backend)
         for late in range(place.num_ranks):

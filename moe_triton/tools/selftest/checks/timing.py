@@ -25,7 +25,8 @@ from moe_triton.tools.selftest.timing import WARM_UP, percentiles
 STAGE = "timing"
 BATCHES, QUICK_BATCHES = (1, 16, 64, 128), (1, 64)
 ITERATIONS, QUICK_ITERATIONS = 50, 10
-OPERATORS = ("dispatch", "combine", "both")
+OPERATORS: tuple[Literal["dispatch", "combine"], ...] = ("dispatch", "combine")
+CALLS = (*OPERATORS, "both")
 START_IN_NS = 1_000_000  # later than the slowest rank has heard of it
 Steps = dict[str, list[float]]
 # Names of a report's figures and facts.
@@ -75,10 +76,6 @@ class _Clock:
         self.samples.setdefault(f"{name} begin", []).append(begin)
         self.samples.setdefault(f"{name} end", []).append(end)
 
-    def forget(self) -> None:
-        """What was taken while the machine warmed up."""
-        self.samples.clear()
-
 
 def _start_together() -> None:
     """Returns at the same moment on all ranks of a machine, which a barrier of the host's does not."""
@@ -101,25 +98,23 @@ def time_rounds(place: Place, scheme: str, tokens: int, quantize: str | None) ->
     steps: Steps = {}
     with make_buffer(case, backend=settings.backend, timeout_s=settings.wait_s) as buffer:
         one = _Round(buffer, inputs, quantize)
-        kinds: tuple[tuple[Literal["dispatch", "combine"], Callable[[], None]], ...]
-        kinds = ("dispatch", one.dispatch), ("combine", one.combine)
+        calls: dict[str, Callable[[], object]] = {name: getattr(one, name) for name in CALLS}
+        calls["memcpy"] = lambda: target.copy_(source)
         for number in range(WARM_UP + iterations):
             if number == WARM_UP:
-                clock.forget()
-            clock.take("dispatch", one.dispatch)
-            clock.take("combine", one.combine)
-            clock.take("both", one.both)
-            clock.take("memcpy", lambda: target.copy_(source))
+                clock.samples.clear()
+            for name, call in calls.items():
+                clock.take(name, call)
         buffer.measure(True)  # in rounds of their own: noting may take time
         for _ in range(iterations):
-            for operator, call in kinds:
+            for operator in OPERATORS:
                 dist.barrier()
-                call()
+                calls[operator]()
                 finish(buffer, place.backend)
                 for step, us in buffer.durations_us(operator).items():
                     steps.setdefault(f"{operator}{STEP}{step}", []).append(us)
     figures = {f"{name}_us": statistics.median(times) for name, times in steps.items()}
-    for operator in ("dispatch", "combine"):
+    for operator in OPERATORS:
         of_operator = [us for name, us in figures.items() if name.startswith(f"{operator}{STEP}")]
         figures[f"{operator}_kernels_us"] = sum(of_operator)
     figures |= {"bytes_sent": sent_bytes, TOKENS: tokens, RANKS: place.num_ranks}
@@ -162,7 +157,7 @@ def over_all_ranks(findings: Sequence[Finding]) -> Finding:
     copy_us = statistics.median(_own_times(findings, "memcpy"))
     figures["memcpy_p50_us"] = copy_us
     figures["memcpy_gb_per_s"] = figures["bytes_sent"] / copy_us / 1e3
-    for operator in OPERATORS:
+    for operator in CALLS:
         figures |= percentiles(f"{operator}_call", _spans(findings, operator))
         figures[f"{operator}_call_over_memcpy"] = figures[f"{operator}_call_p50_us"] / copy_us
     return Finding(figures=figures, facts=merged.facts)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import torch
 
 from moe_triton.tools.selftest.check import Check, Finding, Place
@@ -24,22 +26,18 @@ def window_checks(ranks: int) -> list[Check]:
 
 def exchange_flags(place: Place) -> Finding:
     """Whether the number that every rank sends with its flag arrives, in each of several rounds."""
-    wires = Wires(place.backend, 32, 1, place.settings.wait_s)
-    try:
+    with closing(Wires(place.backend, 32, 1, place.settings.wait_s)) as wires:
         for number in range(FLAG_ROUNDS):
             found = wires.barrier(1000 * number + place.rank)
             if found != [1000 * number + rank for rank in range(place.num_ranks)]:
                 return Finding(wrong=(f"round {number}: the ranks' numbers came as {found}",), left=True)
-    finally:
-        wires.close()
     return Finding(figures={"rounds": FLAG_ROUNDS})
 
 
 def exchange_rows(place: Place) -> Finding:
     """Whether rows written to any window, a rank's own included, are complete once the flag has arrived."""
-    wires = Wires(place.backend, ROW_BYTES, ROWS, place.settings.wait_s)
     wrong = []
-    try:
+    with closing(Wires(place.backend, ROW_BYTES, ROWS, place.settings.wait_s)) as wires:
         for shift in range(place.num_ranks):
             peer, source = (place.rank + shift) % place.num_ranks, (place.rank - shift) % place.num_ranks
             wires.send(peer, _pattern(place.rank, peer).to(place.backend.device), zone=shift % 2)
@@ -49,8 +47,6 @@ def exchange_rows(place: Place) -> Finding:
                 first = int(different[0])
                 wrong.append(f"{len(different)} of {ROWS} rows from rank {source} differ, first row {first}")
             wires.barrier()  # no rank writes to a zone that another one still reads
-    finally:
-        wires.close()
     return Finding(wrong=tuple(wrong), figures={"bytes_per_pair": ROWS * ROW_BYTES})
 
 
