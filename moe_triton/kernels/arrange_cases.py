@@ -13,20 +13,16 @@ from moe_triton.core.row_formats import QUANTIZED
 from moe_triton.kernels.arrange import OwnRows, arrange_kernel
 from moe_triton.kernels.cases import F32, I32, Draw, Family, Features, Inputs, Shape, blank
 from moe_triton.layout import ORIGIN, UB_ALIGN, WORD_BYTES, SlotLayout
+from moe_triton.reference import expand_index
 
 
 def _received(r: Draw, keeps_own: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows from each rank for each expert (E, W); of each result, its number within its expert (T * K)."""
-    expand_idx, counts = torch.zeros(r.tokens * r.topk, dtype=I32), [0] * r.num_experts
-    for entry, expert in enumerate(r.ids.flatten().tolist()):
-        if expert >= 0:
-            expand_idx[entry] = counts[expert]
-            counts[expert] += 1
     received = r.integers(0, r.most_rows + 1, r.num_local, r.num_ranks)
     if keeps_own:
-        first = r.rank * r.num_local
-        received[:, r.rank] = torch.tensor(counts[first : first + r.num_local], dtype=I32)
-    return received, expand_idx
+        own = r.ids[r.ids >= 0].bincount(minlength=r.num_experts).view(r.num_ranks, r.num_local)
+        received[:, r.rank] = own[r.rank]
+    return received, expand_index(r.ids, r.num_experts)
 
 
 def _table(s: Shape, r: Draw, received: torch.Tensor, keeps_own: bool) -> torch.Tensor:
@@ -99,24 +95,26 @@ def _as_launched(s: Shape) -> Shape:
     return s if s.has("smooth") else replace(s, shared=0)
 
 
-def _build_part(s: Shape) -> TritonKernel:
-    return arrange_kernel(_slot(s), s.has("weights"), zoned=s.zoned, parted=True)
+def _of_window(name: str, *, parted: bool) -> Family:
+    """Of a kernel that finds all rows in the window."""
+    return Family(
+        name,
+        arrange_kernel,
+        lambda s, r: _inputs(s, r, keeps_own=False),
+        lambda s: arrange_kernel(_slot(s), s.has("weights"), zoned=s.zoned, parted=parted),
+        axes=("hidden",),
+        features=(*QUANTIZED, "weights"),
+        window="entries",
+        computes=False,
+    )
 
 
 _FEATURES = (*QUANTIZED, "weights", "smooth")
 _SHOWN_OWN: tuple[Features, ...] = ((), ("weights",), ("int8", "weights"), ("int8", "weights", "smooth"))
 
 FAMILIES = (
-    Family(
-        "arrange",
-        arrange_kernel,
-        lambda s, r: _inputs(s, r, keeps_own=False),
-        lambda s: arrange_kernel(_slot(s), s.has("weights"), zoned=s.zoned),
-        axes=("hidden",),
-        features=(*QUANTIZED, "weights"),
-        window="entries",
-        computes=False,
-    ),
+    _of_window("arrange", parted=False),
+    _of_window("arrange_part", parted=True),
     Family(
         "arrange_own",
         arrange_kernel,
@@ -129,16 +127,6 @@ FAMILIES = (
         shown=_SHOWN_OWN,
         main=("int8", "weights", "smooth"),
         as_launched=_as_launched,
-        computes=False,
-    ),
-    Family(
-        "arrange_part",
-        arrange_kernel,
-        lambda s, r: _inputs(s, r, keeps_own=False),
-        _build_part,
-        axes=("hidden",),
-        features=(*QUANTIZED, "weights"),
-        window="entries",
         computes=False,
     ),
 )

@@ -187,6 +187,8 @@ def subsets(names: Iterable[str]) -> Iterator[Features]:
 # Parameters of factories that are no features.
 _SIZES = {"dtype": "torch_dtype", "hidden": "hidden", "topk": "topk", "num_shared": "shared"}
 _OTHERS = ("target", "zoned")
+# What stands before a size in a case's name.
+_PREFIXES = {"dtype": "", "hidden": "h", "topk": "k", "shared": "s"}
 
 
 @dataclass(frozen=True)
@@ -246,13 +248,8 @@ class Family:
 
     def case_name(self, shape: Shape) -> str:
         """As ``weighted_sum/bf16-h7168-k8-s1-weights``: a family and all that decides its code."""
-        sizes = {
-            "dtype": shape.dtype,
-            "hidden": f"h{shape.hidden}",
-            "topk": f"k{shape.topk}",
-            "shared": f"s{shape.shared}",
-        }
-        parts = [sizes[axis] for axis in self.axes] + [name for name in self.features if shape.has(name)]
+        sizes = [f"{_PREFIXES[axis]}{getattr(shape, axis)}" for axis in self.axes]
+        parts = [*sizes, *(name for name in self.features if shape.has(name))]
         return f"{self.name}/{'-'.join(parts)}" if parts else self.name
 
     def check(self, shape: Shape) -> None:

@@ -12,7 +12,7 @@ from moe_triton.core.row_formats import row_format_of
 from moe_triton.reference.arithmetic import rounded, through_blocks
 from moe_triton.reference.combine import CombineInputs, results_of, weighted_sums
 from moe_triton.reference.deployment import Deployment
-from moe_triton.reference.dispatch import DispatchInputs, dispatch_all
+from moe_triton.reference.dispatch import DispatchInputs, dispatch_all, present
 from moe_triton.reference.hierarchy import sums_by_servers
 
 OWN_SUMS = {"hierarchy": sums_by_servers}
@@ -88,21 +88,18 @@ def dispatch(
         )
         for rank in range(config.num_ranks)
     ]
-    received = []
-    for own in dispatch_all(deployment_of(config), inputs, row_format=row_format):
-        assert own is not None
-        received.append(
-            Received(
-                tokens=own.expand_x,
-                scales=own.dynamic_scales,
-                weights=own.expand_scales,
-                origins=own.assist_info,
-                recv_offsets=own.ep_recv_counts,
-                tokens_per_expert=own.expert_token_nums,
-                expand_idx=own.expand_idx,
-            )
+    return [
+        Received(
+            tokens=own.expand_x,
+            scales=own.dynamic_scales,
+            weights=own.expand_scales,
+            origins=own.assist_info,
+            recv_offsets=own.ep_recv_counts,
+            tokens_per_expert=own.expert_token_nums,
+            expand_idx=own.expand_idx,
         )
-    return received
+        for own in map(present, dispatch_all(deployment_of(config), inputs, row_format=row_format))
+    ]
 
 
 def combine(

@@ -26,7 +26,12 @@ from moe_triton.reference.arithmetic import (
     weighted_sum,
 )
 from moe_triton.reference.deployment import Deployment
-from moe_triton.reference.dispatch import DispatchReference, ids_that_take_part, tokens_that_take_part
+from moe_triton.reference.dispatch import (
+    DispatchReference,
+    ids_that_take_part,
+    present,
+    tokens_that_take_part,
+)
 
 Indices: TypeAlias = NDArray[np.integer]
 
@@ -135,18 +140,13 @@ def combine_all(
         >>> reference.combine_all(deployment, sent, inputs)[0].x.shape
         torch.Size([16, 7168])
     """
-    outputs: list[CombineReference | None] = []
-    for given, results in zip(
-        inputs, _return_all(deployment, dispatched, inputs, comm_quant_mode), strict=True
-    ):
-        if given is None or results is None:
-            outputs.append(None)
-            continue
+    outputs = {}
+    for process, (given, results) in _return_all(deployment, dispatched, inputs, comm_quant_mode).items():
         written, sums = weighted_sums(deployment.after_losses(), given, results)
         waited_for = tuple(deployment.survivors[source] for source in sorted(results.sources))
         x = rounded(sums, given.expand_x.dtype)
-        outputs.append(CombineReference(written=written, x=x, performance_ranks=waited_for))
-    return outputs
+        outputs[process] = CombineReference(written=written, x=x, performance_ranks=waited_for)
+    return [outputs.get(process) for process in range(len(inputs))]
 
 
 def combine_add_rms_norm_all(
@@ -176,19 +176,14 @@ def combine_add_rms_norm_all(
         >>> reference.combine_add_rms_norm_all(deployment, sent, inputs)[0].rstd.shape
         torch.Size([16])
     """
-    outputs: list[AddRmsNormReference | None] = []
-    for given, results in zip(
-        inputs, _return_all(deployment, dispatched, inputs, comm_quant_mode), strict=True
-    ):
-        if given is None or results is None:
-            outputs.append(None)
-            continue
+    outputs = {}
+    for process, (given, results) in _return_all(deployment, dispatched, inputs, comm_quant_mode).items():
         assert given.residual_x is not None
         assert given.gamma is not None
         written, sums = weighted_sums(deployment.after_losses(), given, results)
         y, rstd, x = add_rms_norm(sums, given.residual_x[written, 0], given.gamma, norm_eps)
-        outputs.append(AddRmsNormReference(written=written, y=y, rstd=rstd, x=x))
-    return outputs
+        outputs[process] = AddRmsNormReference(written=written, y=y, rstd=rstd, x=x)
+    return [outputs.get(process) for process in range(len(inputs))]
 
 
 def _return_all(
@@ -196,34 +191,30 @@ def _return_all(
     dispatched: Sequence[DispatchReference | None],
     inputs: Sequence[CombineInputs | None],
     comm_quant_mode: int,
-) -> list[Results | None]:
-    """What comes back to every process."""
+) -> dict[int, tuple[CombineInputs, Results]]:
+    """What every process that takes part passes, and what comes back to it."""
     tp, shared = deployment.num_tp_ranks, deployment.after_losses().num_shared_experts
-    returned: dict[int, Results] = {}
+    returned = {}
     for tp_rank in range(tp):
         processes = [rank * tp + tp_rank for rank in deployment.survivors]
-        origins, rows, batches = [], [], []
-        for process in processes:
-            own, given = dispatched[process], inputs[process]
-            assert own is not None, "a rank that takes part has dispatched"
-            assert given is not None, "a rank that takes part has inputs"
+        group = [present(inputs[process]) for process in processes]
+        origins, rows = [], []
+        for process, given in zip(processes, group, strict=True):
+            own = present(dispatched[process])
             y = given.expand_x[: len(own.assist_info)]
             if tp == 2:
-                y = _add_peers_half(own, y, dispatched[process ^ 1], inputs[process ^ 1])
+                y = _add_peers_half(own, y, present(dispatched[process ^ 1]), present(inputs[process ^ 1]))
             origins.append(own.assist_info)
             rows.append(through_blocks(y) if comm_quant_mode == 2 else y)
-            batches.append(given.expert_ids.shape)
-        for rank, process in enumerate(processes):
-            returned[process] = results_of(rank, origins, rows, batches[rank], shared)
-    return [returned.get(process) for process in range(len(inputs))]
+        for rank, (process, given) in enumerate(zip(processes, group, strict=True)):
+            returned[process] = given, results_of(rank, origins, rows, given.expert_ids.shape, shared)
+    return returned
 
 
 def _add_peers_half(
-    own: DispatchReference, y: torch.Tensor, peer: DispatchReference | None, given: CombineInputs | None
+    own: DispatchReference, y: torch.Tensor, peer: DispatchReference, given: CombineInputs
 ) -> torch.Tensor:
     """Own rows and what the peer has for them, added and rounded; they lie behind the peer's own rows."""
-    assert peer is not None
-    assert given is not None
     start = len(peer.assist_info)
     theirs = given.expand_x[start : start + len(own.assist_info)]
     with np.errstate(over="ignore", invalid="ignore"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from moe_triton.reference.arithmetic import QUANTIZERS, as_floats
 from moe_triton.reference.deployment import Deployment
 
 Entries = list[tuple[int, int]]  # (token, k)
+Some = TypeVar("Some")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +95,7 @@ def dispatch_all(
     own: dict[int, DispatchReference] = {}
     for tp_rank in range(tp):
         processes = [rank * tp + tp_rank for rank in deployment.survivors]
-        group = [_present(inputs[process]) for process in processes]
+        group = [present(inputs[process]) for process in processes]
         for rank, process in enumerate(processes):
             received = _receive(left, group, rank, row_format, expert_token_nums_type)
             own[process] = replace(received, performance_ranks=deployment.survivors)
@@ -149,9 +151,10 @@ def _shared_arrivals(deployment: Deployment, source: DispatchInputs, source_rank
     ]
 
 
-def _present(inputs: DispatchInputs | None) -> DispatchInputs:
-    assert inputs is not None, "a rank that takes part has inputs"
-    return inputs
+def present(of_rank: Some | None) -> Some:
+    """What a rank that takes part has passed, or been given."""
+    assert of_rank is not None, "a rank that takes part has inputs, and has dispatched"
+    return of_rank
 
 
 def _receive(

@@ -43,7 +43,7 @@ class NpuExecutable:
     ) -> None:
         self._plan, self._runtime, self._communication = plan, runtime, communication
         self.failed_launch: Launch | None = None
-        self._failed_report = torch.zeros(0, REPORT_WORDS, dtype=torch.int32, device="cpu")
+        self.failed_report = torch.zeros(0, REPORT_WORDS, dtype=torch.int32, device="cpu")
         self._holes = tuple(name for name in plan.holes if name not in fixed and name != REPORT)
         self._times = PhaseTimes(plan, runtime.device)
         self._reporting = [phases for phases in self._times.launches if _reports(phases[0])]
@@ -146,14 +146,9 @@ class NpuExecutable:
             code, phase = first_code(self._host_reports[index])
             if code:
                 self.failed_launch = phases[phase]
-                self._failed_report = self._host_reports[index, phase, : num_blocks(phases)]
+                self.failed_report = self._host_reports[index, phase, : num_blocks(phases)]
                 return code
         return 0
-
-    @property
-    def failed_report(self) -> torch.Tensor:
-        """See `moe_triton.backends.base.Executable`."""
-        return self._failed_report
 
     def measure(self, on: bool) -> None:
         """Whether runs measure each step from now on. Not for graphs that were captured before."""

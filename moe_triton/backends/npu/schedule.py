@@ -55,25 +55,18 @@ def schedule(launches: Sequence[Launch], two_streams: bool) -> Schedule:
     """
     if not two_streams:
         return Schedule(tuple(ScheduledLaunch("compute", None, False) for _ in launches), False, None)
-    last: dict[Stream, int | None] = {"compute": None, "communication": None}
     # What each stream has already waited for on the other one.
     known: dict[Stream, int] = {"compute": BEGIN, "communication": BEGIN - 1}
     waits: list[int | None] = []
     for number, launch in enumerate(launches):
         own: Stream = launch.stream
         other: Stream = "communication" if own == "compute" else "compute"
-        needed = _last_before(launches, number, other)
-        target = BEGIN if needed is None else needed
-        is_new = target > known[own]
-        waits.append(target if is_new else None)
-        known[own] = max(known[own], target)
-        last[own] = number
-    end = last["communication"]
-    awaited = {wait for wait in waits if wait is not None}
-    if end is not None and end > known["compute"]:
-        awaited.add(end)
-    else:
-        end = None
+        needed = _last_before(launches, number - launch.alongside, other)
+        waits.append(needed if needed > known[own] else None)
+        known[own] = max(known[own], needed)
+    last = _last_before(launches, len(launches), "communication")
+    end = last if last > known["compute"] else None
+    awaited = {number for number in (*waits, end) if number is not None}
     scheduled = tuple(
         ScheduledLaunch(launch.stream, wait, number in awaited)
         for number, (launch, wait) in enumerate(zip(launches, waits, strict=True))
@@ -81,9 +74,6 @@ def schedule(launches: Sequence[Launch], two_streams: bool) -> Schedule:
     return Schedule(scheduled, BEGIN in awaited, end)
 
 
-def _last_before(launches: Sequence[Launch], number: int, stream: Stream) -> int | None:
-    """The last launch on a stream that must have ended before this one starts."""
-    first = number - 1
-    if launches[number].alongside and launches[first].stream == stream:
-        first -= 1
-    return next((i for i in range(first, -1, -1) if launches[i].stream == stream), None)
+def _last_before(launches: Sequence[Launch], number: int, stream: Stream) -> int:
+    """The last launch on a stream of those before this number; `BEGIN` if there is none."""
+    return next((i for i in range(number - 1, -1, -1) if launches[i].stream == stream), BEGIN)

@@ -53,12 +53,9 @@ class AscendCStep:
     def __init__(self, phases: Phases, fixed: Bindings, holes: Sequence[str], report_bytes: int) -> None:
         packed = abi.phase_words(phases, report_bytes)
         words = packed.words
-        for position, hole in packed.holes:
-            if hole.name in fixed:
-                words[position] = abi.word_of(fixed[hole.name]) + hole.offset
+        self._fills = _bind(words, packed.holes, fixed, holes)
         self._words = (ctypes.c_uint64 * len(words))(*words)
         self._address = ctypes.addressof(self._words)
-        self._fills = _fills(packed.holes, fixed, holes)
         times = [position for position, hole in packed.holes if hole.name == abi.TIMES]
         self._times = [(position, words[position]) for position in times]
         self.note_times(False)
@@ -89,19 +86,10 @@ class TritonStep:
     is_direct = False
 
     def __init__(self, launch: Launch, fixed: Bindings, holes: Sequence[str]) -> None:
-        arguments: list[int] = []
-        unfilled: list[tuple[int, Hole]] = []
-        for value in launch.values:
-            assert not isinstance(value, tuple)
-            if isinstance(value, Hole):
-                if value.name in fixed:
-                    arguments.append(abi.word_of(fixed[value.name]) + value.offset)
-                    continue
-                unfilled.append((len(arguments), value))
-                value = 0
-            arguments.append(value)
-        self._arguments = arguments
-        self._fills = _fills(unfilled, fixed, holes)
+        assert not any(isinstance(value, tuple) for value in launch.values)
+        unfilled = [(i, value) for i, value in enumerate(launch.values) if isinstance(value, Hole)]
+        self._arguments = [value if isinstance(value, int) else 0 for value in launch.values]
+        self._fills = _bind(self._arguments, unfilled, fixed, holes)
         assert isinstance(launch.kernel, TritonKernel)
         self._programs = launch.blocks
         self._launch = triton_kernels.launcher(launch.kernel)
@@ -131,12 +119,24 @@ def make_step(phases: Phases, fixed: Bindings, holes: Sequence[str], report_byte
     return TritonStep(phases[0], fixed, holes)
 
 
-def _fills(unfilled: Sequence[tuple[int, Hole]], fixed: Bindings, holes: Sequence[str]) -> list[Fill]:
-    return [
-        (position, holes.index(hole.name), _part(hole))
-        for position, hole in unfilled
-        if hole.name not in fixed
-    ]
+def _bind(
+    words: list[int], unfilled: Sequence[tuple[int, Hole]], fixed: Bindings, holes: Sequence[str]
+) -> list[Fill]:
+    """Fills in what is the same in every call, and returns what each call has to fill in.
+
+    Args:
+        words: with a place for each argument.
+        unfilled: the places that are holes.
+        fixed: see `make_step`, as the next.
+        holes: names of those that a call fills.
+    """
+    fills: list[Fill] = []
+    for position, hole in unfilled:
+        if hole.name in fixed:
+            words[position] = abi.word_of(fixed[hole.name]) + hole.offset
+        else:
+            fills.append((position, holes.index(hole.name), _part(hole)))
+    return fills
 
 
 def _part(hole: Hole) -> Callable[[int], int]:
