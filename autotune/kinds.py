@@ -61,6 +61,11 @@ KINDS = (
 )
 
 
+def kind_named(name: str) -> Kind:
+    """A kind by its name."""
+    return next(kind for kind in KINDS if kind.name == name)
+
+
 def read(path: Path) -> Table:
     """A table of any kind, which its file's name begins with.
 

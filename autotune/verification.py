@@ -17,7 +17,7 @@ from autotune.kernels.modelled import ModelledTask
 from autotune.kernels.scope import Scope
 from autotune.kernels.versions import code_of
 from autotune.kinds import KERNELS, Kind
-from autotune.pipeline.modelled import source as source_of_schemes
+from autotune.model.constants import source_of
 from autotune.pipeline.tune import priced_schemes, sizes_of
 from autotune.search import Task
 from autotune.tuning import tasks_of
@@ -55,7 +55,7 @@ def schemes_verified(table: Table, scope: Scope, most: int, seed: int) -> Iterat
         most: rows that are priced again, drawn at random; 0 for all.
         seed: of the draw.
     """
-    if (source := source_of_schemes(scope.priced_on())) != table.source:
+    if (source := source_of(scope.priced_on())) != table.source:
         yield f"source: {table.source} -> {source}"
     for row in drawn(table.rows, most, seed):
         hidden, topk, ranks, tokens = row.sizes

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from autotune.model.constants import machine_named
-from autotune.pipeline.modelled import source as model_source
+from autotune.model.constants import source_of as model_source
 from moe_triton import ArgumentError, EPBuffer, Tuning
 from moe_triton import tables as kernel_tables
 from moe_triton.core.config import Config

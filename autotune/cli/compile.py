@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -13,31 +12,26 @@ from autotune.gate import GateReport, compile_for_npu, soc_named
 from autotune.gate.families import parse_case, with_sizes
 from autotune.gate.table import table
 from autotune.npu_compiler.stages import STAGES, save_stages
-from moe_triton.kernels import Family, Shape
-from moe_triton.kernels.cases import AXES
 from moe_triton.tools.text_table import TextTable, names, say, texts
 
 
-@dataclass(frozen=True)
-class CompileSettings:
-    """What to compile: a kernel or a case of the table, and what differs from its sizes.
-
-    Attributes:
-        save: where the IR of every stage goes, None for nowhere.
-    """
-
-    kernel: str
-    soc: str
-    dtype: str | None = None
-    hidden: int | None = None
-    topk: int | None = None
-    shared: int | None = None
-    features: Sequence[str] = ()
-    save: Path | None = None
-
-
-def run_compile(settings: CompileSettings, console: Console) -> int:
+def run_compile(
+    name: str,
+    soc_name: str,
+    sizes: Mapping[str, object],
+    features: Sequence[str],
+    save: Path | None,
+    console: Console,
+) -> int:
     """Prints the report.
+
+    Args:
+        name: a kernel, or a case of the table.
+        soc_name: chip or product.
+        sizes: that differ from the case's, by axis; None for those that do not.
+        features: further ones.
+        save: where the IR of every stage goes, None for nowhere.
+        console: to print to.
 
     Returns:
         0 if the kernel fits, else 1.
@@ -46,26 +40,17 @@ def run_compile(settings: CompileSettings, console: Console) -> int:
         ArgumentError: there is no such kernel, chip or size.
         ToolchainError: the compiler refuses it, or is missing.
     """
-    soc = soc_named(settings.soc)
-    family, shape = _shape_of(settings)
+    soc = soc_named(soc_name)
+    family, shape = parse_case(name)
+    changed = {axis: size for axis, size in sizes.items() if size is not None}
+    shape = with_sizes(family, shape, changed, features)
     kernel = family.kernel(shape)
-    if settings.save is not None:
-        _print_stages(save_stages(kernel, soc, settings.save), settings.save, console)
+    if save is not None:
+        for stage in save_stages(kernel, soc, save):
+            console.print(f"{save / stage}: {STAGES[stage]}", markup=False, soft_wrap=True)
     report = compile_for_npu(kernel, soc.name)
     _print_report(family.case_name(shape), report, console)
     return 0 if report.fits else 1
-
-
-def _shape_of(settings: CompileSettings) -> tuple[Family, Shape]:
-    family, shape = parse_case(settings.kernel)
-    given = {axis: getattr(settings, axis) for axis in AXES}
-    sizes = {axis: value for axis, value in given.items() if value is not None}
-    return family, with_sizes(family, shape, sizes, settings.features)
-
-
-def _print_stages(saved: Sequence[str], folder: Path, console: Console) -> None:
-    for name in saved:
-        console.print(f"{folder / name}: {STAGES[name]}", markup=False, soft_wrap=True)
 
 
 def _print_report(case: str, report: GateReport, console: Console) -> None:

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from autotune.cli.compile import CompileSettings, run_compile
-from autotune.cli.gate import GateSettings, run_gate
+from autotune.cli.compile import run_compile
+from autotune.cli.gate import run_gate
 
 compile_app, gate_app = (typer.Typer(add_completion=False) for _ in range(2))
 
@@ -26,8 +26,8 @@ def compile_kernel(
     save: Annotated[Path | None, typer.Option(help="folder for the IR of every stage")] = None,
 ) -> None:
     """Print what the NPU's compiler makes of one Triton kernel."""
-    settings = CompileSettings(kernel, soc, dtype, hidden, topk, shared, feature or (), save)
-    raise typer.Exit(run_compile(settings, Console()))
+    sizes = {"dtype": dtype, "hidden": hidden, "topk": topk, "shared": shared}
+    raise typer.Exit(run_compile(kernel, soc, sizes, feature or (), save, Console()))
 
 
 @gate_app.command(name="gate")
@@ -39,4 +39,4 @@ def gate(
     update: Annotated[bool, typer.Option(help="keep what is found, in the repository")] = False,
 ) -> None:
     """Compile every Triton kernel in every shape for the NPU, and compare with what is kept."""
-    raise typer.Exit(run_gate(GateSettings(soc or (), kernel or (), sample, seed, update), Console()))
+    raise typer.Exit(run_gate(soc or (), kernel or (), sample, seed, update, Console()))

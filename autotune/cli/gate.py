@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rich.console import Console
 from rich.text import Text
@@ -20,27 +19,18 @@ MOST_SHOWN = 40
 SAMPLED_OTHERS = 6
 
 
-@dataclass(frozen=True)
-class GateSettings:
-    """What to compile and what to do about differences.
+def run_gate(
+    socs: Sequence[str], kernels: Sequence[str], is_sample: bool, seed: int, update: bool, console: Console
+) -> int:
+    """Compiles, compares and prints.
 
-    Attributes:
+    Args:
         socs: names of chips or products; all if empty.
         kernels: families; all if empty.
         is_sample: compile the cases of the tests instead of the whole table.
         seed: of the sample.
         update: keep the new figures.
-    """
-
-    socs: Sequence[str] = ()
-    kernels: Sequence[str] = ()
-    is_sample: bool = False
-    seed: int = 0
-    update: bool = False
-
-
-def run_gate(settings: GateSettings, console: Console) -> int:
-    """Compiles, compares and prints.
+        console: to print to.
 
     Returns:
         0 if all figures equal the kept ones, or were kept now; else 1.
@@ -50,8 +40,13 @@ def run_gate(settings: GateSettings, console: Console) -> int:
         ToolchainError: the compiler is missing.
     """
     _check_checkout()
-    found = _compile(_pairs(settings))
-    is_whole = not (settings.kernels or settings.is_sample)
+    if is_sample and update:
+        rule = "it keeps whole chips or whole kernels, never a sample"
+        raise ArgumentError("update", True, rule, "Leave out --sample.")
+    pairs = _pairs(socs, kernels, is_sample, seed)
+    with progress("cases", len(pairs)) as work:
+        found = runner.run(pairs, lambda soc, row: work.advance(f"{soc} {row['case']}"))
+    is_whole = not (kernels or is_sample)
     changes = {
         soc: golden.compare(golden.read(soc, golden.FOLDER), rows, is_whole=is_whole)
         for soc, rows in found.items()
@@ -62,7 +57,7 @@ def run_gate(settings: GateSettings, console: Console) -> int:
             console.print(f"{soc} {difference}", markup=False, soft_wrap=True)
         if len(differences) > MOST_SHOWN:
             console.print(f"{soc}: {len(differences) - MOST_SHOWN} more differences")
-    if settings.update:
+    if update:
         _keep(found, is_whole, console)
         return 0
     if any(changes.values()):
@@ -79,22 +74,14 @@ def _check_checkout() -> None:
         raise MoeTritonError(f"{golden.FOLDER} is not there; {told}. moe-triton compile works anywhere.")
 
 
-def _pairs(settings: GateSettings) -> list[tuple[str, Case]]:
-    if settings.is_sample and settings.update:
-        rule = "it keeps whole chips or whole kernels, never a sample"
-        raise ArgumentError("update", True, rule, "Leave out --sample.")
-    socs = list(dict.fromkeys(soc_named(name).name for name in settings.socs or SOCS))
-    kernels = {family_named(name).name for name in settings.kernels}
-    if settings.is_sample:
-        pairs = sample(settings.seed, SAMPLED_OTHERS)
+def _pairs(socs: Sequence[str], kernels: Sequence[str], is_sample: bool, seed: int) -> list[tuple[str, Case]]:
+    chips = list(dict.fromkeys(soc_named(name).name for name in socs or SOCS))
+    families = {family_named(name).name for name in kernels}
+    if is_sample:
+        pairs = sample(seed, SAMPLED_OTHERS)
     else:
-        pairs = [(soc, case) for soc in socs for case in table().values()]
-    return [(soc, c) for soc, c in pairs if soc in socs and (not kernels or c.family.name in kernels)]
-
-
-def _compile(pairs: Sequence[tuple[str, Case]]) -> dict[str, list[golden.Row]]:
-    with progress("cases", len(pairs)) as work:
-        return runner.run(pairs, lambda soc, row: work.advance(f"{soc} {row['case']}"))
+        pairs = [(soc, case) for soc in chips for case in table().values()]
+    return [(soc, c) for soc, c in pairs if soc in chips and (not families or c.family.name in families)]
 
 
 def _summary(found: dict[str, list[golden.Row]], changes: dict[str, list[golden.Difference]]) -> TextTable:

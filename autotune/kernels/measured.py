@@ -7,19 +7,19 @@ until the 95% interval of the ratios' median is narrow, or the candidate is clea
 from __future__ import annotations
 
 import contextlib
-import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from itertools import product
 from typing import ClassVar
 
 import torch
 
+from autotune.intervals import Interval
 from autotune.kernels.scope import CPU
 from autotune.kernels.subjects import Subject
+from autotune.kernels.versions import digest_of_values
 from autotune.search.task import Outcome, Task, WrongBitsError
 from moe_triton import __version__, tables
 from moe_triton.backends.cpu.triton import prepare
@@ -39,8 +39,6 @@ BATCH_S = 200e-6  # of calls that are timed together: the clock costs nothing th
 now = time.process_time
 """A kernel waits for nothing, and runs in its caller's thread: others' time on its core is not its own."""
 LEAST_TOKENS = 8  # of a kernel's inputs
-_Z = 1.96  # of the normal distribution: 2.5% are beyond it on each side
-_DIGITS = 12
 
 
 @dataclass(frozen=True)
@@ -60,20 +58,11 @@ class Ratio:
     default_ns: float
 
 
-def interval(samples: Sequence[float]) -> tuple[float, float]:
-    """The 95% interval of the median: order statistics, by the normal approximation of the binomial."""
-    ordered, number = sorted(samples), len(samples)
-    half = _Z * math.sqrt(number) / 2
-    low = max(0, math.floor(number / 2 - half))
-    high = min(number - 1, math.ceil(number / 2 + half))
-    return ordered[low], ordered[high]
-
-
 def is_enough(ratios: Sequence[float]) -> bool:
     """The stop rule."""
     if len(ratios) < FEWEST:
         return False
-    low, high = interval(ratios)
+    low, _, high = Interval.of(ratios)
     return high - low <= NARROW or low > CLEARLY_WORSE or len(ratios) >= MOST
 
 
@@ -92,8 +81,7 @@ def compared(candidate: Callable[[], float], default: Callable[[], float]) -> Ra
             usual, seconds = default(), candidate()
         ratios.append(seconds / usual)
         times.append(usual)
-    low, high = interval(ratios)
-    return Ratio(low, statistics.median(ratios), high, len(ratios), 1e9 * statistics.median(times))
+    return Ratio(*Interval.of(ratios), len(ratios), 1e9 * statistics.median(times))
 
 
 Memory = dict[str, torch.Tensor]
@@ -231,7 +219,7 @@ def digest_of_task(kernel: TritonKernel, *others: object) -> str:
     """Of a kernel, and of what else decides its outcomes."""
     source_text = getattr(kernel.fn, "cache_key", kernel.name)
     decides = others, source_text, kernel.args, sorted(kernel.constants.items(), key=str)
-    return sha256(repr((decides, tables.VALUES)).encode()).hexdigest()[:_DIGITS]
+    return digest_of_values((decides, tables.VALUES))
 
 
 def task_of(subject: Subject) -> MeasuredTask:

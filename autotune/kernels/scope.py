@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -51,10 +51,9 @@ class Scope:
     measure: bool = False
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if field.name in ("hidden", "topk", "ranks", "tokens"):
-                for size in getattr(self, field.name):
-                    check_positive(field.name, size)
+        for name in ("hidden", "topk", "ranks", "tokens"):
+            for size in getattr(self, name):
+                check_positive(name, size)
         for dtype in self.dtypes:
             check_choice("dtype", dtype, ["bf16", "fp16"])
         if self.soc not in (CPU, *SOC_OF_PRODUCT, *SOC_OF_PRODUCT.values()):

@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from hashlib import sha256
 from importlib import resources
 from typing import Any, Literal, cast, get_args
 
@@ -25,6 +26,7 @@ else:
 FORMAT, VERSION = "moe_triton.machine_constants", 2
 REMEDY = "Name a report of moe-triton selftest, or a file of Machine.to_json()."
 MACHINES = ("A2", "A3", "cpu")
+_DIGITS = 12  # of a digest
 
 Kind = Literal["published", "fitted", "assumed", "measured"]
 
@@ -195,6 +197,12 @@ class Machine:
 
 
 _NEVER_ZERO = ("clock_ghz", "cores", "vector_divide_factor", "vector_reduce_factor", "queue_entries")
+
+
+def source_of(*machines: Machine) -> str:
+    """What modelled figures come from: the model, with a digest of the constants of some machines."""
+    text = "".join(machine.to_json() for machine in machines)
+    return f"autotune.model, constants {sha256(text.encode()).hexdigest()[:_DIGITS]}"
 
 
 @functools.cache

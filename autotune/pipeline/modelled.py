@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
 
+from autotune.intervals import Interval
 from autotune.model.bodies.body import body_of
 from autotune.model.bodies.remembered import Remembered
 from autotune.model.clusters import cluster
@@ -12,7 +12,6 @@ from autotune.model.clusters.group import TIMEOUT_US, Group
 from autotune.model.constants import Machine, machine_named
 from autotune.model.cost import UnknownWorkError
 from autotune.pipeline.candidate import Candidate, Sizes
-from autotune.pipeline.intervals import Interval
 from autotune.pipeline.race import FORMATS, Result
 from moe_triton import Tuning
 from moe_triton.backends import CAPABILITIES
@@ -22,7 +21,6 @@ from moe_triton.schemes.scheme import Scheme
 from moe_triton.schemes.site import Site
 
 NS_PER_US = 1000
-_DIGITS = 12  # of a digest
 
 
 @dataclass(frozen=True)
@@ -64,11 +62,6 @@ class TunedGroup(Group):
         self.tuning.check(blocks)
         at = rank, blocks, TIMEOUT_US, CAPABILITIES["npu"]
         return make_scheme(Site(self.config, *at, tuning=self.tuning))
-
-
-def source(machine: Machine) -> str:
-    """The model and its version: a digest of a machine's constants."""
-    return f"autotune.model, constants {sha256(machine.to_json().encode()).hexdigest()[:_DIGITS]}"
 
 
 class Modelled:

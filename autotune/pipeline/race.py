@@ -17,8 +17,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from autotune.intervals import LOOKING, NORMAL_95, Interval
 from autotune.pipeline.candidate import Candidate, Sizes
-from autotune.pipeline.intervals import LOOKING, NORMAL_95, Interval
 from autotune.search.task import WrongBitsError
 from moe_triton import EPBuffer
 from moe_triton.core.errors import ArgumentError, MoeTritonError, WindowError

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from autotune.kinds import kind_named
 from autotune.pipeline.candidate import Candidate, Sizes
 from autotune.pipeline.race import Result
 from autotune.writing import writing
 from moe_triton.core.space import text_of
 from moe_triton.core.tables import Row, Table
-from moe_triton.schemes import SCHEMES
 from moe_triton.tables import pipelines, schemes
 
 AND = " && "
@@ -73,16 +73,13 @@ def kept(kind: str, target: Target) -> Table | None:
     path = path_of(kind, target)
     if not os.path.lexists(path):
         return None
-    if kind == schemes.KIND:
-        table = schemes.checked_table(path, [name for each in SCHEMES.values() for name in each])
-    else:
-        table = pipelines.checked_table(path)
+    table = kind_named(kind).check(path)
     return table if table.source == target.source else None
 
 
 def path_of(kind: str, target: Target) -> Path:
     """The file of a machine's table."""
-    return target.folder / f"{kind}-{target.machine}.json"
+    return target.folder / kind_named(kind).file(target.machine)
 
 
 def write(kind: str, target: Target, rows: list[Row]) -> Path:

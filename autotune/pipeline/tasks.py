@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import moe_triton
+from autotune.intervals import Interval
 from autotune.kernels.versions import digest_of, digest_of_values
 from autotune.pipeline.candidate import Candidate, Sizes
-from autotune.pipeline.intervals import Interval
 from autotune.pipeline.race import Result
 from autotune.search import Outcome, Task
 from moe_triton.core.capabilities import Capabilities

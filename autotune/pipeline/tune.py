@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from autotune.kernels import occasions
-from autotune.model.constants import machine_named
-from autotune.pipeline import measured, modelled, results
+from autotune.model.clusters.group import OPTIONS as GROUP_OPTIONS
+from autotune.model.constants import machine_named, source_of
+from autotune.pipeline import measured, results
 from autotune.pipeline.candidate import Candidate, Sizes
 from autotune.pipeline.measured import Effort, Measured
 from autotune.pipeline.modelled import Modelled, TunedGroup
@@ -38,12 +39,6 @@ WORTH = 0.97
 """The ratio to the default from which on a candidate is worth a row: less is within a bad day's noise."""
 ALIKE = 0.01
 """Ratios that differ by no more are as good as each other."""
-_OPTIONS = {
-    "num_ranks": "ranks",
-    "num_max_tokens_per_rank": "tokens",
-    "num_topk": "topk",
-    "num_experts": "experts",
-}
 
 Report = Callable[[Sizes, Result], None]
 """Told each candidate that was priced."""
@@ -137,7 +132,7 @@ def check(sizes: Sizes, soc: str) -> None:
     try:
         check_config(sizes.config(sizes.schemes[0]))
     except ArgumentError as error:
-        raise error.renamed(_OPTIONS) from None
+        raise error.renamed(GROUP_OPTIONS) from None
     if product_of(soc):
         TunedGroup.of(sizes, Candidate(sizes.schemes[0]), None)
 
@@ -154,7 +149,7 @@ def target_of(soc: str, folder: Path | None = None) -> Target:
     if product is None:
         return Target(machine_of("cpu", PRODUCT), measured.cores(), measured.source(), folder)
     machine = machine_named(product)
-    return Target(machine_of("npu", product), int(machine.cores), modelled.source(machine), folder)
+    return Target(machine_of("npu", product), int(machine.cores), source_of(machine), folder)
 
 
 def study_of(soc: str) -> Path:

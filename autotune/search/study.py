@@ -116,10 +116,9 @@ class Studies:
             is_sampled = len(candidates) > self.budget
             if not free or (is_sampled and len(found) >= self.budget):
                 return None
-            outcomes = {text: row.outcome for text, row in found.items()}
-            first = task.first(outcomes) if is_sampled else free
+            first = task.first(found) if is_sampled else free
             begun = next((each for each in first if text_of(each) not in found), None)
-            settings = begun or sampled(task, free, outcomes, self.seed)
+            settings = begun or sampled(task, free, found, self.seed)
             if self._take(task, settings):
                 return settings
 
@@ -140,11 +139,11 @@ class Studies:
         """All that were priced, the task's own first, the others in the order of the space."""
         found = self._rows(task)
         priced = ((each, found.get(text_of(each))) for each in self._all(task))
-        return [Trial(each, row.outcome) for each, row in priced if row and row.outcome]
+        return [Trial(each, outcome) for each, outcome in priced if outcome]
 
     def best(self, task: Task) -> float | None:
         """The smallest value so far; None if there is none."""
-        outcomes = (row.outcome for row in self._rows(task).values())
+        outcomes = self._rows(task).values()
         return min((o.value for o in outcomes if o and o.is_exact and o.value is not None), default=None)
 
     def _all(self, task: Task) -> list[dict[str, int]]:
@@ -158,15 +157,15 @@ class Studies:
         done = self._execute("INSERT OR IGNORE INTO trials VALUES (?, ?, ?, ?, NULL)", row)
         return done.rowcount == 1
 
-    def _rows(self, task: Task) -> Mapping[str, _Row]:
-        """By settings: what is priced, and what a living process is at."""
+    def _rows(self, task: Task) -> Mapping[str, Outcome | None]:
+        """Outcomes by settings; None for what a living process is at."""
         query = "SELECT settings, process, started, outcome FROM trials WHERE task = ?"
-        rows = {}
+        rows: dict[str, Outcome | None] = {}
         for row in self._execute(query, (task.name,)).rows:
             try:
                 text, process, started, outcome = row
                 settings = settings_of(text)
-                rows[text] = _Row(Outcome.from_json(outcome) if outcome is not None else None)
+                rows[text] = Outcome.from_json(outcome) if outcome is not None else None
             except (ValueError, TypeError, AttributeError, RecursionError) as error:
                 raise self._unusable(f"a row of {task.name}: {error}") from None
             if outcome is None and start_of(process) != started:
@@ -197,13 +196,6 @@ class _Done:
 
     rowcount: int
     rows: list[Any]
-
-
-@dataclass(frozen=True)
-class _Row:
-    """A candidate that somebody has taken; without outcome, it is being priced."""
-
-    outcome: Outcome | None
 
 
 def start_of(process: int) -> int:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from autotune.intervals import FEWEST, LOOKING, Interval
 from autotune.pipeline import measured, race, results
 from autotune.pipeline.candidate import Candidate, Sizes
-from autotune.pipeline.intervals import FEWEST, LOOKING, Interval
 from autotune.pipeline.measured import Effort, Measured
 from autotune.pipeline.race import Race, Result, compare
 from autotune.pipeline.results import Target

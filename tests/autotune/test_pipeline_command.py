@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from autotune.cli import app as tune_app
+from autotune.intervals import Interval
 from autotune.pipeline import measured, results, tune
 from autotune.pipeline.candidate import Candidate, Sizes
 from autotune.pipeline.command import command_of
-from autotune.pipeline.intervals import Interval
 from autotune.pipeline.measured import Measured
 from autotune.pipeline.race import Result
 from autotune.search.task import WrongBitsError

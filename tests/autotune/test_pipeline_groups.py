@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from autotune.intervals import Interval
 from autotune.pipeline.candidate import Candidate, Sizes
-from autotune.pipeline.intervals import Interval
 from autotune.pipeline.measured import Effort
 from autotune.pipeline.modelled import Modelled
 from autotune.pipeline.race import Result

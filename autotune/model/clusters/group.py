@@ -40,12 +40,13 @@ TIMEOUT_US = 60_000_000  # of waits in plans; it makes no difference here
 OperatorName = Literal["dispatch", "combine"]
 OPERATORS: tuple[OperatorName, ...] = ("dispatch", "combine")
 
-_NAMES = {
+OPTIONS = {
     "num_ranks": "ranks",
     "num_max_tokens_per_rank": "tokens",
     "num_topk": "topk",
     "num_experts": "experts",
 }
+"""What commands call the sizes of a `Config`."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ class Group:
         try:
             check_config(config)
         except ArgumentError as error:
-            raise error.renamed(_NAMES) from None
+            raise error.renamed(OPTIONS) from None
         return config
 
     def draw(self) -> np.ndarray:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from itertools import product
 
 from autotune.model.bodies.remembered import Bodies
 from autotune.model.clusters.group import OPERATORS, PLANNED, Group, OperatorName
 from autotune.model.clusters.prices import Call
-from autotune.model.constants import machine_named
+from autotune.model.constants import machine_named, source_of
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.tables import Row, Table
 from moe_triton.schemes import SCHEMES
@@ -22,7 +21,6 @@ from moe_triton.schemes.part_tokens import COMMAND, KEYS, SIZES, TABLE, VALUES
 
 PARTS = 1, 2, 4
 HIDDEN, RANKS, TOKENS = (2048, 4096, 7168), (8, 16, 64, 256), (16, 64, 128, 256, 512)
-_DIGITS = 12  # of a digest
 
 
 @dataclass(frozen=True)
@@ -89,6 +87,5 @@ def table_of(rows: list[Row]) -> Table:
 
 
 def source() -> str:
-    """The model and its version: a digest of the constants of the machines that have plans."""
-    text = "".join(machine_named(name).to_json() for name in PLANNED)
-    return f"autotune.model, constants {sha256(text.encode()).hexdigest()[:_DIGITS]}"
+    """The model, with the constants of the machines that have plans."""
+    return source_of(*map(machine_named, PLANNED))
