@@ -51,6 +51,7 @@ from benchmarks.harness import (
     median_with_interval,
     parser,
     print_table,
+    records_of,
     run_main,
     write_records,
 )
@@ -301,7 +302,7 @@ def main() -> None:
     arguments.add_argument("--ranks", type=at_least(1, MAX_RANKS), nargs="+", default=[2, 4])
     arguments.add_argument("--rows", nargs="+", choices=("bf16", "int8"), default=["bf16", "int8"])
     options = arguments.parse_args()
-    records = []
+    records: list[Record] = []
     with progress("cases", len(options.ranks) * len(options.rows)) as work:
         for ranks, rows in product(options.ranks, options.rows):
             quantize = "" if rows == "bf16" else rows
@@ -314,12 +315,7 @@ def main() -> None:
             for name in WAYS:
                 found = Taken(case, taken).figures(name)
                 lines.append(_cells(name, found))
-                about: dict[str, object] = {**case.as_record(), "route": name}
-                for metric, value in found.items():
-                    unit = "us" if "us" in metric.split("_") else "ratio"
-                    records.append(
-                        Record(benchmark="decode", case=about, metric=metric, value=value, unit=unit)
-                    )
+                records += records_of("decode", {**case.as_record(), "route": name}, found)
             print_table(f"{case}, H {HIDDEN}, K {TOPK}: us, those by state of each core", COLUMNS, lines)
     write_records(options.json, records)
 

@@ -30,6 +30,29 @@ class Record(TypedDict):
     unit: str
 
 
+def records_of(
+    benchmark: str, case: Mapping[str, object], figures: Mapping[str, float], unit: str = ""
+) -> list[Record]:
+    """Figures of one case.
+
+    Args:
+        benchmark: its name.
+        case: what they are of.
+        figures: by metric.
+        unit: of all of them; if none is given, us where a metric's name says so, and else a ratio.
+    """
+    return [
+        Record(
+            benchmark=benchmark,
+            case=dict(case),
+            metric=metric,
+            value=value,
+            unit=unit or ("us" if "us" in metric.split("_") else "ratio"),
+        )
+        for metric, value in figures.items()
+    ]
+
+
 def interleave(
     routes: Mapping[str, Callable[[], object]],
     iterations: int,

@@ -13,15 +13,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import (
-    MAX_RANKS,
-    Record,
-    at_least,
-    parser,
-    print_table,
-    run_main,
-    write_records,
-)
+from benchmarks.harness import MAX_RANKS, at_least, parser, print_table, records_of, run_main, write_records
 from benchmarks.operators import BUFFER_MEGABYTES, EXPERTS, HIDDEN, TOPK, Inputs
 from moe_triton import torch_npu_ops as ops
 from moe_triton.processes import RankGroup
@@ -109,11 +101,14 @@ def main() -> None:
     for feature, per_rank in found.items():
         most = max(per_rank, key=lambda m: m.private)
         megabytes = [f"{n / 1e6:.1f}" for n in (most.formula, most.window, most.outputs, most.scratch)]
-        ratios = most.window / most.formula, most.private / most.outputs
-        rows.append([feature, *megabytes, f"{most.private / 1e6:.1f}", *(f"{r:.2f}" for r in ratios)])
-        case: dict[str, object] = {"feature": feature, "ranks": options.ranks, "tokens": options.tokens}
-        for metric, value in zip(("window_vs_formula", "private_vs_outputs"), ratios, strict=True):
-            records.append(Record(benchmark="memory", case=case, metric=metric, value=value, unit="ratio"))
+        ratios = {
+            "window_vs_formula": most.window / most.formula,
+            "private_vs_outputs": most.private / most.outputs,
+        }
+        figures = [f"{ratio:.2f}" for ratio in ratios.values()]
+        rows.append([feature, *megabytes, f"{most.private / 1e6:.1f}", *figures])
+        case = {"feature": feature, "ranks": options.ranks, "tokens": options.tokens}
+        records += records_of("memory", case, ratios)
     columns = ["feature", "formula MB", "window", "outputs", "scratch", "private", "window / formula"]
     title = f"EP {options.ranks}, BS {options.tokens}, H {HIDDEN}, K {TOPK}, {EXPERTS} experts; worst rank"
     print_table(title, [*columns, "private / outputs"], rows)

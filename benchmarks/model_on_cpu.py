@@ -28,7 +28,7 @@ from rich.console import Console
 from autotune.model.constants import Machine, machine_named
 from autotune.model.timelines import cpu
 from autotune.model.traffic import Traffic, traffic_of
-from benchmarks.harness import MAX_RANKS, Record, at_least, parser, run_main, write_records
+from benchmarks.harness import MAX_RANKS, Record, at_least, parser, records_of, run_main, write_records
 from moe_triton.backends.base import TracedCall, TraceEvent
 from moe_triton.core.ascendc import TRACE_BLOCK
 from moe_triton.core.plan import Plan
@@ -180,31 +180,21 @@ def _cells(rounds: Sequence[Round], operator: str) -> list[str]:
 
 
 def _records(case: dict[str, object], rounds: Sequence[Round]) -> list[Record]:
-    records = []
+    records: list[Record] = []
     for operator in OPERATORS:
         of_operator = [r for r in rounds if r.operator == operator]
-        figures = {
-            "measured": (statistics.median(r.measured_us for r in of_operator), "us"),
-            "predicted": (statistics.median(r.predicted_us for r in of_operator), "us"),
-            **{
-                f"predicted / measured, p{p}": (float(np.percentile(_ratios(rounds, operator), p)), "ratio")
-                for p in (10, 50, 90)
-            },
+        about = {**case, "operator": operator}
+        ratios = _ratios(rounds, operator)
+        spread = {f"predicted / measured, p{p}": float(np.percentile(ratios, p)) for p in (10, 50, 90)}
+        us = {
+            "measured": statistics.median(r.measured_us for r in of_operator),
+            "predicted": statistics.median(r.predicted_us for r in of_operator),
         }
         for step in of_operator[0].measured_steps_us:
-            pairs = [(r.measured_steps_us[step], r.predicted_steps_us[step]) for r in of_operator]
-            for name, values in zip(("measured", "predicted"), zip(*pairs, strict=True), strict=True):
-                figures[f"{name} {step}"] = (statistics.median(values), "us")
-        records += [
-            Record(
-                benchmark="model_on_cpu",
-                case={**case, "operator": operator},
-                metric=metric,
-                value=value,
-                unit=unit,
-            )
-            for metric, (value, unit) in figures.items()
-        ]
+            us[f"measured {step}"] = statistics.median(r.measured_steps_us[step] for r in of_operator)
+            us[f"predicted {step}"] = statistics.median(r.predicted_steps_us[step] for r in of_operator)
+        records += records_of("model_on_cpu", about, us, "us")
+        records += records_of("model_on_cpu", about, spread, "ratio")
     return records
 
 

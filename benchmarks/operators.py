@@ -19,15 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.harness import (
-    MAX_RANKS,
-    Record,
-    at_least,
-    parser,
-    print_table,
-    run_main,
-    write_records,
-)
+from benchmarks.harness import MAX_RANKS, at_least, parser, print_table, records_of, run_main, write_records
 from moe_triton import torch_npu_ops as ops
 from moe_triton.processes import RankGroup
 from moe_triton.starting_line import StartingLine
@@ -272,15 +264,8 @@ def main() -> None:
         verdict = "" if p50 <= ALLOWED * moved else "over"
         rows.append([name, f"{p10:.2f}", f"{p50:.2f}", f"{p90:.2f}", f"{moved:.2f}", verdict])
         case = {"feature": name, "ranks": options.ranks, "tokens": options.tokens, "against": baseline}
-        figures = [
-            ("cost_vs_plain", p50, "ratio"),
-            ("bytes_vs_plain", moved, "ratio"),
-            ("us", statistics.median(seconds(per_rank, name)) * 1e6, "us"),
-        ]
-        records += [
-            Record(benchmark="operators", case=dict(case), metric=metric, value=value, unit=unit)
-            for metric, value, unit in figures
-        ]
+        us = statistics.median(seconds(per_rank, name)) * 1e6
+        records += records_of("operators", case, {"cost_vs_plain": p50, "bytes_vs_plain": moved, "us": us})
     title = f"dispatch + combine, EP {options.ranks}, BS {options.tokens}, H {HIDDEN}, K {TOPK}, bf16"
     columns = ["feature", "time p10", "p50", "p90", "bytes", f"over {ALLOWED:g} * bytes"]
     print_table(f"{title}: time against plain", columns, rows)

@@ -39,6 +39,7 @@ from benchmarks.harness import (
     more_than,
     parser,
     print_table,
+    records_of,
     run_main,
     write_records,
 )
@@ -267,7 +268,7 @@ def seconds(per_rank: Sequence[Measured], operator: Operator, route: str) -> lis
 
 def report(setting: Setting, per_rank: Sequence[Measured], folder: Path) -> list[Record]:
     """Prints the tables and returns their figures."""
-    records = []
+    records: list[Record] = []
     for operator in (o for o in OPERATORS if setting.local(o)):
         load = per_rank[0].loads[operator]
         case: dict[str, object] = {"operator": operator, "ranks": len(per_rank), "tokens": setting.tokens}
@@ -277,11 +278,7 @@ def report(setting: Setting, per_rank: Sequence[Measured], folder: Path) -> list
         for route in ROUTES:
             cells, figures = _row(setting, per_rank, folder, operator, route)
             rows.append([route, *cells])
-            for metric, value in figures.items():
-                here = {**case, "route": route}
-                records.append(
-                    Record(benchmark="overlap", case=here, metric=metric, value=value, unit="ratio")
-                )
+            records += records_of("overlap", {**case, "route": route}, figures)
         print(
             f"\n{operator}, {setting.rows}, {setting.comm_alg}, EP {len(per_rank)}, BS {setting.tokens}, "
             f"H {HIDDEN}, K {TOPK}, {setting.parts} parts: copying {load.copying_us:.0f} us, "

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from benchmarks.harness import Record, at_least, parser, print_table, run_main, write_records
+from benchmarks.harness import at_least, parser, print_table, records_of, run_main, write_records
 from benchmarks.memory import one_communicator
 from benchmarks.operators import EXPERTS, HIDDEN, TOPK, Inputs
 from moe_triton import EPBuffer
@@ -94,20 +94,9 @@ def main() -> None:
     for tokens in options.tokens:
         with progress(f"BS {tokens}"), RankGroup(2) as group:
             microseconds: dict[str, float] = group.run(measure, tokens)[0]
-        rows += [
-            [f"{name}, BS {tokens}", f"{value:.1f}", _judged(name, value)]
-            for name, value in microseconds.items()
-        ]
-        records += [
-            Record(
-                benchmark="python_time",
-                case={"call": name, "tokens": tokens},
-                metric="python_us",
-                value=value,
-                unit="us",
-            )
-            for name, value in microseconds.items()
-        ]
+        for name, value in microseconds.items():
+            rows.append([f"{name}, BS {tokens}", f"{value:.1f}", _judged(name, value)])
+            records += records_of("python_time", {"call": name, "tokens": tokens}, {"python_us": value})
     print_table("Python per call, plan cached", ["call", "us", "of the budget"], rows)
     write_records(options.json, records)
 

@@ -14,15 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.harness import (
-    MAX_RANKS,
-    Record,
-    at_least,
-    parser,
-    print_table,
-    run_main,
-    write_records,
-)
+from benchmarks.harness import MAX_RANKS, at_least, parser, print_table, records_of, run_main, write_records
 from benchmarks.operators import EXPERTS, HIDDEN, TOPK, Inputs
 from moe_triton import EPBuffer
 from moe_triton.processes import RankGroup
@@ -120,13 +112,8 @@ def main() -> None:
                     figures = [f"{ratio:.3f}" for ratio in ratios.values()]
                     name = f"{ranks} ranks, {tokens}, {comm_alg}"
                     rows.append([name, f"{plain[0] * 1e6:.0f}", *figures, verdict])
-                    case: dict[str, object] = {"ranks": ranks, "tokens": tokens, "comm_alg": comm_alg}
-                    records += [
-                        Record(
-                            benchmark="trace_overhead", case=case, metric=metric, value=ratio, unit="ratio"
-                        )
-                        for metric, ratio in ratios.items()
-                    ]
+                    case = {"ranks": ranks, "tokens": tokens, "comm_alg": comm_alg}
+                    records += records_of("trace_overhead", case, ratios)
     columns = ["tokens each", "us", "time", "noise", "core", "noise", f"> {ALLOWED:g}"]
     title = f"dispatch + combine, H {HIDDEN}, K {TOPK}, bf16: with a trace against without"
     print_table(title, columns, rows)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
 from benchmarks.compare.cases import PHASES, Case, Phase
 from benchmarks.compare.samples import Sample
-from benchmarks.harness import Record
+from benchmarks.harness import Record, records_of
 
 PERCENTILES = (10, 50, 90, 99)
 BEST_OF_MPI = ("mpi_alltoallv", "mpi_allgather")
@@ -149,10 +149,9 @@ def records(samples: Samples) -> list[Record]:
         for metric in (*METRICS, *DIRECT_METRICS, *PACE_METRICS):
             spread = samples.metric(case, metric)
             if spread is not None:
-                found.append(_record(case.as_record(), metric.name, spread.p50, "ratio"))
-                for name in ("p10", "p90"):
-                    value = getattr(spread, name)
-                    found.append(_record(case.as_record(), f"{metric.name}_{name}", value, "ratio"))
+                name = metric.name
+                ratios = {name: spread.p50, f"{name}_p10": spread.p10, f"{name}_p90": spread.p90}
+                found += records_of("compare", case.as_record(), ratios)
         for route in samples.routes(case):
             for phase in PHASES:
                 found += _times(samples, case, route, phase)
@@ -163,14 +162,8 @@ def _times(samples: Samples, case: Case, route: str, phase: Phase) -> list[Recor
     times = list(samples.times(case, route, phase).values())
     if not times:
         return []
-    about = {**case.as_record(), "route": route, "phase": phase}
-    spread = Spread.of(times)
-    found = [_record(about, f"p{p}_us", getattr(spread, f"p{p}"), "us") for p in PERCENTILES]
+    figures = {f"{percentile}_us": us for percentile, us in asdict(Spread.of(times)).items()}
     kernels = samples.kernels(case, route, phase)
     if kernels:
-        found.append(_record(about, "kernels_p50_us", float(np.median(kernels)), "us"))
-    return found
-
-
-def _record(case: dict[str, object], metric: str, value: float, unit: str) -> Record:
-    return Record(benchmark="compare", case=dict(case), metric=metric, value=value, unit=unit)
+        figures["kernels_p50_us"] = float(np.median(kernels))
+    return records_of("compare", {**case.as_record(), "route": route, "phase": phase}, figures)

@@ -11,7 +11,7 @@ from benchmarks.compare.figures import Samples, Spread
 from benchmarks.compare.tables import ABSENT, Table
 from benchmarks.compare.targets import GROWTH_PER_BYTE, TIME_PER_BYTE_SPREAD
 from benchmarks.compare.traffic import Scheme, group_bytes
-from benchmarks.harness import Record
+from benchmarks.harness import Record, records_of
 
 SweepKind = Literal["tokens", "ranks"]
 SWEEPS: tuple[SweepKind, ...] = ("tokens", "ranks")
@@ -116,16 +116,14 @@ def scaling_records(kind: SweepKind, samples: Samples) -> list[Record]:
     for sweep in sweeps_of(kind, samples):
         about = {"route": sweep.route, "sweep": kind}
         for case, spread in sweep.per_byte.items():
-            here = {**case.as_record(), **about}
-            found.append(_record(here, "time_per_byte_vs_smallest", spread.p50, "ratio"))
-            found.append(_record(here, "p50_us", samples.median(case, sweep.route), "us"))
-        whole: dict[str, object] = {"quantize": sweep.quantize, **about}
-        if kind == "tokens":
-            found.append(_record(whole, "time_per_byte_spread", sweep.unevenness, "ratio"))
-        else:
-            found.append(_record(whole, "time_per_byte_growth", sweep.growth, "ratio"))
+            times = {
+                "time_per_byte_vs_smallest": spread.p50,
+                "p50_us": samples.median(case, sweep.route),
+            }
+            found += records_of("compare_scaling", {**case.as_record(), **about}, times)
+        metric, value = {
+            "tokens": ("time_per_byte_spread", sweep.unevenness),
+            "ranks": ("time_per_byte_growth", sweep.growth),
+        }[kind]
+        found += records_of("compare_scaling", {"quantize": sweep.quantize, **about}, {metric: value})
     return found
-
-
-def _record(case: dict[str, object], metric: str, value: float, unit: str) -> Record:
-    return Record(benchmark="compare_scaling", case=case, metric=metric, value=value, unit=unit)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from benchmarks.compare.cases import ROUTES, Case
 from benchmarks.compare.figures import Samples
 from benchmarks.compare.tables import Table, case_cells
-from benchmarks.harness import Record
+from benchmarks.harness import Record, records_of
 
 # Columns, and the steps that each of them is; any other step is small. Earlier runs have a launch for packing
 # alone, and another one, keep, for this rank's own rows, which arrange takes now.
@@ -66,15 +66,10 @@ def shares_table(samples: Samples, route: str, cores: int) -> Table:
 
 def share_records(samples: Samples, cores: int, routes: Sequence[str] = PROFILED) -> list[Record]:
     """Every share as a figure."""
-    return [
-        Record(
-            benchmark="compare",
-            case={**case.as_record(), "route": route},
-            metric=f"share_{column.replace(' ', '_')}",
-            value=value,
-            unit="ratio",
-        )
-        for case in samples.cases
-        for route in routes
-        for column, value in shares(samples, case, route, cores).items()
-    ]
+    found: list[Record] = []
+    for case in samples.cases:
+        for route in routes:
+            of = shares(samples, case, route, cores)
+            figures = {f"share_{column.replace(' ', '_')}": share for column, share in of.items()}
+            found += records_of("compare", {**case.as_record(), "route": route}, figures)
+    return found

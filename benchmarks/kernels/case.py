@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks.harness import Record, interleave, median_ratio
+from benchmarks.harness import Record, interleave, median_ratio, records_of
 from benchmarks.kernels.eager import eager_of
 from moe_triton.backends.cpu.triton import launch, prepare
 from moe_triton.kernels import Case
@@ -56,13 +56,13 @@ def measure(case: Case, iterations: int, *, cold: bool) -> list[Record]:
         routes["memcpy"] = lambda: ctypes.memmove(to, from_, half)
     seconds = interleave(routes, iterations, between=_Eviction() if cold else None)
     tokens = case.sizes.tokens
-    figures = [
-        ("us_per_token", statistics.median(seconds["ours"]) / tokens * 1e6, "us"),
-        ("vs_torch", median_ratio(seconds["torch"], seconds["ours"]), "ratio"),
-    ]
+    figures = {
+        "us_per_token": statistics.median(seconds["ours"]) / tokens * 1e6,
+        "vs_torch": median_ratio(seconds["torch"], seconds["ours"]),
+    }
     if half:
-        figures.append(("vs_memcpy", median_ratio(seconds["ours"], seconds["memcpy"]), "ratio"))
-    about: dict[str, object] = {
+        figures["vs_memcpy"] = median_ratio(seconds["ours"], seconds["memcpy"])
+    about = {
         "kernel": case.family.name,
         "case": case.name,
         "tokens": tokens,
@@ -70,10 +70,7 @@ def measure(case: Case, iterations: int, *, cold: bool) -> list[Record]:
         "cold": cold,
         "baseline": "eager" if eager else "model",
     }
-    return [
-        {"benchmark": "kernels", "case": about, "metric": metric, "value": value, "unit": unit}
-        for metric, value, unit in figures
-    ]
+    return records_of("kernels", about, figures)
 
 
 def meets_target(case: Case, vs_torch: float, vs_memcpy: float | None) -> bool:

@@ -15,7 +15,7 @@ import torch
 from autotune.model.bodies import movement
 from autotune.model.clusters.a2 import OPERATORS, Flow, mean_flow, operator_cost, rdma_us
 from autotune.model.constants import Machine, machine_named
-from benchmarks.harness import Record, print_table
+from benchmarks.harness import Record, print_table, records_of
 from moe_triton.backends import CAPABILITIES
 from moe_triton.core.config import Config
 from moe_triton.core.plan import Launch
@@ -105,7 +105,8 @@ def _values(launch: Launch) -> dict[str, int]:
 def example() -> list[Record]:
     """Prints a table and returns its figures."""
     used, flow = machine(), example_flow()
-    rows, found = [], []
+    rows: list[list[str]] = []
+    found: list[Record] = []
     for name, scheme, wires in (
         ("fullmesh", "fullmesh", fullmesh()),
         *((f"hierarchy, {posts}", STAGES[posts], hierarchy(posts)) for posts in reversed(POSTS)),
@@ -128,9 +129,8 @@ def example() -> list[Record]:
                 *(f"{costs[operator].us:.1f}" for operator in OPERATORS),
             ]
         )
-        case: dict[str, object] = {"figure": "example", "route": name}
-        for metric, value in (("between", between), ("inside", inside)):
-            found.append(Record(benchmark="servers", case=case, metric=metric, value=value, unit="us"))
+        case = {"figure": "example", "route": name}
+        found += records_of("servers", case, {"between": between, "inside": inside}, "us")
     columns = ["", "MiB between", "us", "MiB inside", "us", "posts", "add us", "relay adds", "sums"]
     print_table(
         "The published example of A2's two ways, by the model",

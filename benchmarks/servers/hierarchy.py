@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Record, print_table
+from benchmarks.harness import Record, print_table, records_of
 from benchmarks.servers.runs import (
     OPERATORS,
     Case,
@@ -73,8 +73,8 @@ def hierarchy(
             case |= {"ranks_per_server": per_server, "experts": experts, "limit": limit}
             found += records(case, "gain_over_fullmesh", gain)
             found += records(case, "gain_over_gloo_by_arithmetic", over_gloo)
-            found.append(_record(case, "predicted_by_bytes", predicted))
-            found.append(_record(case, "reached", gain[0] / predicted))
+            by_bytes = {"predicted_by_bytes": predicted, "reached": gain[0] / predicted}
+            found += records_of("servers", case, by_bytes)
             lines.setdefault((operator, "measured"), []).append((number, gain[0]))
             lines.setdefault((operator, "counted bytes"), []).append((number, predicted))
             link_s = wire.us(0, our_bytes) / 1e6
@@ -110,10 +110,6 @@ def most(per_rank: Sequence[Figures], operator: str, route: str) -> int:
 def payload(per_rank: Sequence[Figures], operator: str, route: str) -> int:
     """Those of rows, of the rank that sends most."""
     return max(figures.payload[operator][route] for figures in per_rank)
-
-
-def _record(case: Case, metric: str, value: float) -> Record:
-    return Record(benchmark="servers", case=dict(case), metric=metric, value=value, unit="ratio")
 
 
 def _draw(path: Path, lines: Lines) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.harness import Record, print_table
+from benchmarks.harness import Record, print_table, records_of
 from benchmarks.servers.runs import OPERATORS, Route, Setting, ratios, records, run, seconds, shown
 
 TOPK, EXPERTS, IDLE_S = 8, 64, 5.0
@@ -38,7 +38,4 @@ def mapped(num_ranks: int, tokens: list[int], iterations: int) -> list[Record]:
             rows.append([f"{name}, BS {number}", *cells])
     print_table(f"{num_ranks} ranks: time of a server each / of one server", ["", *OPERATORS], rows)
     print(f"An idle NIC takes {idle:.4%} of a core.")
-    share = Record(
-        benchmark="servers", case={"figure": "mapped"}, metric="idle_nic", value=idle, unit="of a core"
-    )
-    return [*found, share]
+    return found + records_of("servers", {"figure": "mapped"}, {"idle_nic": idle}, "of a core")

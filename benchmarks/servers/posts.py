@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Record, print_table
+from benchmarks.harness import Record, print_table, records_of
 from benchmarks.servers.runs import (
     OPERATORS,
     Route,
@@ -110,16 +110,8 @@ def _crossing(
         return []
     where = f"at BS {places['time']:.2f}; by the formula {places['formula']:.2f}"
     print(f"{operator}: posts for rows get slower than blocks {where}")
-    ratio = places["time"] / places["formula"]
-    return [
-        Record(
-            benchmark="servers",
-            case={**case, "figure": "posts", "operator": operator},
-            metric="crossing_vs_formula",
-            value=ratio,
-            unit="ratio",
-        )
-    ]
+    about = {**case, "figure": "posts", "operator": operator}
+    return records_of("servers", about, {"crossing_vs_formula": places["time"] / places["formula"]})
 
 
 def _draw(path: Path, lines: dict[tuple[str, str, str], Line]) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 
 import torch
 
-from benchmarks.harness import Record, median_with_interval
+from benchmarks.harness import Record, median_with_interval, records_of
 from benchmarks.spans import Span
 from moe_triton import EPBuffer, Tuning
 from moe_triton.backends.cpu.nic import NicSettings, emulated_nic
@@ -290,7 +290,5 @@ def shown(ratio: tuple[float, float, float]) -> str:
 
 def records(case: Mapping[str, object], metric: str, ratio: tuple[float, float, float]) -> list[Record]:
     """A ratio and the ends of its interval."""
-    return [
-        Record(benchmark="servers", case=dict(case), metric=f"{metric}{end}", value=value, unit="ratio")
-        for end, value in zip(("", "_low", "_high"), ratio, strict=True)
-    ]
+    ends = (metric, f"{metric}_low", f"{metric}_high")
+    return records_of("servers", case, dict(zip(ends, ratio, strict=True)))
