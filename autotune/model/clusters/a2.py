@@ -30,7 +30,27 @@ from autotune.model.constants import Machine
 from autotune.model.cost import Cost
 from moe_triton.core.errors import ArgumentError
 
-SCHEMES = ("fullmesh", "hierarchy", "hierarchy-aiv")
+
+@dataclass(frozen=True)
+class Form:
+    """How tokens travel between servers.
+
+    Attributes:
+        relays: once to each server, where a card hands them on.
+        posts_by_token: vector cores post them one by one, and rows are handed on while others arrive; else
+            the AICPU posts blocks.
+    """
+
+    relays: bool = False
+    posts_by_token: bool = False
+
+
+FORMS = {
+    "fullmesh": Form(),
+    "hierarchy": Form(relays=True),
+    "hierarchy-aiv": Form(relays=True, posts_by_token=True),
+}
+SCHEMES = tuple(FORMS)
 """Stage 1; stage 2, posts from the AICPU; stage 3, posts from the vector cores."""
 OPERATORS = ("dispatch", "combine")
 
@@ -186,13 +206,11 @@ def operator_cost(
     if "rdma_gb_per_s" not in machine.constants:
         rule = "A2's schemes need a network"
         raise ArgumentError("machine", machine.name, rule, "Pass A2's constants, or a report of one.")
-    used = flow if operator == "dispatch" else flow.reversed
-    if scheme == "fullmesh":
+    form, used = FORMS[scheme], flow if operator == "dispatch" else flow.reversed
+    if not form.relays:
         return _fullmesh(operator, used, machine, row_bytes)
-    between = token_bytes or row_bytes
-    if operator == "dispatch":
-        return _hierarchy_dispatch(scheme, used, machine, row_bytes, between)
-    return _hierarchy_combine(scheme, used, machine, row_bytes, between)
+    relayed = _hierarchy_dispatch if operator == "dispatch" else _hierarchy_combine
+    return relayed(form, used, machine, row_bytes, token_bytes or row_bytes)
 
 
 def phases(scheme: str, operator: str, call: fused.Call, flow: Flow, machine: Machine) -> fused.Phases:
@@ -237,24 +255,23 @@ def _fullmesh(operator: str, flow: Flow, machine: Machine, row_bytes: float) -> 
     return _cost(parts | _last_step(operator, flow, machine, row_bytes), float(out.sum()))
 
 
-def _hierarchy_dispatch(scheme: str, flow: Flow, machine: Machine, row_bytes: float, between: float) -> Cost:
+def _hierarchy_dispatch(form: Form, flow: Flow, machine: Machine, row_bytes: float, between: float) -> Cost:
     copies, arriving = _to_others(flow.copies, flow.server), _to_others(flow.arriving, flow.server)
     handed, busier = _inside(flow)
     relay = movement.wire(machine, busier * row_bytes), movement.wire(machine, row_bytes)
     parts = {"pack": memory_us(2 * flow.tokens * between, machine), "sync": machine.sync_all_us}
     if flow.is_single_server:
         parts |= {"hccs": relay[0]}
-    elif scheme == "hierarchy":
-        parts |= _overlapping(_network(scheme, copies, arriving, between, machine))
-        parts |= {"hccs": relay[0]}
+    elif form.posts_by_token:
+        parts |= _overlapping(_network(form, copies, arriving, between, machine) | {"hccs": relay})
     else:
-        parts |= _overlapping(_network(scheme, copies, arriving, between, machine) | {"hccs": relay})
+        parts |= _overlapping(_network(form, copies, arriving, between, machine)) | {"hccs": relay[0]}
     parts["latency"] = _latency(flow, machine)
     sent = float(copies.sum() * between + handed * row_bytes)
     return _cost(parts | _last_step("dispatch", flow, machine, row_bytes), sent)
 
 
-def _hierarchy_combine(scheme: str, flow: Flow, machine: Machine, row_bytes: float, between: float) -> Cost:
+def _hierarchy_combine(form: Form, flow: Flow, machine: Machine, row_bytes: float, between: float) -> Cost:
     copies, arriving = _to_others(flow.copies, flow.server), _to_others(flow.arriving, flow.server)
     handed, busier = _inside(flow)
     partial = flow.copies.sum()  # sums for the tokens of this card and of those with its number
@@ -264,17 +281,17 @@ def _hierarchy_combine(scheme: str, flow: Flow, machine: Machine, row_bytes: flo
         return _cost(
             parts | {"latency": _latency(flow, machine), "sum": collected}, float(handed * row_bytes)
         )
-    parts |= _overlapping(_network(scheme, copies, arriving, between, machine))
+    parts |= _overlapping(_network(form, copies, arriving, between, machine))
     parts["latency"] = _latency(flow, machine)
     parts["sum"] = collected + memory_us((flow.arriving.sum() + flow.tokens) * row_bytes, machine)
     return _cost(parts, float(copies.sum() * between + handed * row_bytes))
 
 
 def _network(
-    scheme: str, copies: np.ndarray, arriving: np.ndarray, between: float, machine: Machine
+    form: Form, copies: np.ndarray, arriving: np.ndarray, between: float, machine: Machine
 ) -> dict[str, tuple[float, float]]:
     """Posts and wire time between servers: all of it, and that of one item."""
-    if scheme == "hierarchy":
+    if not form.posts_by_token:
         posts = machine.post_aicpu_us * ITEMS_PER_SERVER * copies.size, machine.post_aicpu_us
         return {"posts": posts, "rdma": _wire(copies * between, arriving * between, machine)}
     # A core for each server posts its tokens, one after the other.

@@ -53,6 +53,11 @@ class Published:
     on_stream: bool = True
 
     @property
+    def crosses_servers(self) -> bool:
+        """Whether its ranks are cards of several servers, between which there is a network."""
+        return self.product == "A2" and self.ranks > RANKS_PER_NODE["A2"]
+
+    @property
     def name(self) -> str:
         """For tables."""
         return f"{self.system}, EP {self.ranks}, BS {self.tokens}, {self.operator}"
@@ -90,10 +95,10 @@ def phases(row: Published, machine: Machine, cores: int = 0) -> fused.Phases:
     call = Call(
         row.product, row.ranks, row.tokens, TOPK, EXPERTS, HIDDEN, _most_rows(row.ranks, row.tokens), cores
     )
-    if row.ranks <= RANKS_PER_NODE["A2"] or row.product == "A3":
-        found = (fused.dispatch if row.operator == "dispatch" else fused.combine)(call, machine)
-    else:
+    if row.crosses_servers:
         found = _between_servers(row, call, ids, machine)
+    else:
+        found = (fused.dispatch if row.operator == "dispatch" else fused.combine)(call, machine)
     if row.on_stream:
         found = {"launch": {"launch": machine.launch_stream_us}, **found}
     return found

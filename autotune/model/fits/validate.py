@@ -152,13 +152,12 @@ def null_model(known: Mapping[str, Machine]) -> np.ndarray:
 
 
 def _wire(row: Published, machine: Machine) -> float:
-    cards = RANKS_PER_NODE["A2"]
-    if row.product != "A2" or row.ranks <= cards:
+    if not row.crosses_servers:
         return movement.wire(machine, bytes_between(row))
-    if row.scheme == "fullmesh":
+    if not a2.FORMS[row.scheme].relays:
         return a2.rdma_us(bytes_between(row), machine)
     # once to each other server, and from there to the experts
-    crossing = bytes_between(row) * (row.ranks // cards - 1) / TOPK
+    crossing = bytes_between(row) * (row.ranks // RANKS_PER_NODE["A2"] - 1) / TOPK
     return a2.rdma_us(crossing, machine) + movement.wire(machine, bytes_between(row))
 
 

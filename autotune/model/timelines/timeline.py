@@ -137,9 +137,8 @@ def walk(
     Raises:
         UnknownLaunchError: a launch waits for something that nobody has described, or that nothing sends.
     """
-    (only,) = _walk(
-        plan, WalkedRanks(in_parts(plan, [traffic]), machine, True), mode, bodies, streams, [0.0], arrivals
-    )
+    group = WalkedRanks(in_parts(plan, [traffic]), machine, True)
+    (only,) = _Walker(plan, group, mode, bodies, streams(plan), given=arrivals).timelines()
     return only
 
 
@@ -167,10 +166,8 @@ def walk_some(
     Raises:
         UnknownLaunchError: a launch waits for something that nobody has described, or that nothing sends.
     """
-    begins = [0.0] * len(traffics)
-    return _walk(
-        plan, WalkedRanks(in_parts(plan, traffics), machine, True), mode, bodies, streams, begins, None
-    )
+    group = WalkedRanks(in_parts(plan, traffics), machine, True)
+    return _Walker(plan, group, mode, bodies, streams(plan)).timelines()
 
 
 def walk_ranks(
@@ -201,23 +198,8 @@ def walk_ranks(
         UnknownLaunchError: a launch waits for something that nobody has described, or that nothing sends.
         ValueError: the traffics are not those of all ranks.
     """
-    begins = [0.0] * len(traffics) if begins_us is None else begins_us
-    return _walk(
-        plan, WalkedRanks(in_parts(plan, traffics), machine, False), mode, bodies, streams, begins, None
-    )
-
-
-def operator_us(
-    plan: Plan,
-    traffics: Sequence[Traffic],
-    machine: Machine,
-    mode: Mode = "graph",
-    *,
-    bodies: Bodies,
-) -> np.ndarray:
-    """(EP,) us that an operator takes on each rank of a group; see `walk_ranks`."""
-    timelines = walk_ranks(plan, traffics, machine, mode=mode, bodies=bodies)
-    return np.array([timeline.total_us for timeline in timelines])
+    group = WalkedRanks(in_parts(plan, traffics), machine, False)
+    return _Walker(plan, group, mode, bodies, streams(plan), begins_us).timelines()
 
 
 def in_parts(plan: Plan, traffics: Sequence[Traffic]) -> list[Traffic]:
@@ -254,21 +236,6 @@ def _number(launch: Launch, name: str) -> int:
     return next(value for arg, value in values if arg.name == name and isinstance(value, int))
 
 
-def _walk(
-    plan: Plan,
-    group: WalkedRanks,
-    mode: Mode,
-    bodies: Bodies,
-    streams: Streams,
-    begins_us: Sequence[float],
-    given: Arrivals | None,
-) -> list[Timeline]:
-    walker = _Walker(plan, group, mode, bodies, streams(plan), begins_us, given)
-    for index in range(len(plan.launches)):
-        walker.place(index)
-    return walker.timelines()
-
-
 class _Walker:
     """Places launch after launch on all ranks at once: arrays are (R,) us."""
 
@@ -279,21 +246,21 @@ class _Walker:
         mode: Mode,
         bodies: Bodies,
         order: Order,
-        begins_us: Sequence[float],
-        given: Arrivals | None,
+        begins_us: Sequence[float] | None = None,
+        given: Arrivals | None = None,
     ) -> None:
         self.plan, self.group, self.order = plan, group, order
         self.traffics, self.machine = group.traffics, group.machine
-        machine = group.machine
-        self.launch_us = machine.launch_graph_us if mode == "graph" else machine.launch_stream_us
+        is_graph = mode == "graph"
+        self.launch_us = self.machine.launch_graph_us if is_graph else self.machine.launch_stream_us
         self.bodies, self.given = bodies, given
-        self.begins = np.array(begins_us, dtype=float)
+        self.begins = np.array([0.0] * len(self.traffics) if begins_us is None else begins_us, dtype=float)
         self.synced = synced_phases(plan.launches)
         self.ends: list[np.ndarray] = []
         self.spans: list[list[Span]] = [[] for _ in group.traffics]
         self.num_waits = 0
 
-    def place(self, index: int) -> None:
+    def _place(self, index: int) -> None:
         """One launch, all before it being placed."""
         launch = self.plan.launches[index]
         works = [work_of(launch, traffic) for traffic in self.traffics]
@@ -337,7 +304,9 @@ class _Walker:
         return ready, event_us, follows
 
     def timelines(self) -> list[Timeline]:
-        """One per rank, when all launches are placed."""
+        """Places all launches; one per rank."""
+        for index in range(len(self.plan.launches)):
+            self._place(index)
         found = []
         for rank, spans in enumerate(self.spans):
             last = max((span.end_us for span in spans), default=0.0)

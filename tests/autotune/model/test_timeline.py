@@ -9,7 +9,7 @@ import pytest
 
 from autotune.model.timelines.signals import UnknownLaunchError
 from autotune.model.timelines.streams import cpu_walk, npu_streams, one_stream
-from autotune.model.timelines.timeline import Timeline, operator_us, walk, walk_ranks
+from autotune.model.timelines.timeline import Timeline, walk, walk_ranks
 from moe_triton.core import ascendc
 from moe_triton.core.kernel import Arg, AscendCKernel
 from moe_triton.core.plan import Hole, Launch, Plan
@@ -124,7 +124,8 @@ def test_ranks_alike_wait_for_the_last_hop_only() -> None:
     alone = walk(plan, ONE, quick, bodies=bodies)
     assert times(alone) == [(0, 10), (10, 10 + LATENCY_US)]
     assert [times(each) for each in walk_ranks(plan, RANKS, quick, bodies=bodies)] == [times(alone)] * 2
-    assert operator_us(plan, RANKS, quick, bodies=bodies).tolist() == [10 + LATENCY_US] * 2
+    totals = [each.total_us for each in walk_ranks(plan, RANKS, quick, bodies=bodies)]
+    assert totals == [10 + LATENCY_US] * 2
 
 
 def test_arrivals_can_be_given() -> None:
