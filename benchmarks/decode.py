@@ -34,7 +34,7 @@ import torch
 from benchmarks.charges import STATES, Pair, charges_us
 from benchmarks.compare import timing
 from benchmarks.compare.agreement import check_routes
-from benchmarks.compare.cases import EXPERTS, HIDDEN, TOPK, Case
+from benchmarks.compare.cases import Case
 from benchmarks.compare.figures import Samples
 from benchmarks.compare.inputs import Inputs
 from benchmarks.compare.machine import cores
@@ -55,6 +55,7 @@ from benchmarks.harness import (
     run_main,
     write_records,
 )
+from benchmarks.sizes import HIDDEN, SIZES, TOPK
 from moe_triton import EPBuffer
 from moe_triton.processes import RankGroup
 from moe_triton.starting_line import StartingLine
@@ -170,16 +171,8 @@ def _routes(inputs: Inputs, quantize: str, folder: Path, stack: ExitStack) -> di
     arena, routes = Arena(), dict[str, Route]()
 
     def buffer(comm_alg: str, trace: Path | None = None) -> EPBuffer:
-        return stack.enter_context(
-            EPBuffer(
-                num_max_tokens_per_rank=TOKENS,
-                hidden=HIDDEN,
-                num_topk=TOPK,
-                num_experts=EXPERTS,
-                comm_alg=comm_alg,
-                trace=trace,
-            )
-        )
+        made = EPBuffer(num_max_tokens_per_rank=TOKENS, **SIZES, comm_alg=comm_alg, trace=trace)
+        return stack.enter_context(made)
 
     for name, way in WAYS.items():
         how = quantize, way.in_window

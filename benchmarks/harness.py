@@ -8,7 +8,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
@@ -88,6 +88,12 @@ def keep_freed_memory() -> None:
     libc.mallopt(mmap_threshold, 32 << 20)
     libc.mallopt(trim_threshold, 1 << 30)
     libc.mallopt(top_pad, 64 << 20)
+
+
+def elapsed(per_rank: Iterable[Sequence[tuple[float, float]]]) -> list[float]:
+    """Last rank out minus first rank in, per iteration, of when each rank went in and came out."""
+    rounds = zip(*per_rank, strict=True)
+    return [max(end for _, end in spans) - min(begin for begin, _ in spans) for spans in rounds]
 
 
 def median_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> float:

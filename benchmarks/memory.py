@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from benchmarks.harness import MAX_RANKS, at_least, parser, print_table, records_of, run_main, write_records
-from benchmarks.operators import BUFFER_MEGABYTES, EXPERTS, HIDDEN, TOPK, Inputs
+from benchmarks.operators import BUFFER_MEGABYTES, Inputs
+from benchmarks.sizes import EXPERTS, HIDDEN, TOPK
 from moe_triton import torch_npu_ops as ops
 from moe_triton.processes import RankGroup
 from moe_triton.runtime.communicator import Communicator

@@ -19,13 +19,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.harness import MAX_RANKS, at_least, parser, print_table, records_of, run_main, write_records
+from benchmarks.harness import (
+    MAX_RANKS,
+    at_least,
+    elapsed,
+    parser,
+    print_table,
+    records_of,
+    run_main,
+    write_records,
+)
+from benchmarks.sizes import EXPERTS, HIDDEN, TOPK
 from moe_triton import torch_npu_ops as ops
 from moe_triton.processes import RankGroup
 from moe_triton.starting_line import StartingLine
 from moe_triton.tools.progress import progress
 
-HIDDEN, TOPK, EXPERTS = 7168, 8, 64
 ROW = 2 * HIDDEN  # bytes of a bf16 row
 # A tensor-parallel pair holds one expert a rank, so that its two EP groups have two experts and K = 2.
 TP_TOPK = 2
@@ -232,8 +241,7 @@ def measure(rank: int, num_ranks: int, tokens: int, iterations: int) -> dict[str
 
 def seconds(per_rank: list[dict[str, tuple[float, str, Spans]]], name: str) -> list[float]:
     """Last rank out minus first rank in, per iteration."""
-    rounds = zip(*(result[name][2] for result in per_rank), strict=True)
-    return [max(end for _, end in span) - min(start for start, _ in span) for span in rounds]
+    return elapsed(result[name][2] for result in per_rank)
 
 
 def _pairs(text: str) -> int:

@@ -35,6 +35,7 @@ from benchmarks.harness import (
     MAX_RANKS,
     Record,
     at_least,
+    elapsed,
     median_with_interval,
     more_than,
     parser,
@@ -43,14 +44,18 @@ from benchmarks.harness import (
     run_main,
     write_records,
 )
-from benchmarks.operators import EXPERTS, HIDDEN, TOPK, Inputs
+from benchmarks.operators import Inputs
+from benchmarks.sizes import EXPERTS, HIDDEN, SIZES, TOPK
 from benchmarks.spans import Span, calls_of, merged, overlap_us, spans_named
 from moe_triton import EPBuffer, Tuning
 from moe_triton.backends.cpu.paced_link import PacedLink, paced
 from moe_triton.processes import RankGroup
+from moe_triton.schemes import SCHEMES, class_at
+from moe_triton.schemes.fullmesh.scheme import Fullmesh
 from moe_triton.starting_line import StartingLine
 from moe_triton.tools.progress import progress
 
+PRODUCT = "A3"
 Operator = Literal["dispatch", "combine"]
 OPERATORS: tuple[Operator, ...] = ("dispatch", "combine")
 # Work that is cut into parts, and the launches of the other stream that it may run beside.
@@ -81,9 +86,16 @@ class Setting:
         """Launches of work that is cut into parts; none where nothing is."""
         if operator == "combine":
             return QUANTIZE_AND_SUM if self.rows == "int8" else SUM
-        if self.comm_alg == "fullmesh_v2":
+        if self.arranges_where_it_waits:
             return PACK if self.rows == "int8" else ()
         return ARRANGE
+
+    @property
+    def arranges_where_it_waits(self) -> bool:
+        """Whether a dispatch has no launch that arranges: a row is received with its own flags."""
+        default, *_ = SCHEMES[PRODUCT].values()  # of names that are left to `EPBuffer`, as ""
+        scheme = class_at(SCHEMES[PRODUCT].get(self.comm_alg, default))
+        return issubclass(scheme, Fullmesh) and scheme.inband
 
 
 @dataclass(frozen=True)
@@ -131,9 +143,7 @@ class Pair:
         self._results: torch.Tensor | None = None
         self.buffer = EPBuffer(
             num_max_tokens_per_rank=setting.tokens,
-            hidden=HIDDEN,
-            num_topk=TOPK,
-            num_experts=EXPERTS,
+            **SIZES,
             comm_alg=setting.comm_alg,
             num_blocks=2,
             tuning=Tuning(each, each, communication_blocks=1),
@@ -262,8 +272,7 @@ def hidden(
 
 def seconds(per_rank: Sequence[Measured], operator: Operator, route: str) -> list[float]:
     """Last rank out minus first rank in, per iteration."""
-    rounds = zip(*(measured.spans[operator][route] for measured in per_rank), strict=True)
-    return [max(end for _, end in spans) - min(begin for begin, _ in spans) for spans in rounds]
+    return elapsed(measured.spans[operator][route] for measured in per_rank)
 
 
 def report(setting: Setting, per_rank: Sequence[Measured], folder: Path) -> list[Record]:

@@ -14,7 +14,8 @@ import torch
 
 from benchmarks.harness import at_least, parser, print_table, records_of, run_main, write_records
 from benchmarks.memory import one_communicator
-from benchmarks.operators import EXPERTS, HIDDEN, TOPK, Inputs
+from benchmarks.operators import Inputs
+from benchmarks.sizes import EXPERTS, HIDDEN, SIZES, TOPK
 from moe_triton import EPBuffer
 from moe_triton import torch_npu_ops as ops
 from moe_triton.processes import RankGroup
@@ -44,13 +45,7 @@ def measure(rank: int, num_ranks: int, tokens: int) -> dict[str, float]:
     communicators = []
     some = torch.ones(tokens, dtype=torch.bool)
     for scheme, mask in (("fullmesh_v1", None), ("direct", None), ("fullmesh_v1", some)):
-        buffer = EPBuffer(
-            num_max_tokens_per_rank=tokens,
-            hidden=HIDDEN,
-            num_topk=TOPK,
-            num_experts=EXPERTS,
-            comm_alg=scheme,
-        )
+        buffer = EPBuffer(num_max_tokens_per_rank=tokens, **SIZES, comm_alg=scheme)
         name = "EPBuffer, dispatch and combine" if mask is None else "EPBuffer with a mask"  # not native
         routes[f"{name}, {scheme}"] = _pair(buffer, inputs, mask)
         communicators.append(buffer._communicator)

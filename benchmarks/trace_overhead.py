@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 
 from benchmarks.harness import MAX_RANKS, at_least, parser, print_table, records_of, run_main, write_records
-from benchmarks.operators import EXPERTS, HIDDEN, TOPK, Inputs
+from benchmarks.operators import Inputs
+from benchmarks.sizes import EXPERTS, HIDDEN, SIZES, TOPK
 from moe_triton import EPBuffer
 from moe_triton.processes import RankGroup
 from moe_triton.runtime.executables import Kept
@@ -54,14 +55,7 @@ def measure(
     spans: dict[str, Spans] = {name: [] for name in ROUTES}
     shuffle = random.Random(0)  # the same on every rank
     line = StartingLine()
-    with EPBuffer(
-        num_max_tokens_per_rank=tokens,
-        hidden=HIDDEN,
-        num_topk=TOPK,
-        num_experts=EXPERTS,
-        comm_alg=comm_alg,
-        trace=path,
-    ) as buffer:
+    with EPBuffer(num_max_tokens_per_rank=tokens, **SIZES, comm_alg=comm_alg, trace=path) as buffer:
         switch = Switch(buffer)
         for iteration in range(WARM_UP + iterations):
             for name in shuffle.sample(ROUTES, len(ROUTES)):

@@ -14,16 +14,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.harness import (
-    MAX_RANKS,
-    Record,
-    at_least,
-    parser,
-    print_table,
-    run_main,
-    write_records,
-)
-from benchmarks.servers.runs import OPERATORS, Route, Setting, ratios, records, run, seconds, shown
+from benchmarks.harness import MAX_RANKS, Record, at_least, parser, print_table, run_main, write_records
+from benchmarks.servers.runs import OPERATORS, Route, Setting, ratios, records, run, shown
 from moe_triton.tables import folder_of_user
 from moe_triton.tools.progress import progress
 
@@ -57,7 +49,7 @@ def tuned(num_ranks: int, tokens: Sequence[int], iterations: int, groups: int, f
                 cells = []
                 for operator in OPERATORS:
                     times = [
-                        [each for per_rank in all_groups for each in seconds(per_rank, operator, route)]
+                        [each for measured in all_groups for each in measured.seconds(operator, route)]
                         for route in (TUNED, PLAIN)
                     ]
                     ratio = ratios(*times)

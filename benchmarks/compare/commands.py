@@ -12,7 +12,7 @@ from rich.console import Console
 
 from benchmarks.compare import page as pages
 from benchmarks.compare import plots
-from benchmarks.compare.cases import DEFAULT_OUT, EXPERTS, ROOT, ROUTES, Job
+from benchmarks.compare.cases import DEFAULT_OUT, ROOT, ROUTES, Job
 from benchmarks.compare.figures import Samples, records
 from benchmarks.compare.launch import MPI_OPTIONS, BenchmarkError, Message, Mpi, run_job
 from benchmarks.compare.machine import cores
@@ -21,6 +21,7 @@ from benchmarks.compare.samples import Sample, from_message
 from benchmarks.compare.scaling import SCALED, SWEEPS, SweepKind, scaling_records, scaling_table
 from benchmarks.compare.shares import share_records
 from benchmarks.harness import at_least, more_than, parser
+from benchmarks.sizes import EXPERTS
 from moe_triton.core.installing import install
 from moe_triton.core.row_formats import QUANTIZED
 from moe_triton.tools.progress import progress

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.compare.cases import EXPERTS, HIDDEN, TOPK
+from benchmarks.sizes import EXPERTS, HIDDEN, TOPK
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.compare.cases import EXPERTS, HIDDEN, TOPK
 from benchmarks.compare.figures import DIRECT_METRICS, METRICS, PACE_METRICS, Samples
 from benchmarks.compare.machine import cores, machine, versions
 from benchmarks.compare.samples import Sample, read_csv, write_csv
 from benchmarks.compare.shares import PROFILED, shares_table
 from benchmarks.compare.tables import absences, summary_table, time_table
 from benchmarks.harness import Record
+from benchmarks.sizes import EXPERTS, HIDDEN, TOPK
 
 
 @dataclass(frozen=True)

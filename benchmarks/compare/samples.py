@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import cast
 
 from benchmarks.compare.cases import Case, Phase
 
@@ -86,18 +85,18 @@ def _text(value: object) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
+def _float(text: str) -> float | None:
+    return float(text) if text else None
+
+
+# How columns are read that are no texts.
+_READ: dict[str, Callable[[str], object]] = {
+    **dict.fromkeys(("ranks", "tokens", "iteration", "order"), int),
+    **dict.fromkeys(("us", "kernels_us", "core_us"), _float),
+    "steps": lambda text: json.loads(text) if text else {},
+}
+
+
 def _sample(row: dict[str, str]) -> Sample:
-    return Sample(
-        route=row["route"],
-        phase=cast(Phase, row["phase"]),
-        ranks=int(row["ranks"]),
-        tokens=int(row["tokens"]),
-        quantize=row["quantize"],
-        iteration=int(row["iteration"]),
-        order=int(row["order"]),
-        us=float(row["us"]) if row["us"] else None,
-        kernels_us=float(row["kernels_us"]) if row["kernels_us"] else None,
-        absent=row["absent"],
-        steps=json.loads(row["steps"]) if row["steps"] else {},
-        core_us=float(row["core_us"]),
-    )
+    values = {name: _READ.get(name, str)(row[name]) for name in COLUMNS}
+    return Sample(**values)  # type: ignore[arg-type]

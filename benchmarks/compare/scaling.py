@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from benchmarks.compare.cases import HIDDEN, ROUTES, TOPK, Case
+from benchmarks.compare.cases import ROUTES, Case
 from benchmarks.compare.figures import Samples, Spread
 from benchmarks.compare.tables import ABSENT, Table
 from benchmarks.compare.targets import GROWTH_PER_BYTE, TIME_PER_BYTE_SPREAD
 from benchmarks.compare.traffic import Scheme, group_bytes
 from benchmarks.harness import Record, records_of
+from benchmarks.sizes import HIDDEN, TOPK
 
 SweepKind = Literal["tokens", "ranks"]
 SWEEPS: tuple[SweepKind, ...] = ("tokens", "ranks")

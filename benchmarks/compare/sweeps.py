@@ -16,12 +16,13 @@ from typing import Any
 import torch.distributed as dist
 
 from benchmarks.compare import timing
-from benchmarks.compare.cases import EXPERTS, HIDDEN, TOPK, Case, Job
+from benchmarks.compare.cases import Case, Job
 from benchmarks.compare.inputs import Inputs
 from benchmarks.compare.routes import COMM_ALGS
 from benchmarks.compare.routes.ours import Direct, Slots
 from benchmarks.compare.samples import Sample, absent_sample
 from benchmarks.compare.timing import Run, Span
+from benchmarks.sizes import SIZES
 from moe_triton import EPBuffer
 from moe_triton.core.errors import ArgumentError, WindowError
 from moe_triton.starting_line import StartingLine
@@ -113,15 +114,8 @@ def _largest_buffer(name: str, tokens: int) -> EPBuffer:
 
 
 def _buffer(name: str, tokens: int, group: Any = None) -> EPBuffer:
-    return EPBuffer(
-        group,
-        num_max_tokens_per_rank=tokens,
-        hidden=HIDDEN,
-        num_topk=TOPK,
-        num_experts=EXPERTS,
-        comm_alg=COMM_ALGS[name],
-        relaxed=True,
-    )
+    how = {"comm_alg": COMM_ALGS[name], "relaxed": True}
+    return EPBuffer(group, num_max_tokens_per_rank=tokens, **SIZES | how)
 
 
 def _in_turn(routes: Sequence[Slots]) -> Callable[[], list[Span]]:

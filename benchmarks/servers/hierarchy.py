@@ -5,27 +5,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks.harness import Record, print_table, records_of
-from benchmarks.servers.runs import (
-    OPERATORS,
-    Case,
-    Figures,
-    Route,
-    Setting,
-    Wire,
-    ratios,
-    records,
-    run,
-    seconds,
-    shown,
-)
-from moe_triton.tools.plots import COLOURS, draw, legend
+from benchmarks.servers.plots import Lines, draw_lines
+from benchmarks.servers.runs import OPERATORS, Case, Route, Setting, Wire, ratios, records, run, shown
+from moe_triton.tools.plots import COLOURS
 
 TOPK = 8
-Line = list[tuple[int, float]]
-Lines = dict[tuple[str, str], Line]
+LOOKS = {"measured": ("o", COLOURS[0]), "counted bytes": ("--", COLOURS[1])}
 
 
 def hierarchy(
@@ -58,16 +45,16 @@ def hierarchy(
     for number in tokens:
         setting = Setting(routes[:1], number, TOPK, experts, Wire(), iterations, limits)
         alone = run(servers * per_server, setting)
-        local = {o: statistics.median(seconds(alone, o, "hierarchy")) for o in OPERATORS}
-        least = min(most(alone, o, "hierarchy") for o in OPERATORS)
+        local = {o: statistics.median(alone.seconds(o, "hierarchy")) for o in OPERATORS}
+        least = min(alone.most(o, "hierarchy").between for o in OPERATORS)
         wire = Wire(least / (wire_share * max(local.values())) / 1e9)
-        per_rank = run(servers * per_server, Setting(routes, number, TOPK, experts, wire, iterations, limits))
+        both = run(servers * per_server, Setting(routes, number, TOPK, experts, wire, iterations, limits))
         for operator in OPERATORS:
-            ours, theirs = (seconds(per_rank, operator, route.name) for route in routes)
-            our_bytes, their_bytes = (most(per_rank, operator, route.name) for route in routes)
+            ours, theirs = (both.seconds(operator, route.name) for route in routes)
+            our_bytes, their_bytes = (both.most(operator, route.name).between for route in routes)
             gain, predicted = ratios(theirs, ours), their_bytes / our_bytes
             # gloo sends the same rows as fullmesh, and nothing else: what they take on the link, and no more.
-            gloo_s = wire.us(0, payload(per_rank, operator, "fullmesh")) / 1e6
+            gloo_s = wire.us(0, both.most(operator, "fullmesh").payload) / 1e6
             over_gloo = ratios([gloo_s] * len(ours), ours)
             case: Case = {"figure": "hierarchy", "operator": operator, "servers": servers, "tokens": number}
             case |= {"ranks_per_server": per_server, "experts": experts, "limit": limit}
@@ -98,32 +85,6 @@ def hierarchy(
         "gloo: all-to-all-v, by arithmetic: the rows between servers over the link's pace, and nothing else"
     )
     if plot is not None:
-        _draw(plot / f"hierarchy_{servers}x{per_server}_{limit or 'any'}.svg", lines)
+        path = plot / f"hierarchy_{servers}x{per_server}_{limit or 'any'}.svg"
+        draw_lines(path, lines, LOOKS, ylabel="fullmesh / hierarchy", ylim=0)
     return found
-
-
-def most(per_rank: Sequence[Figures], operator: str, route: str) -> int:
-    """Bytes between servers of the rank that sends most."""
-    return max(figures.between[operator][route] for figures in per_rank)
-
-
-def payload(per_rank: Sequence[Figures], operator: str, route: str) -> int:
-    """Those of rows, of the rank that sends most."""
-    return max(figures.payload[operator][route] for figures in per_rank)
-
-
-def _draw(path: Path, lines: Lines) -> None:
-    def paint(figure: Any) -> None:
-        figure.set_size_inches(9.0, 3.8)
-        for axis, operator in zip(figure.subplots(1, len(OPERATORS)), OPERATORS, strict=True):
-            for (of, kind), line in lines.items():
-                if of == operator:
-                    x, y = zip(*line, strict=True)
-                    style, colour = ("o", COLOURS[0]) if kind == "measured" else ("--", COLOURS[1])
-                    axis.plot(x, y, style, color=colour, label=kind)
-            axis.set(
-                title=operator, xscale="log", xlabel="tokens of a rank", ylabel="fullmesh / hierarchy", ylim=0
-            )
-        legend(figure, 2)
-
-    draw(path, paint)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.harness import Record, print_table, records_of
-from benchmarks.servers.runs import OPERATORS, Route, Setting, ratios, records, run, seconds, shown
+from benchmarks.servers.runs import OPERATORS, Case, Route, Setting, ratios, records, run, shown
 
 TOPK, EXPERTS, IDLE_S = 8, 64, 5.0
 
@@ -17,22 +17,14 @@ def mapped(num_ranks: int, tokens: list[int], iterations: int) -> list[Record]:
             queued = Route("queued", product, name, 1)  # type: ignore[arg-type]
             written = Route("mapped", product, name, num_ranks)  # type: ignore[arg-type]
             last = number == tokens[-1]
-            per_rank = run(
-                num_ranks,
-                Setting([queued, written], number, TOPK, EXPERTS, iterations=iterations),
-                IDLE_S * last,
-            )
-            idle = max(idle, *(figures.idle_share for figures in per_rank))
+            setting = Setting([queued, written], number, TOPK, EXPERTS, iterations=iterations)
+            measured = run(num_ranks, setting, IDLE_S * last)
+            idle = max(idle, *(figures.idle_share for figures in measured.per_rank))
             cells = []
             for operator in OPERATORS:
-                ratio = ratios(*(seconds(per_rank, operator, route) for route in ("queued", "mapped")))
-                case = {
-                    "figure": "mapped",
-                    "operator": operator,
-                    "comm_alg": name,
-                    "tokens": number,
-                    "ranks": num_ranks,
-                }
+                ratio = ratios(*(measured.seconds(operator, route) for route in ("queued", "mapped")))
+                case: Case = {"figure": "mapped", "operator": operator, "comm_alg": name}
+                case |= {"tokens": number, "ranks": num_ranks}
                 found += records(case, "queued_vs_mapped", ratio)
                 cells.append(shown(ratio))
             rows.append([f"{name}, BS {number}", *cells])

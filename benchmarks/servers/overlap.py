@@ -7,22 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from benchmarks.harness import Record, median_with_interval, print_table
-from benchmarks.servers.runs import (
-    OPERATORS,
-    Case,
-    Figures,
-    Route,
-    Setting,
-    Wire,
-    records,
-    run,
-    seconds,
-    shown,
-)
+from benchmarks.servers.posts import BLOCKS, ROWS
+from benchmarks.servers.runs import OPERATORS, Case, Measured, Route, Setting, Wire, records, run, shown
 
 TOPK, EXPERTS = 8, 64
-BLOCKS = Route("blocks", "A2", "fullmesh", 1)
-ROWS = Route("rows", "A3", "fullmesh_v1", 1)
 ALONE, LINK, POSTS, BOTH = "alone", "link", "posts", "both"
 
 
@@ -62,9 +50,10 @@ def overlap(num_ranks: int, tokens: int, iterations: int, wire_share: float) -> 
                 BOTH: wire,
             }
             routes = [replace(route, name=name, wire=each) for name, each in wires.items()]
-            per_rank = run(num_ranks, Setting(routes, tokens, TOPK, EXPERTS, iterations=iterations))
-            times = {name: seconds(per_rank, operator, name) for name in wires}
-            link_s, posts_s = _link_s(per_rank, operator, wire), _posts_s(per_rank, operator, wire)
+            measured = run(num_ranks, Setting(routes, tokens, TOPK, EXPERTS, iterations=iterations))
+            times = {name: measured.seconds(operator, name) for name in wires}
+            link_s = measured.most(operator, LINK).between / wire.gigabytes_per_s / 1e9
+            posts_s = measured.most(operator, POSTS).posts * wire.post_us / 1e6
             case: Case = {"figure": "overlap", "operator": operator, "route": route.name}
             case |= {"ranks": num_ranks, "tokens": tokens, "wire_per_local": wire_share}
             shares = {
@@ -98,18 +87,8 @@ def _beside_link(times: dict[str, list[float]], shorter_s: float) -> tuple[float
     return hidden(apart, times[BOTH], [shorter_s] * len(apart))
 
 
-def _wire(per_rank: Sequence[Figures], route: Route, operator: str, share: float) -> Wire:
+def _wire(alone: Measured, route: Route, operator: str, share: float) -> Wire:
     """A link, and a time for each post, that take as long as a call does without them, times the share."""
-    wanted_s = share * statistics.median(seconds(per_rank, operator, route.name))
-    most_bytes = max(figures.between[operator][route.name] for figures in per_rank)
-    most_posts = max(figures.posts[operator][route.name] for figures in per_rank)
-    return Wire(most_bytes / wanted_s / 1e9, post_us=1e6 * wanted_s / most_posts)
-
-
-def _link_s(per_rank: Sequence[Figures], operator: str, wire: Wire) -> float:
-    most = max(figures.between[operator][LINK] for figures in per_rank)
-    return most / wire.gigabytes_per_s / 1e9
-
-
-def _posts_s(per_rank: Sequence[Figures], operator: str, wire: Wire) -> float:
-    return max(figures.posts[operator][POSTS] for figures in per_rank) * wire.post_us / 1e6
+    wanted_s = share * statistics.median(alone.seconds(operator, route.name))
+    most = alone.most(operator, route.name)
+    return Wire(most.between / wanted_s / 1e9, post_us=1e6 * wanted_s / most.posts)

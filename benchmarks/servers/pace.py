@@ -6,19 +6,7 @@ import statistics
 from typing import Literal
 
 from benchmarks.harness import Record, print_table
-from benchmarks.servers.runs import (
-    OPERATORS,
-    Case,
-    Figures,
-    Route,
-    Setting,
-    Wire,
-    ratios,
-    records,
-    run,
-    seconds,
-    shown,
-)
+from benchmarks.servers.runs import OPERATORS, Case, Route, Setting, Wire, ratios, records, run, shown
 
 TOPK, EXPERTS, LATENCY_US = 8, 64, 5.0
 
@@ -37,23 +25,20 @@ def pace(num_ranks: int, per_server: int, tokens: int, iterations: int, wire_sha
     routes = [Route(name, "A2", "fullmesh", per_server, quantize) for name, quantize in formats]
     setting = Setting(routes, tokens, TOPK, EXPERTS, Wire(), iterations)
     alone = run(num_ranks, setting)
-    slowest = max(statistics.median(seconds(alone, operator, "plain")) for operator in OPERATORS)
-    most = max(_bytes(alone, operator, "plain") for operator in OPERATORS)
+    slowest = max(statistics.median(alone.seconds(operator, "plain")) for operator in OPERATORS)
+    most = max(alone.most(operator, "plain").between for operator in OPERATORS)
     wire = Wire(most / (wire_share * slowest) / 1e9, LATENCY_US)
-    per_rank = run(num_ranks, Setting(routes, tokens, TOPK, EXPERTS, wire, iterations))
+    paced = run(num_ranks, Setting(routes, tokens, TOPK, EXPERTS, wire, iterations))
     rows, found = [], []
     for operator in OPERATORS:
-        plain, plain_bytes = seconds(per_rank, operator, "plain"), _bytes(per_rank, operator, "plain")
+        plain, plain_bytes = paced.seconds(operator, "plain"), paced.most(operator, "plain").between
         for route in routes:
-            times, num_bytes = seconds(per_rank, operator, route.name), _bytes(per_rank, operator, route.name)
-            local = statistics.median(seconds(alone, operator, route.name))
+            times, num_bytes = paced.seconds(operator, route.name), paced.most(operator, route.name).between
+            local = statistics.median(alone.seconds(operator, route.name))
             link_s = wire.us(0, num_bytes) / 1e6
             case: Case = {"figure": "pace", "operator": operator, "rows": route.name, "ranks": num_ranks}
-            case |= {
-                "ranks_per_server": per_server,
-                "tokens": tokens,
-                "gigabytes_per_s": wire.gigabytes_per_s,
-            }
+            case |= {"ranks_per_server": per_server, "tokens": tokens}
+            case |= {"gigabytes_per_s": wire.gigabytes_per_s}
             over_link, gain = ratios(times, link_s), ratios(plain, times)
             found += records(case, "time_vs_link", over_link) + records(case, "gain_of_int8", gain)
             sizes = [f"{num_bytes / 1e6:.2f}", f"{1e3 * link_s:.1f}", f"{local / link_s:.0%}"]
@@ -72,7 +57,3 @@ def pace(num_ranks: int, per_server: int, tokens: int, iterations: int, wire_sha
     ]
     print_table(title, columns, rows)
     return found
-
-
-def _bytes(per_rank: list[Figures], operator: str, route: str) -> int:
-    return max(figures.between[operator][route] for figures in per_rank)

@@ -11,18 +11,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.harness import Record, median_with_interval, print_table
-from benchmarks.servers.hierarchy import most
 from benchmarks.servers.runs import (
     OPERATORS,
     Case,
-    Figures,
+    Measured,
     Route,
     Setting,
     Wire,
     ratios,
     records,
     run,
-    seconds,
     shown,
     traced,
 )
@@ -47,18 +45,18 @@ def packing(
         traces: folder to keep the traces in; None to drop them.
     """
     alone = run(num_ranks, Setting(ROUTES[1:], tokens, TOPK, EXPERTS, Wire(), iterations))
-    send_us = max(figures.steps["dispatch"][WHOLE][SEND] for figures in alone)
-    num_bytes = most(alone, "dispatch", WHOLE)
+    send_us = alone.step_us("dispatch", WHOLE, SEND)
+    num_bytes = alone.most("dispatch", WHOLE).between
     rows: list[list[str]] = []
     found: list[Record] = []
     for factor in factors:
         wire = Wire(num_bytes / (factor * send_us) / 1e3)
         setting = Setting(ROUTES, tokens, TOPK, EXPERTS, wire, iterations)
-        with traced(num_ranks, setting, traces and traces / f"{factor:g}") as (per_rank, folder):
+        with traced(num_ranks, setting, traces and traces / f"{factor:g}") as (measured, folder):
             cells = []
             for operator in OPERATORS:
                 case: Case = {"figure": "packing", "operator": operator, "tokens": tokens, "ranks": num_ranks}
-                cells += _compared(per_rank, folder, case | {"link_vs_send": factor}, iterations, found)
+                cells += _compared(measured, folder, case | {"link_vs_send": factor}, iterations, found)
         rows.append([f"{factor:g}", f"{wire.gigabytes_per_s:.4f}", *cells])
     title = f"one part / in parts, {num_ranks} servers of one rank, K {TOPK}, BS {tokens}"
     columns = [column for operator in OPERATORS for column in (operator, "hidden in parts", "in one")]
@@ -68,10 +66,10 @@ def packing(
 
 
 def _compared(
-    per_rank: Sequence[Figures], folder: Path, case: Case, iterations: int, found: list[Record]
+    measured: Measured, folder: Path, case: Case, iterations: int, found: list[Record]
 ) -> list[str]:
     operator = str(case["operator"])
-    gain = ratios(*(seconds(per_rank, operator, route) for route in (WHOLE, PARTS)))
+    gain = ratios(*(measured.seconds(operator, route) for route in (WHOLE, PARTS)))
     found += records(case, "gain_of_parts", gain)
     cells = [shown(gain)]
     for route in (PARTS, WHOLE):

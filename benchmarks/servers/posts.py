@@ -5,28 +5,21 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks.harness import Record, print_table, records_of
-from benchmarks.servers.runs import (
-    OPERATORS,
-    Route,
-    Setting,
-    Wire,
-    most_us,
-    ratios,
-    records,
-    run,
-    seconds,
-    shown,
-)
-from moe_triton.tools.plots import COLOURS, draw, legend
+from benchmarks.servers.plots import Line, Lines, draw_lines
+from benchmarks.servers.runs import OPERATORS, Route, Setting, Wire, ratios, records, run, shown
+from moe_triton.tools.plots import COLOURS
 
 BLOCKS = Route("blocks", "A2", "fullmesh", 1)
 ROWS = Route("rows", "A3", "fullmesh_v1", 1)
 # Of A2 (autotune/model/constants.toml): AICPU's post, and the link that published figures give.
 POST_US, GIGABYTES_PER_S = 1.5, 20.97
-Line = list[tuple[int, float]]
+LOOKS = {
+    f"{route.name}, {kind}": (style, colour)
+    for route, colour in zip((BLOCKS, ROWS), COLOURS, strict=False)
+    for kind, style in (("time", "o"), ("formula", "--"))
+}
 
 
 def crossing(first: Line, second: Line) -> float | None:
@@ -54,33 +47,24 @@ def posts(
     """
     wire = Wire(GIGABYTES_PER_S / slower, 0.0, POST_US * slower)
     rows, found = [], []
-    lines: dict[tuple[str, str, str], Line] = {}
+    lines: Lines = {}
     for number in tokens:
         setting = Setting([BLOCKS, ROWS], number, topk, 4 * num_ranks, wire, iterations)
-        per_rank = run(num_ranks, setting)
+        measured = run(num_ranks, setting)
         for operator in OPERATORS:
             cells = []
             for route in setting.routes:
-                times, formula = (
-                    seconds(per_rank, operator, route.name),
-                    most_us(per_rank, operator, route.name, wire),
-                )
-                lines.setdefault((operator, route.name, "time"), []).append(
-                    (number, statistics.median(times) * 1e6)
-                )
-                lines.setdefault((operator, route.name, "formula"), []).append((number, formula))
+                times = measured.seconds(operator, route.name)
+                formula = measured.most_us(operator, route.name, wire)
+                for kind, us in (("time", statistics.median(times) * 1e6), ("formula", formula)):
+                    line = lines.setdefault((operator, f"{route.name}, {kind}"), [])
+                    line.append((number, us / 1e3))
                 of_formula = ratios(times, formula / 1e6)
-                case = {
-                    "figure": "posts",
-                    "operator": operator,
-                    "route": route.name,
-                    "tokens": number,
-                    "topk": topk,
-                }
-                case |= {"ranks": num_ranks, "slower": slower}
+                case = {"figure": "posts", "operator": operator, "route": route.name, "tokens": number}
+                case |= {"topk": topk, "ranks": num_ranks, "slower": slower}
                 found += records(case, "time_vs_formula", of_formula)
-                most = max(figures.posts[operator][route.name] for figures in per_rank)
-                cells += [str(most), f"{formula / 1e3:.2f}", shown(of_formula)]
+                most = measured.most(operator, route.name)
+                cells += [str(most.posts), f"{formula / 1e3:.2f}", shown(of_formula)]
             rows.append([f"{operator}, BS {number}", *cells])
     pace = f"posts of {wire.post_us:g} us, {wire.gigabytes_per_s:.3f} GB/s"
     title = f"{num_ranks} servers of one rank, K {topk}; {pace}"
@@ -93,38 +77,20 @@ def posts(
     for operator in OPERATORS:
         found += _crossing(operator, lines, {"ranks": num_ranks, "topk": topk, "slower": slower})
     if plot is not None:
-        _draw(plot / f"posts_{num_ranks}_k{topk}.svg", lines)
+        draw_lines(plot / f"posts_{num_ranks}_k{topk}.svg", lines, LOOKS, yscale="log", ylabel="ms")
     return found
 
 
-def _crossing(
-    operator: str, lines: dict[tuple[str, str, str], Line], case: dict[str, object]
-) -> list[Record]:
+def _crossing(operator: str, lines: Lines, case: dict[str, object]) -> list[Record]:
     places = {
-        kind: crossing(lines[operator, "blocks", kind], lines[operator, "rows", kind])
+        kind: crossing(lines[operator, f"blocks, {kind}"], lines[operator, f"rows, {kind}"])
         for kind in ("time", "formula")
     }
-    first, last = lines[operator, "blocks", "time"][0][0], lines[operator, "blocks", "time"][-1][0]
+    sizes = [number for number, _ in lines[operator, "blocks, time"]]
     if places["time"] is None or places["formula"] is None:
-        print(f"{operator}: the lines do not cross in BS {first} to {last}: {places}")
+        print(f"{operator}: the lines do not cross in BS {sizes[0]} to {sizes[-1]}: {places}")
         return []
     where = f"at BS {places['time']:.2f}; by the formula {places['formula']:.2f}"
     print(f"{operator}: posts for rows get slower than blocks {where}")
     about = {**case, "figure": "posts", "operator": operator}
     return records_of("servers", about, {"crossing_vs_formula": places["time"] / places["formula"]})
-
-
-def _draw(path: Path, lines: dict[tuple[str, str, str], Line]) -> None:
-    def paint(figure: Any) -> None:
-        figure.set_size_inches(9.0, 3.8)
-        for axis, operator in zip(figure.subplots(1, len(OPERATORS)), OPERATORS, strict=True):
-            for (of, route, kind), line in lines.items():
-                if of == operator:
-                    style = "o" if kind == "time" else "--"
-                    colour = COLOURS[route != BLOCKS.name]
-                    x, y = zip(*line, strict=True)
-                    axis.plot(x, [us / 1e3 for us in y], style, color=colour, label=f"{route}, {kind}")
-            axis.set(title=operator, xscale="log", yscale="log", xlabel="tokens of a rank", ylabel="ms")
-        legend(figure, 4)
-
-    draw(path, paint)

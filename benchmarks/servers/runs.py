@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 
-from benchmarks.harness import Record, median_with_interval, records_of
+from benchmarks.harness import Record, elapsed, median_with_interval, records_of
+from benchmarks.sizes import HIDDEN
 from benchmarks.spans import Span
 from moe_triton import EPBuffer, Tuning
 from moe_triton.backends.cpu.nic import NicSettings, emulated_nic
@@ -24,7 +25,6 @@ from moe_triton.core.tuning import Posts
 from moe_triton.processes import RankGroup
 from moe_triton.starting_line import StartingLine
 
-HIDDEN = 7168
 OPERATORS = ("dispatch", "combine")
 WARM_UP = 3
 UNPACED = 10_000.0  # GB/s
@@ -115,25 +115,63 @@ class Setting:
         return self.traces / f"{route.name}.json" if self.traces else None
 
 
+class Sent(NamedTuple):
+    """What a call sends.
+
+    Attributes:
+        posts: to other ranks.
+        between: bytes to ranks of other servers.
+        payload: those of rows among them.
+    """
+
+    posts: int = 0
+    between: int = 0
+    payload: int = 0
+
+
 @dataclass(frozen=True)
 class Figures:
-    """One rank's, or those of all.
+    """One rank's.
 
     Attributes:
         spans: begin and end of each call, in seconds, by operator and route.
-        posts: a call's to other ranks, by operator and route.
-        between: bytes of a call to ranks of other servers, by operator and route.
-        payload: those of rows among them.
+        sent: of a call, by operator and route.
         steps: microseconds of each step of a call, the median of all, by operator and route.
         idle_share: of a core, what the NICs took while nothing was posted.
     """
 
     spans: dict[str, dict[str, list[Span]]]
-    posts: dict[str, dict[str, int]]
-    between: dict[str, dict[str, int]]
-    payload: dict[str, dict[str, int]]
+    sent: dict[str, dict[str, Sent]]
     steps: dict[str, dict[str, dict[str, float]]]
     idle_share: float = 0.0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a run came to.
+
+    Attributes:
+        per_rank: the figures of every rank.
+    """
+
+    per_rank: Sequence[Figures]
+
+    def seconds(self, operator: str, route: str) -> list[float]:
+        """Last rank out minus first rank in, of each iteration."""
+        return elapsed(figures.spans[operator][route] for figures in self.per_rank)
+
+    def most(self, operator: str, route: str) -> Sent:
+        """What a call sends, each number of the rank with most of it."""
+        return Sent(*map(max, zip(*(f.sent[operator][route] for f in self.per_rank), strict=True)))
+
+    def most_us(self, operator: str, route: str, wire: Wire) -> float:
+        """What the rank with the most to post takes by the formula."""
+        sent = (figures.sent[operator][route] for figures in self.per_rank)
+        return max(wire.us(each.posts, each.between) for each in sent)
+
+    def step_us(self, operator: str, route: str, step: str) -> float:
+        """Microseconds of a step on the slowest rank, its waits among them."""
+        return max(figures.steps[operator][route][step] for figures in self.per_rank)
 
 
 class Pair:
@@ -178,13 +216,13 @@ class Pair:
             self._results = torch.randn(rows.shape).bfloat16()
         self.buffer.combine(self._results, self._received.handle, self._weights)
 
-    def traffic(self, operator: str) -> tuple[int, int, int]:
-        """Posts, and bytes to other servers, all and those of rows, of the last call."""
+    def sent(self, operator: str) -> Sent:
+        """By the last call."""
         found = self.buffer.traffic(cast("Any", operator))
         if found is None:
-            return 0, 0, 0
+            return Sent()
         payload = found.payload_bytes.between
-        return sum(found.posts), payload + found.framing_bytes.between, payload
+        return Sent(sum(found.posts), payload + found.framing_bytes.between, payload)
 
 
 def nic_seconds() -> float:
@@ -214,12 +252,9 @@ def measure(rank: int, num_ranks: int, setting: Setting, idle_s: float) -> Figur
                         spans[operator][name].append((begin, time.perf_counter()))
                         steps[operator][name].append(pairs[name].buffer.durations_us(cast("Any", operator)))
         idle = _idle_share(line, idle_s)
-        counted = {o: {name: pair.traffic(o) for name, pair in pairs.items()} for o in OPERATORS}
-    posts = {o: {name: found[0] for name, found in each.items()} for o, each in counted.items()}
-    between = {o: {name: found[1] for name, found in each.items()} for o, each in counted.items()}
-    payload = {o: {name: found[2] for name, found in each.items()} for o, each in counted.items()}
+        sent = {o: {name: pair.sent(o) for name, pair in pairs.items()} for o in OPERATORS}
     medians = {o: {name: _medians(found) for name, found in each.items()} for o, each in steps.items()}
-    return Figures(spans, posts, between, payload, medians, idle)
+    return Figures(spans, sent, medians, idle)
 
 
 def _medians(calls: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -245,16 +280,15 @@ def _idle_share(line: StartingLine, seconds: float) -> float:
     return (nic_seconds() - before) / seconds
 
 
-def run(num_ranks: int, setting: Setting, idle_s: float = 0.0) -> list[Figures]:
-    """The figures of every rank."""
+def run(num_ranks: int, setting: Setting, idle_s: float = 0.0) -> Measured:
+    """Measures, in a group of processes."""
     with RankGroup(num_ranks) as group:
-        found: list[Figures] = group.run(measure, setting, idle_s, timeout_s=1200)
-    return found
+        return Measured(group.run(measure, setting, idle_s, timeout_s=1200))
 
 
 @contextmanager
-def traced(num_ranks: int, setting: Setting, kept: Path | None) -> Iterator[tuple[list[Figures], Path]]:
-    """The figures of every rank, and the folder that each route's trace is in.
+def traced(num_ranks: int, setting: Setting, kept: Path | None) -> Iterator[tuple[Measured, Path]]:
+    """What was measured, and the folder that each route's trace is in.
 
     Args:
         num_ranks, setting: of the run.
@@ -264,17 +298,6 @@ def traced(num_ranks: int, setting: Setting, kept: Path | None) -> Iterator[tupl
         folder = kept or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         yield run(num_ranks, replace(setting, traces=folder)), folder
-
-
-def seconds(per_rank: Sequence[Figures], operator: str, route: str) -> list[float]:
-    """Last rank out minus first rank in, of each iteration."""
-    rounds = zip(*(figures.spans[operator][route] for figures in per_rank), strict=True)
-    return [max(end for _, end in spans) - min(begin for begin, _ in spans) for spans in rounds]
-
-
-def most_us(per_rank: Sequence[Figures], operator: str, route: str, wire: Wire) -> float:
-    """What the rank with the most to post takes by the formula."""
-    return max(wire.us(f.posts[operator][route], f.between[operator][route]) for f in per_rank)
 
 
 def ratios(times: Sequence[float], others: Sequence[float] | float) -> tuple[float, float, float]:

@@ -8,22 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Record, median_with_interval, print_table
-from benchmarks.servers.hierarchy import most
 from benchmarks.servers.relaying import RELAY, relayed
-from benchmarks.servers.runs import (
-    OPERATORS,
-    Case,
-    Figures,
-    Route,
-    Setting,
-    Wire,
-    ratios,
-    records,
-    run,
-    seconds,
-    shown,
-    traced,
-)
+from benchmarks.servers.runs import OPERATORS, Case, Route, Setting, Wire, ratios, records, run, shown, traced
 from moe_triton.tools.plots import COLOURS, draw, legend
 
 TOPK, EXPERTS = 8, 32
@@ -56,8 +42,8 @@ def stages(
     num_ranks = servers * per_server
     routes = [Route(posts, "A2", "hierarchy", per_server, posts=posts) for posts in (STAGE_3, STAGE_2)]  # type: ignore[arg-type]
     alone = run(num_ranks, Setting(routes[1:], tokens, TOPK, EXPERTS, Wire(), iterations))
-    relay_us = relay_of(alone, STAGE_2)
-    num_bytes = {operator: most(alone, operator, STAGE_2) for operator in OPERATORS}
+    relay_us = alone.step_us("dispatch", STAGE_2, RELAY)
+    num_bytes = {operator: alone.most(operator, STAGE_2).between for operator in OPERATORS}
     rows: list[list[str]] = []
     found: list[Record] = []
     lines: dict[str, Line] = {operator: [] for operator in OPERATORS}
@@ -70,7 +56,7 @@ def stages(
         cells = []
         with traced(num_ranks, seen, traces and traces / f"{factor:g}") as (_, folder):
             for operator in OPERATORS:
-                gain = ratios(*(seconds(plain, operator, posts) for posts in (STAGE_2, STAGE_3)))
+                gain = ratios(*(plain.seconds(operator, posts) for posts in (STAGE_2, STAGE_3)))
                 case: Case = {"figure": "stages", "operator": operator, "tokens": tokens}
                 case |= {"link_vs_relay": factor, "servers": servers, "ranks_per_server": per_server}
                 found += records(case, "gain_of_stage_3", gain)
@@ -97,11 +83,6 @@ def stages(
     if plot is not None:
         _draw(plot / f"stages_{servers}x{per_server}.svg", lines)
     return found
-
-
-def relay_of(per_rank: Sequence[Figures], route: str) -> float:
-    """Microseconds that the slowest rank's relay of a dispatch takes, its waits for tokens among them."""
-    return max(figures.steps["dispatch"][route][RELAY] for figures in per_rank)
 
 
 def _draw(path: Path, lines: dict[str, Line]) -> None:

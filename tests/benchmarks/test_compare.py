@@ -15,7 +15,7 @@ from rich.console import Console
 
 from benchmarks.compare import commands, launch
 from benchmarks.compare.agreement import compare
-from benchmarks.compare.cases import EXPERTS, ROUTES, TOPK, Case, Job
+from benchmarks.compare.cases import ROUTES, Case, Job
 from benchmarks.compare.figures import METRICS, Samples, Spread, records
 from benchmarks.compare.inputs import Inputs
 from benchmarks.compare.report import Report, print_report
@@ -27,6 +27,7 @@ from benchmarks.compare.tables import metric_table
 from benchmarks.compare.targets import target_of, verdict
 from benchmarks.compare.timing import Run, Span, Timed, reduce_ranks
 from benchmarks.compare.traffic import combine_traffic, dispatch_traffic, group_bytes
+from benchmarks.sizes import EXPERTS, TOPK
 from moe_triton.core.ascendc import DISPATCH_WAIT
 from moe_triton.core.installing import install
 from moe_triton.core.plan import Launch

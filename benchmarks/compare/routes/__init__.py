@@ -9,7 +9,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-from benchmarks.compare.cases import EXPERTS, HIDDEN, TOPK
 from benchmarks.compare.inputs import Inputs
 from benchmarks.compare.routes.allgather import AllGather
 from benchmarks.compare.routes.alltoallv import AllToAllV
@@ -19,6 +18,7 @@ from benchmarks.compare.routes.memcpy import Arena, Memcpy
 from benchmarks.compare.routes.mpi_native import MpiNative
 from benchmarks.compare.routes.nowait import NoWait
 from benchmarks.compare.routes.ours import Direct, Slots
+from benchmarks.sizes import SIZES
 from moe_triton import EPBuffer
 from moe_triton.core.errors import ArgumentError, WindowError
 from moe_triton.schemes import product_of
@@ -47,14 +47,9 @@ class Buffers:
         absent: dict[str, str] = {}
         num_ranks, left = dist.get_world_size(), MEMORY_SHARE * _memory_bytes()
         for name in sorted(names, key=list(COMM_ALGS).index):
-            sizes: dict[str, Any] = {
-                "num_max_tokens_per_rank": num_tokens,
-                "hidden": HIDDEN,
-                "num_topk": TOPK,
-                "num_experts": EXPERTS,
-                "product": product_of(COMM_ALGS[name]),
-                "comm_alg": COMM_ALGS[name],
-            }
+            comm_alg = COMM_ALGS[name]
+            how = {"num_max_tokens_per_rank": num_tokens, "product": product_of(comm_alg)}
+            sizes = SIZES | how | {"comm_alg": comm_alg}
             num_bytes = num_ranks * EPBuffer.get_buffer_size_hint(num_ranks, **sizes)
             left -= num_bytes
             if name == SPARED and left < 0:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.compare.cases import EXPERTS, TOPK
 from benchmarks.compare.inputs import Inputs
 from benchmarks.compare.routes.alltoallv import quantize_rows
 from benchmarks.compare.routes.base import Delivered, Route
 from benchmarks.compare.routes.exchanges import Exchange
+from benchmarks.sizes import EXPERTS, TOPK
 
 
 class AllGather(Route):

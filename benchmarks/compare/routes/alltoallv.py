@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.compare.cases import EXPERTS, TOPK
 from benchmarks.compare.inputs import Inputs
 from benchmarks.compare.routes.base import Delivered, Route
 from benchmarks.compare.routes.exchanges import Exchange
+from benchmarks.sizes import EXPERTS, TOPK
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.compare.cases import HIDDEN
 from benchmarks.compare.inputs import Inputs
 from benchmarks.compare.routes.base import Route
 from benchmarks.compare.traffic import Scheme, Traffic, combine_traffic, dispatch_traffic
+from benchmarks.sizes import HIDDEN
 
 # What all ranks copy together and no cache holds: from here on it does not matter whether another copy has
 # just used the same memory.

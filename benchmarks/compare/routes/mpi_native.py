@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.compare.cases import EXPERTS, HIDDEN, TOPK
 from benchmarks.compare.inputs import Inputs
 from benchmarks.compare.routes.base import Delivered, Route
 from benchmarks.compare.routes.gather import gather_kernel
+from benchmarks.sizes import EXPERTS, HIDDEN, TOPK
 from moe_triton.backends.cpu.triton import prepare
 from moe_triton.kernels.pack import pack_kernel
 from moe_triton.kernels.route import route_kernel

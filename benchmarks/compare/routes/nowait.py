@@ -6,7 +6,8 @@ tokens along the same routes. So it delivers the same bits, and what it takes le
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch.distributed as dist
@@ -17,7 +18,7 @@ from moe_triton.core.plan import Launch, device_launches
 from moe_triton.core.records import STATUS_ENTRY
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.runtime.communicator import Communicator
-from moe_triton.runtime.executables import Executables, Kept, Key
+from moe_triton.runtime.executables import Executables, Key
 from moe_triton.schemes.site import Operator
 
 
@@ -72,9 +73,15 @@ class NoWait(Slots):
         with self._without_waits("combine"):
             super().combine()
 
-    def _without_waits(self, operator: Operator) -> _Exchanged:
+    @contextlib.contextmanager
+    def _without_waits(self, operator: Operator) -> Iterator[None]:
+        """Other executables for one call. It goes through the same checks, outputs and turns of the zones."""
         self._zones[operator] = self._communicator._rounds.zone(operator)
-        return _Exchanged(self._executables, self._waitless)
+        usual = self._executables.swap(self._waitless)
+        try:
+            yield
+        finally:
+            self._executables.swap(usual)
 
     def settle(self) -> None:
         """Takes the flags out of the windows that no wait has taken: real calls use these zones again."""
@@ -98,16 +105,3 @@ class NoWait(Slots):
         first = site.layout.region("dispatch_status").offset(zone=zone)
         last = first + site.num_entries * STATUS_ENTRY.num_bytes
         self._communicator._windows[0].tensor()[first:last] = 0
-
-
-class _Exchanged:
-    """Other executables for one call. It goes through the same checks, outputs and turns of the zones."""
-
-    def __init__(self, executables: Executables, others: Kept) -> None:
-        self._executables, self._others = executables, others
-
-    def __enter__(self) -> None:
-        self._saved = self._executables.swap(self._others)
-
-    def __exit__(self, *_: object) -> None:
-        self._executables.swap(self._saved)
