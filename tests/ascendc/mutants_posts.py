@@ -210,7 +210,7 @@ BLOCKS = (
     Mutant(
         "FLAG2 that stale rows look like",
         (Patch(FORMAT, "static_cast<uint32_t>(number) * 0x9E3779B1U", "(number != 0 ? 0x9E3779B1U : 0)"),),
-        blocks_of(rounds=6, straggle=0.4, schedule="D", keeps_order=True, topk=1, skewed=True, blocks=1),
+        blocks_of(rounds=12, straggle=0.8, schedule="D", keeps_order=True, topk=1, skewed=True, blocks=1),
     ),
     Mutant(
         "a block written straight to where only a queue leads",
