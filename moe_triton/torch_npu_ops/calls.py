@@ -12,11 +12,11 @@ import torch
 from moe_triton.core import plain_tensors
 from moe_triton.core.checks import check_number, not_plain_error
 from moe_triton.core.errors import ArgumentError
-from moe_triton.operators import Operator, TensorArgument
+from moe_triton.operators import Operator
 from moe_triton.runtime.operator_plan import Named, OperatorPlan
 from moe_triton.torch_npu_ops import registry, settings
 from moe_triton.torch_npu_ops.check import make_plan
-from moe_triton.torch_npu_ops.declared import Argument, arguments_of, check_attribute
+from moe_triton.torch_npu_ops.declared import arguments_of, check_attribute
 from moe_triton.torch_npu_ops.elastic import words_of
 
 MIN_EPS, MAX_EPS = torch.finfo(torch.float32).smallest_normal, torch.finfo(torch.float32).max
@@ -38,20 +38,16 @@ class Calls:
     Args:
         operator: what it does.
         kind: of its plans.
+        function: whose signature says which arguments there are.
 
     Attributes:
         written: names of the tensors that it writes to.
     """
 
-    def __init__(self, operator: Operator, kind: type[OperatorPlan]) -> None:
+    def __init__(self, operator: Operator, kind: type[OperatorPlan], function: Callable[..., Any]) -> None:
         self.operator, self._kind = operator, kind
-        self.written: tuple[str, ...] = ()
-
-    def declare(self, function: Callable[..., Any]) -> None:
-        """Takes from a function's signature which arguments there are."""
-        described = {t.name: t for t in self.operator.tensors}
+        described = {t.name: t for t in operator.tensors}
         arguments = arguments_of(function)
-        self._tensors: list[tuple[Argument, TensorArgument]]
         self._tensors = [(a, described[a.name]) for a in arguments if a.kind is torch.Tensor]
         self._attributes = [a for a in arguments if a.kind is not torch.Tensor]
         self._get_tensors = itemgetter(*(a.name for a, _ in self._tensors))

@@ -144,11 +144,11 @@ def call_site_of(
         ArgumentError: they contradict each other.
     """
     group, rank = s["group_ep"], s["ep_rank_id"]
-    registry.check_membership(group, "group_ep", s["EP"], rank, ("ep_world_size", "ep_rank_id"))
+    registry.check_membership(group, "group_ep", ep_world_size=s["EP"], ep_rank_id=rank)
     group_tp, exchange_rank = "", None
     if s["exchange"]:
         group_tp, exchange_rank = s["group_tp"], s["tp_rank_id"]
-        registry.check_membership(group_tp, "group_tp", 2, exchange_rank, ("tp_world_size", "tp_rank_id"))
+        registry.check_membership(group_tp, "group_tp", tp_world_size=2, tp_rank_id=exchange_rank)
     deployment = deployment_of(config, rank, words)
     place = registry.Place(group, group_tp, deployment.config, deployment.members)
     return CallSite(deployment, registry.Access(place, environment), exchange_rank)
@@ -198,23 +198,27 @@ def check_whole(plan: OperatorPlan, named: Named) -> None:
             f"it must have at least {why} = {needed}",
             "Pass dispatch's third output whole.",
         )
-    counts = s.given.get("ep_send_counts")
-    if counts is not None and math.prod(counts) < plan.num_entries:
-        raise ArgumentError(
-            "ep_send_counts",
-            f"of {math.prod(counts)} elements",
-            f"this rank has {plan.num_entries} pairs of local expert and source rank",
-            "Pass ep_recv_counts of the matching dispatch.",
-        )
-    if counts is not None and plan.tables and math.prod(counts) < plan.num_entries + plan.tables.num_words:
-        raise ArgumentError(
-            "ep_send_counts",
-            f"of {math.prod(counts)} elements",
-            f"with {plan.config.scheme} {plan.tables.num_words} more follow the {plan.num_entries} counts",
-            "Pass ep_recv_counts of the matching dispatch whole.",
-        )
+    if (counts := s.given.get("ep_send_counts")) is not None:
+        _check_counts(plan, math.prod(counts))
     if s["exchange"] and not s.is_given("tp_send_counts"):
         check_tensor("tp_send_counts", named["tp_send_counts"], shape=(), dtypes=())
+
+
+def _check_counts(plan: OperatorPlan, given: int) -> None:
+    """Checks that combine is given a count for each pair of expert and rank, and the tables behind them.
+
+    Raises:
+        ArgumentError: there are fewer elements.
+    """
+    counts, tables, value = plan.num_entries, plan.tables, f"of {given} elements"
+    if given < counts:
+        rule = f"this rank has {counts} pairs of local expert and source rank"
+        remedy = "Pass ep_recv_counts of the matching dispatch."
+        raise ArgumentError("ep_send_counts", value, rule, remedy)
+    if tables and given < counts + tables.num_words:
+        rule = f"with {plan.config.scheme} {tables.num_words} more follow the {counts} counts"
+        remedy = "Pass ep_recv_counts of the matching dispatch whole."
+        raise ArgumentError("ep_send_counts", value, rule, remedy)
 
 
 def _index_words(plan: OperatorPlan) -> tuple[int, str]:

@@ -69,8 +69,12 @@ def check_group(argument: str, name: object) -> str:
     """
     if isinstance(name, str):
         return check_text(argument, name)
-    rule, remedy = "it is the name of a group", "Pass group_name(group)."
-    raise ArgumentError(argument, shown(name), rule, remedy, code=INVALID_ARGUMENT)
+    raise invalid(argument, shown(name), "it is the name of a group", "Pass group_name(group).")
+
+
+def invalid(argument: str, value: object, rule: str, remedy: str) -> ArgumentError:
+    """The error of a wrong type, dtype or group (161002)."""
+    return ArgumentError(argument, value, rule, remedy, code=INVALID_ARGUMENT)
 
 
 def check_attribute(argument: Argument, value: Any) -> Any:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
 import torch
 
-from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
+from moe_triton.torch_npu_ops.declared import invalid
+
+Given = TypeVar("Given")
+Found = TypeVar("Found")
 
 # torch's ScalarType numbers, then those that torch_npu adds; formats that torch lacks travel as bytes.
 BY_NUMBER: dict[int, torch.dtype] = {
@@ -37,15 +43,8 @@ def number_of(argument: str, dtype: torch.dtype) -> int:
     Raises:
         ArgumentError: there is none (161002).
     """
-    if dtype not in _NUMBERS:
-        raise ArgumentError(
-            argument,
-            dtype,
-            f"it is one of {[str(known) for known in _NUMBERS]}",
-            "Pass one of these, or the number that torch_npu has for it.",
-            code=INVALID_ARGUMENT,
-        )
-    return _NUMBERS[dtype]
+    remedy = "Pass one of these, or the number that torch_npu has for it."
+    return _found(argument, dtype, _NUMBERS, list(map(str, _NUMBERS)), remedy)
 
 
 def dtype_of(argument: str, number: int) -> torch.dtype:
@@ -54,13 +53,13 @@ def dtype_of(argument: str, number: int) -> torch.dtype:
     Raises:
         ArgumentError: none that we know (161002).
     """
-    found = BY_NUMBER.get(number)
-    if found is None:
-        raise ArgumentError(
-            argument,
-            number,
-            f"it is one of {sorted(BY_NUMBER)}",
-            "Pass the number of a dtype, as torch_npu has them.",
-            code=INVALID_ARGUMENT,
-        )
-    return found
+    remedy = "Pass the number of a dtype, as torch_npu has them."
+    return _found(argument, number, BY_NUMBER, sorted(BY_NUMBER), remedy)
+
+
+def _found(
+    argument: str, given: Given, known: Mapping[Given, Found], shown: Sequence[object], remedy: str
+) -> Found:
+    if given not in known:
+        raise invalid(argument, given, f"it is one of {shown}", remedy)
+    return known[given]

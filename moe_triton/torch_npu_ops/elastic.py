@@ -23,13 +23,8 @@ def words_of(elastic_info: torch.Tensor) -> tuple[int, ...]:
         ArgumentError: it is no list of int32; or it goes into a graph, which would keep these contents.
     """
     if elastic_info.dtype != torch.int32 or elastic_info.dim() != 1:
-        check_tensor(
-            "elastic_info",
-            elastic_info,
-            shape=("4 + 2 * EP",),
-            dtypes=(torch.int32,),
-            device=elastic_info.device,
-        )
+        shape, device = ("4 + 2 * EP",), elastic_info.device
+        check_tensor("elastic_info", elastic_info, shape=shape, dtypes=(torch.int32,), device=device)
     return _read("elastic_info", elastic_info)
 
 
@@ -46,12 +41,8 @@ def timeout_of(time_out: torch.Tensor) -> int:
 def _read(name: str, tensor: torch.Tensor) -> tuple[int, ...]:
     host = settings.host()
     if host.is_capturing():
-        raise ArgumentError(
-            name,
-            "given inside a graph",
-            "the host reads it, and a graph would keep what it says now",
-            "Capture calls without it.",
-        )
+        rule = "the host reads it, and a graph would keep what it says now"
+        raise ArgumentError(name, "given inside a graph", rule, "Capture calls without it.")
     return tuple(host.on_host(tensor).tolist())
 
 
@@ -79,11 +70,8 @@ def deployment_of(config: Config, rank: int, words: tuple[int, ...] | None) -> D
     )
     _require(rank in members, rank, "a rank that takes part is in the tables")
     shared = config.num_shared_experts if num_shared_ranks else 0
-    _require(
-        shared == config.num_shared_experts,
-        num_shared_ranks,
-        "shared experts keep at least one rank each",
-    )
+    rule = "shared experts keep at least one rank each"
+    _require(shared == config.num_shared_experts, num_shared_ranks, rule)
     try:
         scaled = replace(
             config,
@@ -108,12 +96,8 @@ def members_of(words: tuple[int, ...] | None, num_ranks: int) -> tuple[int, ...]
         return None
     size = HEADER_WORDS + 2 * num_ranks
     if len(words) != size:
-        raise ArgumentError(
-            "elastic_info",
-            f"of shape ({len(words)},)",
-            f"it must be ({size},)",
-            "Pass four words, and two tables of a word for each rank.",
-        )
+        remedy = "Pass four words, and two tables of a word for each rank."
+        raise ArgumentError("elastic_info", f"of shape ({len(words)},)", f"it must be ({size},)", remedy)
     if words[0] == 0:
         return None
     left = words[1]

@@ -63,12 +63,9 @@ class TeardownPlan(OperatorPlan):
         for field, name in ALIKE.items():
             had = getattr(setup, field, None)
             if had != getattr(self.variant, field, None):
-                raise ArgumentError(
-                    name,
-                    f"not what {operator}_setup had ({field} {had})",
-                    "both halves take the same attributes",
-                    "Pass the same to both.",
-                )
+                value = f"not what {operator}_setup had ({field} {had})"
+                rule = "both halves take the same attributes"
+                raise ArgumentError(name, value, rule, "Pass the same to both.")
         self._check_returned(self.communicator, named)
         return super().execute(named)
 
@@ -86,14 +83,10 @@ class TeardownPlan(OperatorPlan):
         operator = self._whole
         expected, have = _ticket(communicator, operator), named["comm_cmd_info"][:TICKET_WORDS].tolist()
         if have != expected:
-            raise ArgumentError(
-                "comm_cmd_info",
-                f"that of {operator} {have[1]}"
-                if have[:1] == expected[:1]
-                else f"one that begins with {have}",
-                f"{operator} {expected[1]} is in flight",
-                f"Pass what its {operator}_setup returned.",
-            )
+            is_ticket = have[:1] == expected[:1]
+            value = f"that of {operator} {have[1]}" if is_ticket else f"one that begins with {have}"
+            rule = f"{operator} {expected[1]} is in flight"
+            raise ArgumentError("comm_cmd_info", value, rule, f"Pass what its {operator}_setup returned.")
 
 
 def _ticket(communicator: Communicator, operator: str) -> list[int]:

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import has_side_effect
 
 from moe_triton.core.errors import ArgumentError
+from moe_triton.operators import Operator
 from moe_triton.runtime.operator_plan import Named, OperatorPlan
 from moe_triton.torch_npu_ops.calls import Calls
 from moe_triton.torch_npu_ops.check import symbols_of
@@ -39,6 +40,10 @@ class PlannedOperator(Protocol[P, R_co]):
         """Plans and executes."""
         ...
 
+    def run(self, named: Named) -> R_co:
+        """Plans and executes a call that is given as all of its arguments by name: the function's body."""
+        ...
+
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> OperatorPlan:
         """Checks the arguments of a call by every rule that does not depend on data.
 
@@ -58,14 +63,20 @@ class PlannedOperator(Protocol[P, R_co]):
         ...
 
 
-def planned(calls: Calls) -> Callable[[Callable[P, R]], PlannedOperator[P, R]]:
-    """Makes an operator of a function that runs ``calls``, and gives it its ``plan``."""
+def planned(kind: Operator, plan: type[OperatorPlan]) -> Callable[[Callable[P, R]], PlannedOperator[P, R]]:
+    """Makes an operator of a function, and gives it its ``plan``, and the ``run`` that it returns.
+
+    Args:
+        kind: what it does.
+        plan: the kind of its plans.
+    """
 
     def define(function: Callable[P, R]) -> PlannedOperator[P, R]:
         named = functools.partial(_named, inspect.signature(function))
-        calls.declare(function)
+        calls = Calls(kind, plan, function)
         call = operator(lambda *args, **kwargs: fake(calls, named(*args, **kwargs)), calls.written)(function)
         call.plan = lambda *args, **kwargs: calls.plan(named(*args, **kwargs))  # type: ignore[attr-defined]
+        call.run = calls.run  # type: ignore[attr-defined]
         return cast(PlannedOperator[P, R], call)
 
     return define

@@ -20,7 +20,7 @@ from torch.distributed import distributed_c10d
 from moe_triton.backends.waits import Waiting
 from moe_triton.core.checks import check_text, shown
 from moe_triton.core.config import Config
-from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError, BufferStateError
+from moe_triton.core.errors import ArgumentError, BufferStateError
 from moe_triton.core.hccl import read_environment
 from moe_triton.limits import MAX_GROUP_NAME
 from moe_triton.rendezvous.meeting import Meeting
@@ -30,7 +30,7 @@ from moe_triton.runtime.construction import Order, seconds_to_meet
 from moe_triton.runtime.operator_plan import Native, OperatorPlan
 from moe_triton.runtime.plan_cache import PlanCache
 from moe_triton.torch_npu_ops import settings
-from moe_triton.torch_npu_ops.declared import check_group
+from moe_triton.torch_npu_ops.declared import check_group, invalid
 from moe_triton.torch_npu_ops.tallies import Fields, Tallies, fields_of
 
 # Shapes that one group serves at a time. Every rank makes the same calls, so all drop the same one.
@@ -96,12 +96,8 @@ def group_name(group: dist.ProcessGroup | None = None) -> str:
         >>> group = torch_npu.group_name(), dist.get_world_size(), dist.get_rank(), 32
     """
     if not dist.is_initialized():
-        raise ArgumentError(
-            "group",
-            group,
-            "torch.distributed must be initialised",
-            "Call init_process_group first.",
-            code=INVALID_ARGUMENT,
+        raise invalid(
+            "group", group, "torch.distributed must be initialised", "Call init_process_group first."
         )
     chosen = dist.group.WORLD if group is None else _checked("group", group)
     for name, registered in list(_registered.items()):
@@ -122,13 +118,7 @@ def register_group(name: str, group: dist.ProcessGroup) -> None:
     """
     name = check_text("name", name)
     if not 1 <= len(name) <= MAX_GROUP_NAME:
-        raise ArgumentError(
-            "name",
-            shown(name),
-            f"it must be 1 to {MAX_GROUP_NAME} characters",
-            "Shorten it.",
-            code=INVALID_ARGUMENT,
-        )
+        raise invalid("name", shown(name), f"it must be 1 to {MAX_GROUP_NAME} characters", "Shorten it.")
     _registered[name] = weakref.ref(_checked("group", group))
 
 
@@ -140,13 +130,8 @@ def _checked(argument: str, group: object) -> dist.ProcessGroup:
     """
     if isinstance(group, dist.ProcessGroup):
         return group
-    raise ArgumentError(
-        argument,
-        shown(group),
-        "it must be a process group that this process is in",
-        "Pass what torch.distributed.new_group returned.",
-        code=INVALID_ARGUMENT,
-    )
+    rule = "it must be a process group that this process is in"
+    raise invalid(argument, shown(group), rule, "Pass what torch.distributed.new_group returned.")
 
 
 def process_group(name: str) -> dist.ProcessGroup:
@@ -176,28 +161,29 @@ def group_of(name: str, argument: str) -> dist.ProcessGroup:
     try:
         group: dist.ProcessGroup = distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
     except (RuntimeError, ValueError, LookupError) as error:
-        raise ArgumentError(
-            argument,
-            shown(name),
-            "no process group of this process has that name",
-            "Pass group_name(process_group).",
-            code=INVALID_ARGUMENT,
-        ) from error
+        rule = "no process group of this process has that name"
+        raise invalid(argument, shown(name), rule, "Pass group_name(process_group).") from error
     return group
 
 
-def check_membership(name: str, argument: str, size: int, rank: int, names: tuple[str, str]) -> None:
-    """Checks that a call's world size and rank are those of its group.
+def check_membership(name: str, argument: str, **said: int) -> dist.ProcessGroup:
+    """Checks that what a call says of its group is so, and returns the group.
+
+    Args:
+        name: of the group.
+        argument: that it was passed as.
+        said: the world size, and this rank where the call says it, by their arguments.
 
     Raises:
-        ArgumentError: they are not.
+        ArgumentError: it is not.
     """
     group = group_of(name, argument)
-    for given, true, called in ((size, group.size(), names[0]), (rank, group.rank(), names[1])):
+    for (called, given), true in zip(said.items(), (group.size(), group.rank()), strict=False):
         if given != true:
             raise ArgumentError(
                 called, given, f"it is {true} in the group {name!r}", f"Pass {called}={true}."
             )
+    return group
 
 
 def environment_of(name: str) -> Mapping[str, str]:

@@ -8,12 +8,7 @@ from dataclasses import dataclass, field
 from moe_triton.backends import BACKENDS, make_backend, make_host
 from moe_triton.backends.base import Backend, Host
 from moe_triton.core.ascendc import MAX_BLOCKS
-from moe_triton.core.checks import (
-    check_choice,
-    check_flag,
-    check_integer,
-    check_seconds,
-)
+from moe_triton.core.checks import check_choice, check_flag, check_integer, check_seconds
 from moe_triton.core.config import USUAL_RANKS_PER_SERVER, Generation, Product
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.topology import RanksPerServer, Topology, check_ranks_per_server

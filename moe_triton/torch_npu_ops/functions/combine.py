@@ -6,15 +6,10 @@ from torch import Tensor
 
 from moe_triton.operators import COMBINE, COMBINE_ADD_RMS_NORM, COMBINE_V1
 from moe_triton.runtime.operator_plan import CombinePlan
-from moe_triton.torch_npu_ops.calls import Calls
 from moe_triton.torch_npu_ops.operators import planned
 
-_combine_v1 = Calls(COMBINE_V1, CombinePlan)
-_combine = Calls(COMBINE, CombinePlan)
-_combine_add_rms_norm = Calls(COMBINE_ADD_RMS_NORM, CombinePlan)
 
-
-@planned(_combine_v1)
+@planned(COMBINE_V1, CombinePlan)
 def npu_moe_distribute_combine(
     expand_x: Tensor,
     expert_ids: Tensor,
@@ -85,10 +80,10 @@ def npu_moe_distribute_combine(
         ...     rows, expert_ids, expand_idx, counts, expert_scales, *group
         ... )
     """
-    return _combine_v1.run(locals())  # type: ignore[no-any-return]
+    return npu_moe_distribute_combine.run(locals())
 
 
-@planned(_combine)
+@planned(COMBINE, CombinePlan)
 def npu_moe_distribute_combine_v2(
     expand_x: Tensor,
     expert_ids: Tensor,
@@ -170,10 +165,10 @@ def npu_moe_distribute_combine_v2(
         ...     rows, expert_ids, assist_info, counts, expert_scales, *group
         ... )
     """
-    return _combine.run(locals())  # type: ignore[no-any-return]
+    return npu_moe_distribute_combine_v2.run(locals())
 
 
-@planned(_combine_add_rms_norm)
+@planned(COMBINE_ADD_RMS_NORM, CombinePlan)
 def npu_moe_distribute_combine_add_rms_norm(
     expand_x: Tensor,
     expert_ids: Tensor,
@@ -239,4 +234,4 @@ def npu_moe_distribute_combine_add_rms_norm(
         ...     rows, expert_ids, assist_info, counts, expert_scales, residual, gamma, *group
         ... )
     """
-    return _combine_add_rms_norm.run(locals())  # type: ignore[no-any-return]
+    return npu_moe_distribute_combine_add_rms_norm.run(locals())

@@ -6,16 +6,12 @@ from torch import Tensor
 
 from moe_triton.operators import DISPATCH, DISPATCH_V1
 from moe_triton.runtime.operator_plan import DispatchPlan
-from moe_triton.torch_npu_ops.calls import Calls
 from moe_triton.torch_npu_ops.operators import planned
 
 Seven = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
-_dispatch_v1 = Calls(DISPATCH_V1, DispatchPlan)
-_dispatch = Calls(DISPATCH, DispatchPlan)
 
-
-@planned(_dispatch_v1)
+@planned(DISPATCH_V1, DispatchPlan)
 def npu_moe_distribute_dispatch(
     x: Tensor,
     expert_ids: Tensor,
@@ -70,10 +66,10 @@ def npu_moe_distribute_dispatch(
         >>> int(expert_token_nums.sum())
         128
     """
-    return _dispatch_v1.run(locals())  # type: ignore[no-any-return]
+    return npu_moe_distribute_dispatch.run(locals())
 
 
-@planned(_dispatch)
+@planned(DISPATCH, DispatchPlan)
 def npu_moe_distribute_dispatch_v2(
     x: Tensor,
     expert_ids: Tensor,
@@ -145,4 +141,4 @@ def npu_moe_distribute_dispatch_v2(
         >>> expand_x.dtype
         torch.int8
     """
-    return _dispatch.run(locals())  # type: ignore[no-any-return]
+    return npu_moe_distribute_dispatch_v2.run(locals())

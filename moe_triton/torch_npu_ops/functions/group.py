@@ -37,17 +37,13 @@ def npu_distribute_barrier(
         check_tensor("x_ref", x_ref, shape=(), dtypes=())
     _check_plain(time_out=time_out, elastic_info=elastic_info)
     world_size = check_integer("world_size", world_size)
-    members = _members(group, "group", world_size, "world_size", elastic_info)
+    members = _members(group, "group", elastic_info, world_size=world_size)
     timeout_us = None
     if time_out is not None:
         timeout_us = timeout_of(time_out)
         if not 0 < timeout_us <= MAX_TIMEOUT_US:
-            raise ArgumentError(
-                "time_out",
-                timeout_us,
-                "it is a positive number of microseconds",
-                "Pass None for the default.",
-            )
+            rule = "it is a positive number of microseconds"
+            raise ArgumentError("time_out", timeout_us, rule, "Pass None for the default.")
     # A window of its own, of the least size: a barrier has no shapes.
     num_ranks = len(members) if members else world_size
     servers = settings.current().topology(world_size)
@@ -122,7 +118,7 @@ def npu_moe_distribute_buffer_reset(
     ep_world_size = check_integer("ep_world_size", ep_world_size)
     if check_integer("need_sync", need_sync) not in (0, 1):
         raise ArgumentError("need_sync", need_sync, "it must be 0 or 1", "Pass 1 to wait for the others.")
-    members = _members(group_ep, "group_ep", ep_world_size, "ep_world_size", elastic_info)
+    members = _members(group_ep, "group_ep", elastic_info, ep_world_size=ep_world_size)
     registry.release(group_ep)
     if need_sync:
         group = registry.group_of(group_ep, "group_ep")
@@ -143,20 +139,12 @@ def _check_plain(**tensors: Tensor | None) -> None:
 
 
 def _members(
-    group: str, group_argument: str, world_size: int, size_argument: str, elastic_info: Tensor | None
+    name: str, argument: str, elastic_info: Tensor | None, **world_size: int
 ) -> tuple[int, ...] | None:
     """The ranks that are left, None for all, with the group's name and size checked."""
-    group = check_group(group_argument, group)
-    found = registry.group_of(group, group_argument)
-    if found.size() != world_size:
-        raise ArgumentError(
-            size_argument,
-            world_size,
-            f"it is {found.size()} in the group {group!r}",
-            f"Pass {size_argument}={found.size()}.",
-        )
+    found = registry.check_membership(check_group(argument, name), argument, **world_size)
     words = None if elastic_info is None else words_of(elastic_info)
-    members = members_of(words, world_size)
+    members = members_of(words, found.size())
     if members is not None and found.rank() not in members:
         raise ArgumentError(
             "elastic_info", f"one without rank {found.rank()}", "callers are in it", "Rebuild the table."

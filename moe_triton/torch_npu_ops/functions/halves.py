@@ -10,7 +10,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from moe_triton.operators import COMBINE_SETUP, COMBINE_TEARDOWN, DISPATCH_SETUP, DISPATCH_TEARDOWN
-from moe_triton.torch_npu_ops.calls import Calls
 from moe_triton.torch_npu_ops.halves import (
     CombineSetupPlan,
     CombineTeardownPlan,
@@ -19,13 +18,8 @@ from moe_triton.torch_npu_ops.halves import (
 )
 from moe_triton.torch_npu_ops.operators import planned
 
-_dispatch_setup = Calls(DISPATCH_SETUP, DispatchSetupPlan)
-_dispatch_teardown = Calls(DISPATCH_TEARDOWN, DispatchTeardownPlan)
-_combine_setup = Calls(COMBINE_SETUP, CombineSetupPlan)
-_combine_teardown = Calls(COMBINE_TEARDOWN, CombineTeardownPlan)
 
-
-@planned(_dispatch_setup)
+@planned(DISPATCH_SETUP, DispatchSetupPlan)
 def npu_moe_distribute_dispatch_setup(
     x: Tensor,
     expert_ids: Tensor,
@@ -74,10 +68,10 @@ def npu_moe_distribute_dispatch_setup(
         >>> y, expand_idx, ticket = torch_npu.npu_moe_distribute_dispatch_setup(x, expert_ids, *group)
         >>> received = torch_npu.npu_moe_distribute_dispatch_teardown(x, y, expert_ids, ticket, *group)
     """
-    return _dispatch_setup.run(locals())  # type: ignore[no-any-return]
+    return npu_moe_distribute_dispatch_setup.run(locals())
 
 
-@planned(_dispatch_teardown)
+@planned(DISPATCH_TEARDOWN, DispatchTeardownPlan)
 def npu_moe_distribute_dispatch_teardown(
     x: Tensor,
     y: Tensor,
@@ -127,10 +121,10 @@ def npu_moe_distribute_dispatch_teardown(
         ...     x, y, expert_ids, ticket, *group
         ... )
     """
-    return _dispatch_teardown.run(locals())  # type: ignore[no-any-return]
+    return npu_moe_distribute_dispatch_teardown.run(locals())
 
 
-@planned(_combine_setup)
+@planned(COMBINE_SETUP, CombineSetupPlan)
 def npu_moe_distribute_combine_setup(
     expand_x: Tensor,
     expert_ids: Tensor,
@@ -177,10 +171,10 @@ def npu_moe_distribute_combine_setup(
         ...     rows, sent, expert_ids, assist_info, expert_scales, ticket, *group
         ... )
     """
-    return _combine_setup.run(locals())  # type: ignore[no-any-return]
+    return npu_moe_distribute_combine_setup.run(locals())
 
 
-@planned(_combine_teardown)
+@planned(COMBINE_TEARDOWN, CombineTeardownPlan)
 def npu_moe_distribute_combine_teardown(
     expand_x: Tensor,
     quant_expand_x: Tensor,
@@ -238,4 +232,4 @@ def npu_moe_distribute_combine_teardown(
         >>> out.shape
         torch.Size([16, 7168])
     """
-    return _combine_teardown.run(locals())  # type: ignore[no-any-return]
+    return npu_moe_distribute_combine_teardown.run(locals())
