@@ -33,10 +33,8 @@ def load(path: Path) -> tuple[ctypes.CDLL, abi.Abi]:
             f"{path} cannot be loaded: {error}. Source the set_env.sh of the CANN that it was built with, "
             "or build it anew: moe-triton build --backend npu."
         ) from error
-    library.moe_schedule_mode.argtypes = ()
-    library.moe_schedule_mode.restype = ctypes.c_uint32
-    library.moe_posts.argtypes = ()
-    library.moe_posts.restype = ctypes.c_uint32
+    for function in (library.moe_schedule_mode, library.moe_posts):
+        function.argtypes, function.restype = (), ctypes.c_uint32
     return library, abi.Abi(library, path, _REBUILD)
 
 

@@ -138,13 +138,10 @@ def experts_of(rank: int, settings: DemoSettings) -> list[SwiGLU]:
     """The experts that live on a rank; shared ones are numbered after the routed ones."""
     config = settings.config()
     if config.is_shared_rank(rank):
-        return [
-            SwiGLU(
-                settings.experts + rank // (config.num_shared_ranks // config.num_shared_experts), settings
-            )
-        ]
-    first = (rank - config.num_shared_ranks) * config.num_local_experts
-    return [SwiGLU(first + e, settings) for e in range(config.num_local_experts)]
+        first = settings.experts + rank // (config.num_shared_ranks // config.num_shared_experts)
+    else:
+        first = (rank - config.num_shared_ranks) * config.num_local_experts
+    return [SwiGLU(number, settings) for number in range(first, first + config.experts_on(rank))]
 
 
 def bytes_sent(inputs: Inputs, rank: int, output: DispatchOutput, settings: DemoSettings) -> int:

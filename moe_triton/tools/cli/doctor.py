@@ -89,12 +89,8 @@ def run_fix(console: Console) -> None:
 
 
 def _native() -> Row:
-    return _library(
-        "Ascend C kernels, built for the CPU",
-        native.find(),
-        _load_native,
-        f"apt-get install g++, then {reinstall()}",
-    )
+    remedy = f"apt-get install g++, then {reinstall()}"
+    return _library("Ascend C kernels, built for the CPU", native.find(), _load_native, remedy)
 
 
 def _extension() -> Row:
@@ -102,17 +98,17 @@ def _extension() -> Row:
     return (f"{FASTER}extension module", not missing, "" if missing else extension.FILE, missing)
 
 
-def _library(component: str, path: Path | None, load: Callable[[], str], remedy: str) -> Row:
+def _library(component: str, path: Path | None, load: Callable[[Path], str], remedy: str) -> Row:
     """Whether a library exists, can be loaded and has this package's argument tables; what loading says."""
     if path is None:
         return (component, False, "", remedy)
     try:
-        return (component, True, path.name + load(), "")
+        return (component, True, path.name + load(path), "")
     except ToolchainError as error:
         return (component, False, path.name, str(error))
 
 
-def _load_native() -> str:
+def _load_native(path: Path) -> str:
     native.check(*LAUNCHED)
     return ""
 
@@ -132,16 +128,8 @@ def _shared_memory() -> Row:
 
 
 def _npu() -> list[Row]:
-    rows = [*_cann(), _driver(), _soc()]
-    built = library.find()
-    rows.append(
-        _library(
-            f"{NPU}Ascend C kernels",
-            built,
-            lambda: _load_npu(built) if built else "",
-            "moe-triton build --backend npu",
-        )
-    )
+    kernels = f"{NPU}Ascend C kernels", library.find(), _load_npu, "moe-triton build --backend npu"
+    rows = [*_cann(), _driver(), _soc(), _library(*kernels)]
     for module, package in (("torch_npu", "torch_npu"), ("memfabric_hybrid", "memfabric-hybrid")):
         found = util.find_spec(module) is not None
         rows.append((f"{NPU}{package}", found, _version(package) if found else "", INSTALL))
@@ -154,18 +142,14 @@ def _cann() -> list[Row]:
     if cann is None:
         return [(f"{NPU}CANN", False, "", install), (f"{NPU}bisheng", False, "", "comes with CANN")]
     version = cann.version.text if cann.version else "version unknown"
-    is_known = cann.version is not None
     is_old = cann.version is not None and cann.version.numbers < toolchain.OLDEST_CANN
+    fits = cann.version is not None and not is_old
+    bisheng = str(cann.bisheng or "")
     oldest = ".".join(map(str, toolchain.OLDEST_CANN))
     remedy = f"it must be {oldest} or later ({toolchain.WHY_OLDEST_CANN}): {install}" if is_old else install
     return [
-        (f"{NPU}CANN", is_known and not is_old, f"{version} in {cann.home}", remedy),
-        (
-            f"{NPU}bisheng",
-            cann.bisheng is not None,
-            str(cann.bisheng or ""),
-            "comes with CANN's toolkit package",
-        ),
+        (f"{NPU}CANN", fits, f"{version} in {cann.home}", remedy),
+        (f"{NPU}bisheng", bool(bisheng), bisheng, "comes with CANN's toolkit package"),
     ]
 
 

@@ -36,6 +36,7 @@ ROW_BYTES = 2 * HIDDEN
 COPY_BYTES = tuple(1 << n for n in range(16, 27, 2))
 WRITE_ROWS = (1, 4, 16, 64, 256)
 ALL_BLOCKS, ONE_BLOCK = "stream_gb_per_s", "stream_alone_gb_per_s"
+FIT = "worst_error_of_the_fit"
 HOP = "hop_us"  # of a write to the nearest neighbour; which one that is, the product says
 
 
@@ -108,7 +109,7 @@ def measure_memcpy(place: Place) -> Finding:
             for size in sizes
         }
         line = _line("copies", us)
-        return {"memcpy_gb_per_s": line.gb_per_s, "memcpy_latency_us": line.latency_us, **_fit(line)}
+        return {"memcpy_gb_per_s": line.gb_per_s, "memcpy_latency_us": line.latency_us, FIT: line.worst_error}
 
     return _finding(measure, ("memcpy_gb_per_s",))
 
@@ -177,7 +178,7 @@ def measure_writes(place: Place) -> Finding:
             "remote_write_gb_per_s": line.gb_per_s,
             HOP: max(0.0, line.latency_us - nothing_us),  # without a launch that writes nothing
             "no_rows_us": nothing_us,
-            **_fit(line),
+            FIT: line.worst_error,
         }
 
     with closing(wires):
@@ -209,10 +210,6 @@ def _finding(measure: Callable[[], Mapping[str, float]], constants: Sequence[str
         return Finding(figures=over_passes(measure, constants))
     except _NoLineError as error:
         return Finding(wrong=(str(error),))
-
-
-def _fit(line: Line) -> dict[str, float]:
-    return {"worst_error_of_the_fit": line.worst_error}
 
 
 def _iterations(settings: Settings) -> int:
