@@ -161,7 +161,7 @@ _OF_SETUP = "the library's own: it has to be what setup returned"
 _SEEN_BY_SETUP = "setup has sent it"
 
 # Of each operator the rows of its arguments; a later one of an argument counts before an earlier one.
-_ROWS: dict[str, Mapping[str, Row]] = {
+ROWS: dict[str, Mapping[str, Row]] = {
     "npu_moe_distribute_dispatch": {
         **_only(_OF_V1, _DISPATCH),
         **_VERSION_1,
@@ -235,7 +235,7 @@ def _function(name: str, rows: Mapping[str, Row]) -> Function:
     return Function(OF_BUFFER if of_buffer else OF_TORCH_NPU, {name: rows[name] for name in arguments})
 
 
-TABLE = {name: _function(name, rows) for name, rows in _ROWS.items()}
+TABLE = {name: _function(name, rows) for name, rows in ROWS.items()}
 """By operator."""
 
 _HEADER = """\
