@@ -107,10 +107,9 @@ def _differs(row: Row, table: Table, scope: Scope) -> str:
         task.space.check(row.keys[0], settings)
     except ArgumentError as error:
         return str(error)
-    if isinstance(task, ModelledTask) and (code := code_of(task.subject.kernel)) != table.code.get(
-        row.keys[0]
-    ):
-        return f"code {table.code.get(row.keys[0], 'unknown')} -> {code}"
+    kept = table.code.get(row.keys[0], "unknown")
+    if isinstance(task, ModelledTask) and (code := code_of(task.subject.kernel)) != kept:
+        return f"code {kept} -> {code}"
     outcome = task.evaluate(settings, None)
     if outcome.value is None:
         return f"{row.values[0]} cannot be had: {outcome.reason}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
@@ -15,42 +17,29 @@ from autotune.npu_compiler.stages import STAGES, save_stages
 from moe_triton.tools.text_table import TextTable, names, say, texts
 
 
-def run_compile(
-    name: str,
-    soc_name: str,
-    sizes: Mapping[str, object],
-    features: Sequence[str],
-    save: Path | None,
-    console: Console,
-) -> int:
-    """Prints the report.
-
-    Args:
-        name: a kernel, or a case of the table.
-        soc_name: chip or product.
-        sizes: that differ from the case's, by axis; None for those that do not.
-        features: further ones.
-        save: where the IR of every stage goes, None for nowhere.
-        console: to print to.
-
-    Returns:
-        0 if the kernel fits, else 1.
-
-    Raises:
-        ArgumentError: there is no such kernel, chip or size.
-        ToolchainError: the compiler refuses it, or is missing.
-    """
-    soc = soc_named(soc_name)
-    family, shape = parse_case(name)
+def compile_kernel(
+    kernel: Annotated[str, typer.Option(help="a kernel, or a case such as pack/bf16-h7168")],
+    soc: Annotated[str, typer.Option(help="chip or product: A2, A3, or 950 as an outlook")] = "A3",
+    dtype: Annotated[str | None, typer.Option(help="of tokens: bf16 or fp16")] = None,
+    hidden: Annotated[int | None, typer.Option(help="elements of a token's row")] = None,
+    topk: Annotated[int | None, typer.Option(help="routed experts per token")] = None,
+    shared: Annotated[int | None, typer.Option(help="shared experts")] = None,
+    feature: Annotated[list[str] | None, typer.Option(help="what a variant does; may be repeated")] = None,
+    save: Annotated[Path | None, typer.Option(help="folder for the IR of every stage")] = None,
+) -> None:
+    """Print what the NPU's compiler makes of one Triton kernel."""
+    console, chip = Console(), soc_named(soc)
+    sizes = {"dtype": dtype, "hidden": hidden, "topk": topk, "shared": shared}
+    family, shape = parse_case(kernel)
     changed = {axis: size for axis, size in sizes.items() if size is not None}
-    shape = with_sizes(family, shape, changed, features)
-    kernel = family.kernel(shape)
+    shape = with_sizes(family, shape, changed, feature or ())
+    built = family.kernel(shape)
     if save is not None:
-        for stage in save_stages(kernel, soc, save):
+        for stage in save_stages(built, chip, save):
             console.print(f"{save / stage}: {STAGES[stage]}", markup=False, soft_wrap=True)
-    report = compile_for_npu(kernel, soc.name)
+    report = compile_for_npu(built, chip.name)
     _print_report(family.case_name(shape), report, console)
-    return 0 if report.fits else 1
+    raise typer.Exit(0 if report.fits else 1)
 
 
 def _print_report(case: str, report: GateReport, console: Console) -> None:

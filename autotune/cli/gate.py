@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
-from autotune.gate import SOCS, golden, page, runner, soc_named
+from autotune.gate import SOCS, golden, page, runner, soc_named, table
 from autotune.gate.families import family_named
-from autotune.gate.table import sample, table
 from moe_triton.core.errors import ArgumentError, MoeTritonError
 from moe_triton.kernels import Case
 from moe_triton.tools.progress import progress
@@ -19,51 +20,36 @@ MOST_SHOWN = 40
 SAMPLED_OTHERS = 6
 
 
-def run_gate(
-    socs: Sequence[str], kernels: Sequence[str], is_sample: bool, seed: int, update: bool, console: Console
-) -> int:
-    """Compiles, compares and prints.
-
-    Args:
-        socs: names of chips or products; all if empty.
-        kernels: families; all if empty.
-        is_sample: compile the cases of the tests instead of the whole table.
-        seed: of the sample.
-        update: keep the new figures.
-        console: to print to.
-
-    Returns:
-        0 if all figures equal the kept ones, or were kept now; else 1.
-
-    Raises:
-        ArgumentError: there is no such chip or kernel, or a sample is to be kept.
-        ToolchainError: the compiler is missing.
-    """
+def gate(
+    soc: Annotated[list[str] | None, typer.Option(help="chip or product; all if not given")] = None,
+    kernel: Annotated[list[str] | None, typer.Option(help="only this kernel; may be repeated")] = None,
+    sample: Annotated[bool, typer.Option(help="only what the tests compile")] = False,
+    seed: Annotated[int, typer.Option(help="of the sample")] = 0,
+    update: Annotated[bool, typer.Option(help="keep what is found, in the repository")] = False,
+) -> None:
+    """Compile every Triton kernel in every shape for the NPU, and compare with what is kept."""
+    console = Console()
     _check_checkout()
-    if is_sample and update:
+    if sample and update:
         rule = "it keeps whole chips or whole kernels, never a sample"
         raise ArgumentError("update", True, rule, "Leave out --sample.")
-    pairs = _pairs(socs, kernels, is_sample, seed)
-    with progress("cases", len(pairs)) as work:
-        found = runner.run(pairs, lambda soc, row: work.advance(f"{soc} {row['case']}"))
-    is_whole = not (kernels or is_sample)
+    found = _compile(_pairs(soc or (), kernel or (), sample, seed))
+    is_whole = not (kernel or sample)
     changes = {
-        soc: golden.compare(golden.read(soc, golden.FOLDER), rows, is_whole=is_whole)
-        for soc, rows in found.items()
+        chip: golden.compare(golden.read(chip, golden.FOLDER), rows, is_whole=is_whole)
+        for chip, rows in found.items()
     }
     _summary(found, changes).print(console)
-    for soc, differences in changes.items():
+    for chip, differences in changes.items():
         for difference in differences[:MOST_SHOWN]:
-            console.print(f"{soc} {difference}", markup=False, soft_wrap=True)
+            console.print(f"{chip} {difference}", markup=False, soft_wrap=True)
         if len(differences) > MOST_SHOWN:
-            console.print(f"{soc}: {len(differences) - MOST_SHOWN} more differences")
+            console.print(f"{chip}: {len(differences) - MOST_SHOWN} more differences")
     if update:
         _keep(found, is_whole, console)
-        return 0
-    if any(changes.values()):
+    elif any(changes.values()):
         console.print("If these are meant, keep them: moe-triton gate --update (make gate-update).")
-        return 1
-    return 0
+        raise typer.Exit(1)
 
 
 def _check_checkout() -> None:
@@ -78,10 +64,15 @@ def _pairs(socs: Sequence[str], kernels: Sequence[str], is_sample: bool, seed: i
     chips = list(dict.fromkeys(soc_named(name).name for name in socs or SOCS))
     families = {family_named(name).name for name in kernels}
     if is_sample:
-        pairs = sample(seed, SAMPLED_OTHERS)
+        pairs = table.sample(seed, SAMPLED_OTHERS)
     else:
-        pairs = [(soc, case) for soc in chips for case in table().values()]
+        pairs = [(soc, case) for soc in chips for case in table.table().values()]
     return [(soc, c) for soc, c in pairs if soc in chips and (not families or c.family.name in families)]
+
+
+def _compile(pairs: Sequence[tuple[str, Case]]) -> dict[str, list[golden.Row]]:
+    with progress("cases", len(pairs)) as work:
+        return runner.run(pairs, lambda soc, row: work.advance(f"{soc} {row['case']}"))
 
 
 def _summary(found: dict[str, list[golden.Row]], changes: dict[str, list[golden.Difference]]) -> TextTable:
@@ -108,7 +99,8 @@ def _keep(found: dict[str, list[golden.Row]], is_whole: bool, console: Console) 
     for soc, rows in found.items():
         kept = {} if is_whole else golden.read(soc, golden.FOLDER)
         merged = kept | {row["case"]: row for row in rows}
-        path = golden.write(soc, [row for name, row in merged.items() if name in table()], golden.FOLDER)
+        listed = [row for name, row in merged.items() if name in table.table()]
+        path = golden.write(soc, listed, golden.FOLDER)
         console.print(f"kept: {path}", markup=False, soft_wrap=True)
     if page.PAGE.is_file():
         page.PAGE.write_text(page.inserted(page.PAGE.read_text(), page.tables()))

@@ -42,16 +42,12 @@ class TunedGroup(Group):
         Raises:
             ArgumentError: what no group has.
         """
-        s = sizes
+        fixed = sizes.ranks, sizes.tokens, sizes.hidden, sizes.topk, sizes.experts
         return TunedGroup(
-            s.ranks,
-            s.tokens,
-            s.hidden,
-            s.topk,
-            s.experts,
+            *fixed,
             quantize=quantize,
             comm_alg=candidate.scheme,
-            product=s.product,
+            product=sizes.product,
             tuning=candidate.tuning,
             num_blocks=candidate.num_blocks,
         )
@@ -67,8 +63,6 @@ class TunedGroup(Group):
 class Modelled:
     """Prices of one group's candidates, in a graph where the scheme may be captured.
 
-    A context manager, as `Measured` is.
-
     Args:
         sizes: the group.
         product: whose machine the model has.
@@ -79,12 +73,6 @@ class Modelled:
         self.machine: Machine = machine_named(product)
         self._bodies = Remembered(body_of)
         self._known: dict[str, float] = {}
-
-    def __enter__(self) -> Modelled:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Nothing to end."""
 
     def price(self, default: Candidate, candidate: Candidate, seed: int = 0) -> Result:
         """A candidate's time, and its ratio to that of a default, of the same experts whatever the seed."""

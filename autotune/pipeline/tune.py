@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import product as combinations
 from pathlib import Path
@@ -114,9 +115,7 @@ def sizes_of(
         try:
             check(one, soc)
         except ArgumentError as error:
-            if (
-                error.argument not in given or given[error.argument]
-            ):  # else it is a usual one that others take
+            if given.get(error.argument, True):  # else it is a usual one that others take
                 raise
         else:
             found.append(one)
@@ -202,7 +201,7 @@ def tune(
     product = product_of(soc)
     for one in sizes:
         # What the model remembers of a group is of no use to the next one.
-        with Modelled(one, product) if product else Measured(one, effort) as prices:
+        with nullcontext(Modelled(one, product)) if product else Measured(one, effort) as prices:
             backend = "npu" if product else "cpu"
             yield _Search(one, target, options, prices.price, report, backend).tuned(settings)
 
@@ -216,9 +215,9 @@ def priced_schemes(sizes: Sizes, soc: str) -> list[Row]:
     """
     product = product_of(soc)
     assert product is not None, soc
-    with Modelled(sizes, product) as prices:
-        own, *others = map(Candidate, sizes.alike)
-        found = [prices.price(own, each) for each in (own, *others)]
+    prices = Modelled(sizes, product)
+    own, *others = map(Candidate, sizes.alike)
+    found = [prices.price(own, each) for each in (own, *others)]
     return results.scheme_rows(sizes, found, list(filter(is_better, found)))
 
 

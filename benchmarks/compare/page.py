@@ -11,6 +11,7 @@ from benchmarks.compare.report import Files, Report
 from benchmarks.compare.scaling import SWEEPS, SweepKind, scaling_table
 from benchmarks.compare.shares import PROFILED, shares_table
 from benchmarks.compare.tables import metric_table, summary_table, time_table
+from moe_triton.tools.text_table import TextTable
 
 NAME, FIGURES = "benchmarks.md", "benchmarks"
 
@@ -122,12 +123,12 @@ def _comparison(files: Files, figures: Path) -> str:
         parts += ["## Absent\n", *(f"- {line}" for line in report.absent), ""]
     parts += ["## Ratios\n", _image("Time of each peer against slots", plots.SPEEDUPS)]
     for metric in METRICS:
-        parts += [f"### {metric.title}\n", metric_table(found, metric).markdown(), ""]
-    parts += ["### The peers against direct\n", summary_table(found, DIRECT_METRICS).markdown(), ""]
-    parts += [PACE, summary_table(found, PACE_METRICS).markdown(), "", PROFILE]
+        parts += _table(f"### {metric.title}\n", metric_table(found, metric))
+    parts += _table("### The peers against direct\n", summary_table(found, DIRECT_METRICS))
+    parts += [*_table(PACE, summary_table(found, PACE_METRICS)), PROFILE]
     for route in PROFILED:
         table = shares_table(found, route, int(report.machine["cores"]))
-        parts += [f"{table.title[:1].upper()}{table.title[1:]}.\n", table.markdown(), ""]
+        parts += _table(f"{table.title[:1].upper()}{table.title[1:]}.\n", table)
     parts += [
         "## Times\n",
         _image("Times against tokens per rank", plots.BY_TOKENS),
@@ -135,7 +136,7 @@ def _comparison(files: Files, figures: Path) -> str:
     ]
     for case in found.cases:
         table = time_table(found, case)
-        parts += [f"### {table.title}\n", table.markdown(), ""]
+        parts += _table(f"### {table.title}\n", table)
     return "\n".join(parts)
 
 
@@ -147,10 +148,14 @@ def _scaling(sweeps: dict[SweepKind, Files], figures: Path) -> str:
         found[kind] = Samples(samples)
         report.save(figures / files.json.name)
         table = scaling_table(kind, found[kind])
-        parts += [f"{table.title}.\n", table.markdown(), ""]
+        parts += _table(f"{table.title}.\n", table)
     plots.plot_scaling(found, figures)
     parts.insert(1, _image("Time per byte against sizes", plots.SCALING))
     return "\n".join(parts)
+
+
+def _table(heading: str, table: TextTable) -> list[str]:
+    return [heading, table.markdown(aligned=True), ""]
 
 
 def _image(title: str, name: str) -> str:

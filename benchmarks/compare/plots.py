@@ -9,8 +9,7 @@ from typing import Any
 
 from benchmarks.compare.cases import ROUTES, Case
 from benchmarks.compare.figures import Samples, Spread
-from benchmarks.compare.scaling import SweepKind, sweeps_of
-from benchmarks.compare.targets import GROWTH_PER_BYTE, TIME_PER_BYTE_SPREAD
+from benchmarks.compare.scaling import ASKED, SweepKind, sweeps_of
 from benchmarks.harness import Record
 from moe_triton.tools.plots import draw, legend
 
@@ -219,8 +218,7 @@ def _scaling(figure: Any, sweeps: Mapping[SweepKind, Samples]) -> None:
                 color=COLOURS[sweep.route],
                 label=f"{ROUTES[sweep.route]}, {_rows_of(sweep.quantize)}",
             )
-        bound = TIME_PER_BYTE_SPREAD if kind == "tokens" else GROWTH_PER_BYTE
-        axis.axhline(bound.bound, color="black", linewidth=0.8, linestyle=":")
+        axis.axhline(ASKED[kind].bound, color="black", linewidth=0.8, linestyle=":")
         axis.set_xscale("log", base=2)
         sizes = sorted({getattr(case, kind) for case in samples.cases})
         axis.set_xticks(sizes, [str(size) for size in sizes])

@@ -8,15 +8,17 @@ from typing import Literal, cast
 
 from benchmarks.compare.cases import ROUTES, Case
 from benchmarks.compare.figures import Samples, Spread
-from benchmarks.compare.tables import ABSENT, Table
-from benchmarks.compare.targets import GROWTH_PER_BYTE, TIME_PER_BYTE_SPREAD
+from benchmarks.compare.tables import ABSENT, text_table
+from benchmarks.compare.targets import GROWTH_PER_BYTE, TIME_PER_BYTE_SPREAD, Target
 from benchmarks.compare.traffic import Scheme, group_bytes
 from benchmarks.harness import Record, records_of
 from benchmarks.sizes import HIDDEN, TOPK
+from moe_triton.tools.text_table import TextTable
 
 SweepKind = Literal["tokens", "ranks"]
 SWEEPS: tuple[SweepKind, ...] = ("tokens", "ranks")
 SCALED = ("slots", "direct")
+ASKED: dict[SweepKind, Target] = {"tokens": TIME_PER_BYTE_SPREAD, "ranks": GROWTH_PER_BYTE}
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,17 @@ class Sweep:
         """The largest time per byte against the smallest case's, without what divisions leave behind."""
         return round(max(spread.p50 for spread in self.per_byte.values()), 9)
 
+    @property
+    def figure(self) -> tuple[str, float]:
+        """The metric that something is asked of, and its value."""
+        if self.kind == "tokens":
+            return "time_per_byte_spread", self.unevenness
+        return "time_per_byte_growth", self.growth
+
     def verdict(self) -> str:
         """Whether time grows with the bytes and no faster."""
-        if self.kind == "tokens":
-            return "met" if TIME_PER_BYTE_SPREAD.is_met(self.unevenness) else "missed"
-        return "met" if GROWTH_PER_BYTE.is_met(self.growth) else "missed"
+        _, value = self.figure
+        return "met" if ASKED[self.kind].is_met(value) else "missed"
 
 
 def bytes_of(route: str, case: Case) -> int:
@@ -88,7 +96,7 @@ def _per_byte(samples: Samples, route: str, cases: Sequence[Case]) -> dict[Case,
     return found
 
 
-def scaling_table(kind: SweepKind, samples: Samples) -> Table:
+def scaling_table(kind: SweepKind, samples: Samples) -> TextTable:
     """Every route and size."""
     rows: list[tuple[str, ...]] = []
     for sweep in sweeps_of(kind, samples):
@@ -98,13 +106,10 @@ def scaling_table(kind: SweepKind, samples: Samples) -> Table:
             time = f"{samples.median(case, sweep.route):.0f}"
             rows.append((*_cells(sweep.route, case), time, *percentiles, sweep.verdict() if last else ""))
     rows += [(*_cells(route, case), "", "", "", "", ABSENT) for case, route in samples.absent]
-    asked = {
-        "tokens": f"slowest / fastest {TIME_PER_BYTE_SPREAD}",
-        "ranks": f"each {GROWTH_PER_BYTE}",
-    }[kind]
+    asked = f"{'slowest / fastest' if kind == 'tokens' else 'each'} {ASKED[kind]}"
     title = f"Time per byte over {kind}, against the smallest size in the same iteration; asked: {asked}"
     columns = ("route", "rows", "ranks", "tokens", "us", "p10", "p50", "p90", "")
-    return Table(title, columns, tuple(rows), left=2)
+    return text_table(title, columns, rows, left=2)
 
 
 def _cells(route: str, case: Case) -> tuple[str, ...]:
@@ -122,9 +127,5 @@ def scaling_records(kind: SweepKind, samples: Samples) -> list[Record]:
                 "p50_us": samples.median(case, sweep.route),
             }
             found += records_of("compare_scaling", {**case.as_record(), **about}, times)
-        metric, value = {
-            "tokens": ("time_per_byte_spread", sweep.unevenness),
-            "ranks": ("time_per_byte_growth", sweep.growth),
-        }[kind]
-        found += records_of("compare_scaling", {"quantize": sweep.quantize, **about}, {metric: value})
+        found += records_of("compare_scaling", {"quantize": sweep.quantize, **about}, dict([sweep.figure]))
     return found

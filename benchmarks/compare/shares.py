@@ -13,8 +13,9 @@ from collections.abc import Sequence
 
 from benchmarks.compare.cases import ROUTES, Case
 from benchmarks.compare.figures import Samples
-from benchmarks.compare.tables import Table, case_cells
+from benchmarks.compare.tables import case_cells, text_table
 from benchmarks.harness import Record, records_of
+from moe_triton.tools.text_table import TextTable
 
 # Columns, and the steps that each of them is; any other step is small. Earlier runs have a launch for packing
 # alone, and another one, keep, for this rank's own rows, which arrange takes now.
@@ -52,7 +53,7 @@ def is_wait(step: str) -> bool:
     return "wait" in step
 
 
-def shares_table(samples: Samples, route: str, cores: int) -> Table:
+def shares_table(samples: Samples, route: str, cores: int) -> TextTable:
     """All cases of a route, in percent."""
     rows = []
     for case in samples.cases:
@@ -61,7 +62,7 @@ def shares_table(samples: Samples, route: str, cores: int) -> Table:
             percents = [f"{100 * found[column]:.0f}" if column in found else "" for column in COLUMNS]
             rows.append((*case_cells(case), *percents))
     title = f"{ROUTES[route]}: percent of {cores} cores' time"
-    return Table(title, ("ranks", "tokens", "rows", *COLUMNS), tuple(rows), left=0)
+    return text_table(title, ("ranks", "tokens", "rows", *COLUMNS), rows, left=0)
 
 
 def share_records(samples: Samples, cores: int, routes: Sequence[str] = PROFILED) -> list[Record]:

@@ -2,48 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, fields
 
-from rich.console import Console
 from rich.text import Text
 
 from benchmarks.compare.cases import PHASES, ROUTES, Case
 from benchmarks.compare.figures import METRICS, Metric, Samples, Spread
 from benchmarks.compare.targets import target_of, verdict
-from moe_triton.tools.text_table import Column, TextTable, names, numbers
+from moe_triton.tools.text_table import TextTable, names, numbers
 
 STYLES = {"met": "green", "missed": "red", "absent": "yellow"}
 ABSENT = "absent"
 
 
-@dataclass(frozen=True)
-class Table:
-    """A title, column names, rows of text; the first ``left`` columns are words."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    left: int = 1
-
-    def print(self, console: Console) -> None:
-        """For people, verdicts in colour."""
-        rows = [[_coloured(cell) for cell in row] for row in self.rows]
-        TextTable(self._columns(), rows, self.title).print(console)
-
-    def markdown(self) -> str:
-        """As a table of a page."""
-        return TextTable(self._columns(), self.rows).markdown(aligned=True)
-
-    def _columns(self) -> list[Column]:
-        return [(names if i < self.left else numbers)(column) for i, column in enumerate(self.columns)]
+def text_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> TextTable:
+    """Rows of text under a title, verdicts in colour; the first ``left`` columns are words."""
+    kinds = [(names if i < left else numbers)(column) for i, column in enumerate(columns)]
+    return TextTable(kinds, [[_coloured(cell) for cell in row] for row in rows], title)
 
 
 def _coloured(cell: str) -> Text:
     return Text(cell, style=STYLES.get(cell.split(" ")[-1], ""))
 
 
-def metric_table(samples: Samples, metric: Metric) -> Table:
+def metric_table(samples: Samples, metric: Metric) -> TextTable:
     """One ratio in all cases, against what is asked of it."""
     rows = []
     for case in samples.cases:
@@ -58,10 +41,10 @@ def metric_table(samples: Samples, metric: Metric) -> Table:
             )
         )
     columns = ("ranks", "tokens", "rows", "p10", "p50", "p90", "asked", "")
-    return Table(metric.title, columns, tuple(rows), left=0)
+    return text_table(metric.title, columns, rows, left=0)
 
 
-def summary_table(samples: Samples, metrics: Sequence[Metric] = METRICS) -> Table:
+def summary_table(samples: Samples, metrics: Sequence[Metric] = METRICS) -> TextTable:
     """Several ratios, a row for each case; each with its verdict."""
     rows = []
     for case in samples.cases:
@@ -74,34 +57,24 @@ def summary_table(samples: Samples, metrics: Sequence[Metric] = METRICS) -> Tabl
         rows.append((*case_cells(case), *cells))
     columns = ("ranks", "tokens", "rows", *(metric.title for metric in metrics))
     title = "Medians of the ratios in each iteration; met or missed where something is asked"
-    return Table(title, columns, tuple(rows), left=0)
+    return text_table(title, columns, rows, left=0)
 
 
-def time_table(samples: Samples, case: Case) -> Table:
+def time_table(samples: Samples, case: Case) -> TextTable:
     """Every route of one case."""
     rows = []
     for route in ROUTES:
         if samples.times(case, route):
             spread = Spread.of(list(samples.times(case, route).values()))
-            shown = [f"{value:.0f}" for value in (spread.p10, spread.p50, spread.p90, spread.p99)]
+            shown = [f"{value:.0f}" for value in astuple(spread)]
             medians = [_median(list(samples.times(case, route, p).values())) for p in PHASES[1:]]
             kernels = [_median(samples.kernels(case, route, phase)) for phase in PHASES]
             rows.append((ROUTES[route], *shown, *medians, *kernels))
         elif (case, route) in samples.absent:
             rows.append((ROUTES[route], ABSENT, *[""] * 8))
-    columns = (
-        "route",
-        "p10",
-        "p50",
-        "p90",
-        "p99",
-        "dispatch",
-        "combine",
-        "kernels",
-        "its dispatch",
-        "its combine",
-    )
-    return Table(f"{case}: microseconds", columns, tuple(rows))
+    percentiles = (each.name for each in fields(Spread))
+    columns = ("route", *percentiles, "dispatch", "combine", "kernels", "its dispatch", "its combine")
+    return text_table(f"{case}: microseconds", columns, rows)
 
 
 def absences(samples: Samples) -> list[str]:

@@ -18,10 +18,10 @@ from autotune.model.constants import Machine, machine_named
 from benchmarks.harness import Record, print_table, records_of
 from moe_triton.backends import CAPABILITIES
 from moe_triton.core.config import Config
-from moe_triton.core.plan import Launch
 from moe_triton.core.tuning import POSTS, Tuning
 from moe_triton.operators.variants import DispatchVariant
 from moe_triton.schemes import make_scheme
+from moe_triton.schemes.common.waits import arguments_of
 from moe_triton.schemes.scheme import Scheme
 from moe_triton.schemes.site import Site
 
@@ -74,7 +74,7 @@ def hierarchy(posts: str) -> Wires:
     flow = example_flow()
     plan = made("hierarchy", posts).whole(DispatchVariant(torch.float16, weights=True), 0)
     steps = {
-        launch.step: _values(launch) for launch in plan.launches if launch.kernel.name.startswith("rail")
+        launch.step: arguments_of(launch) for launch in plan.launches if launch.kernel.name.startswith("rail")
     }
     send, relay = steps["send"], steps["relay"]
     tokens = float(np.delete(flow.copies, flow.server).sum())
@@ -90,16 +90,11 @@ def fullmesh() -> Wires:
     """By the plan of a dispatch: rows to all ranks, those of the own server too."""
     flow = example_flow()
     plan = made("fullmesh").whole(DispatchVariant(torch.float16, weights=True), 0)
-    post = next(_values(launch) for launch in plan.launches if launch.kernel.name == "blocks_send")
+    post = next(arguments_of(launch) for launch in plan.launches if launch.kernel.name == "blocks_send")
     others = SERVERS * CARDS - 1
     rows = float(flow.sent.sum() - flow.sent[0])
     framing = post["rows_offset"] + 32
     return Wires(rows * post["row_step"] + others * framing, 0.0, others)
-
-
-def _values(launch: Launch) -> dict[str, int]:
-    pairs = zip(launch.kernel.args, launch.values, strict=True)
-    return {arg.name: value for arg, value in pairs if isinstance(value, int)}
 
 
 def example() -> list[Record]:

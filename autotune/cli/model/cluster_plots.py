@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_triton.tools.plots import COLOURS, draw
+from moe_triton.tools.plots import COLOURS, draw, legend
 
 if TYPE_CHECKING:
     from autotune.model.clusters.cluster import Point
@@ -40,8 +40,7 @@ def _panels(figure: Any, points: Sequence[Point], along: str, across: str) -> No
         axis.set_visible(False)
     for axis in axes[::columns]:
         axis.set_ylabel("us, slowest rank")
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(STYLES), frameon=False)
+    legend(figure, len(STYLES))
 
 
 def _lines(axis: Any, points: Sequence[Point], along: str) -> None:

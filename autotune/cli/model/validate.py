@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,8 @@ from moe_triton.tools.progress import progress
 from moe_triton.tools.text_table import TextTable, markdown_of, names, numbers, print_parts, texts
 
 if TYPE_CHECKING:
-    from autotune.model.fits.validate import Validation
+    from autotune.model.fits.published import Published
+    from autotune.model.fits.validate import LeftOut, Validation
     from autotune.model.sensitivity import Judged, Sensitivity
 
 COLUMNS = (
@@ -101,12 +103,10 @@ def page_text(found: Validation, bars: list[Judged]) -> str:
 
 def document(found: Validation, bars: list[Judged]) -> dict[str, Any]:
     """The same as JSON's types."""
-    from autotune.model.fits.published import ROWS
-
     rows = [
         {
             **asdict(row),
-            "model_us": us,
+            "model_us": bar.value,
             "low_us": bar.value - bar.below,
             "high_us": bar.value + bar.above,
             "error": error,
@@ -115,15 +115,7 @@ def document(found: Validation, bars: list[Judged]) -> dict[str, Any]:
             "left_out_constants": dict(left.values),
             "elasticities": {each.name: each.elasticity for each in bar.sensitivities},
         }
-        for row, us, bar, error, null, left in zip(
-            ROWS,
-            found.us.tolist(),
-            bars,
-            found.errors.tolist(),
-            found.null_errors.tolist(),
-            found.left_out,
-            strict=True,
-        )
+        for row, bar, error, null, left in _compared(found, bars)
     ]
     return {
         "rows": rows,
@@ -135,14 +127,22 @@ def document(found: Validation, bars: list[Judged]) -> dict[str, Any]:
     }
 
 
+def _compared(
+    found: Validation, bars: list[Judged]
+) -> Iterator[tuple[Published, Judged, float, float, LeftOut]]:
+    """Each published time with what the model says of it, its errors, and the fit without it."""
+    from autotune.model.fits.published import ROWS
+
+    errors, null_errors = found.errors.tolist(), found.null_errors.tolist()
+    return zip(ROWS, bars, errors, null_errors, found.left_out, strict=True)
+
+
 def _rows(found: Validation, bars: list[Judged]) -> list[tuple[object, ...]]:
     from autotune.model.bodies.movement import merged
-    from autotune.model.fits.published import ROWS, phases
+    from autotune.model.fits.published import phases
 
     lines: list[tuple[object, ...]] = []
-    for row, bar, error, null, left in zip(
-        ROWS, bars, found.errors, found.null_errors, found.left_out, strict=True
-    ):
+    for row, bar, error, null, left in _compared(found, bars):
         by_part = merged(*phases(row, found.machines[row.product]).values())
         most = sorted(by_part, key=lambda part: -by_part[part])[:2]
         shares = ", ".join(f"{part} {by_part[part] / bar.value:.0%}" for part in most)

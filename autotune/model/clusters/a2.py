@@ -20,7 +20,7 @@ that overlap cost as in a pipeline: each its first item, and the longest of them
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -94,10 +94,8 @@ class Flow:
     @property
     def reversed(self) -> Flow:
         """Combine's: what was received goes back."""
-        return Flow(
-            self.card,
-            self.server,
-            self.tokens,
+        return replace(
+            self,
             sent=self.received,
             received=self.sent,
             copies=self.arriving,

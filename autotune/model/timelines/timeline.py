@@ -23,6 +23,7 @@ from autotune.model.timelines.streams import Order, Streams, npu_streams
 from autotune.model.traffic import Traffic
 from moe_triton.backends.npu.schedule import BEGIN
 from moe_triton.core.plan import Launch, Plan, Stream, synced_phases
+from moe_triton.schemes.common.waits import arguments_of
 from moe_triton.schemes.fullmesh.ascendc import COMBINE_READY, DISPATCH_TAKE
 
 Mode = Literal["stream", "graph"]
@@ -149,7 +150,6 @@ def walk_some(
     *,
     mode: Mode = "graph",
     bodies: Bodies,
-    streams: Streams = npu_streams,
 ) -> list[Timeline]:
     """The timelines of some ranks of a group that stand for the others.
 
@@ -161,13 +161,12 @@ def walk_some(
         machine: that each rank is.
         mode: how launches come to the device.
         bodies: of kernels: `autotune.model.bodies.body.body_of`, or others.
-        streams: how the back end runs the plan.
 
     Raises:
         UnknownLaunchError: a launch waits for something that nobody has described, or that nothing sends.
     """
     group = WalkedRanks(in_parts(plan, traffics), machine, True)
-    return _Walker(plan, group, mode, bodies, streams(plan)).timelines()
+    return _Walker(plan, group, mode, bodies, npu_streams(plan)).timelines()
 
 
 def walk_ranks(
@@ -210,11 +209,12 @@ def in_parts(plan: Plan, traffics: Sequence[Traffic]) -> list[Traffic]:
     first = next((launch for launch in plan.launches if launch.kernel in kernels), None)
     if first is None:
         return list(traffics)
-    found, parts = [], _number(first, "num_parts")
+    found, arguments = [], arguments_of(first)
+    parts = arguments["num_parts"]
     for traffic in traffics:
         if first.kernel is DISPATCH_TAKE:
             counts = traffic.recv_counts.T.copy()
-            if (kept_rank := _number(first, "kept_rank")) >= 0:
+            if (kept_rank := arguments["kept_rank"]) >= 0:
                 counts[kept_rank] = 0
             rows = np.stack([counts * part // parts for part in range(parts + 1)])
             taken = {"rows_taken": rows.astype(np.int32).reshape(-1)}
@@ -224,16 +224,11 @@ def in_parts(plan: Plan, traffics: Sequence[Traffic]) -> list[Traffic]:
         bounds = np.zeros((parts, 2), np.int32)
         for launch in plan.launches:
             if launch.kernel is COMBINE_READY:
-                part, group = _number(launch, "part"), _number(launch, "first_part")
+                part, group = (arguments_of(launch)[name] for name in ("part", "first_part"))
                 bounds[group] = tokens * group // parts, tokens * (part + 1) // parts
         tables = {"ready_tokens": np.arange(tokens, dtype=np.int32), "ready_bounds": bounds.reshape(-1)}
         found.append(replace(traffic, tables={**traffic.tables, **tables}))
     return found
-
-
-def _number(launch: Launch, name: str) -> int:
-    values = zip(launch.kernel.args, launch.values, strict=True)
-    return next(value for arg, value in values if arg.name == name and isinstance(value, int))
 
 
 class _Walker:
