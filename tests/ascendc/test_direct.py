@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from .direct import DirectCase, DirectWorld
 from .direct_missing import MissingCountsCase, check_missing_counts
 from .direct_tables import Places, counts_of, offsets_of, places_of
 from .library import Library
+from .mutants import MUTANT_TIMEOUT_US
 from .orders import orders
 
 SHORT_US = 20_000
@@ -92,7 +94,7 @@ MISTAKES = {
 def test_each_wait_and_each_zone_is_needed(fast: Library, case: DirectCase) -> None:
     for seed in range(100):
         try:
-            DirectWorld(fast, case, seed).run()
+            DirectWorld(fast, replace(case, timeout_us=MUTANT_TIMEOUT_US), seed).run()
         except WrongResultError:
             return
     pytest.fail("nothing went wrong")
