@@ -19,9 +19,10 @@ from moe_triton.core.deadlines import Deadline
 from moe_triton.rendezvous.attempts import Attempt, BadStateError, RefusedError, RoundGivenUpError
 from moe_triton.rendezvous.notes import Culprits
 from moe_triton.rendezvous.stores import Seal, SealedStore
+from tests.patience import seconds
 
 NEVER = threading.Event()
-LONG_S = 30.0
+LONG_S = seconds(30.0)
 StoreMaker = Callable[[], dist.Store]
 
 

@@ -146,7 +146,7 @@ def test_eight_processes_that_want_one_entry_build_it_once(folder: Path, tmp_pat
     for process in processes:
         process.start()
     for process in processes:
-        process.join(30)
+        process.join(seconds(30))
         assert process.exitcode == 0
     assert built.read_text() == "x"
     assert fetched(folder, "key", lambda: b"").read_bytes().startswith(b"content")
@@ -553,7 +553,7 @@ def test_what_is_built_privately_goes_with_the_process(folder: Path, tmp_path: P
     ours = fetched_privately("key", lambda: b"content")
     process = multiprocessing.get_context("fork").Process(target=_build_privately, args=(str(report),))
     process.start()
-    process.join(30)
+    process.join(seconds(30))
     assert process.exitcode == 0
     theirs = Path(report.read_text())
     assert theirs.name == ours.name == "key.so"

@@ -16,6 +16,7 @@ from tests.distributed.cases import Case, experts_of, inputs_of, small_case, smo
 from tests.distributed.operator_cases import OperatorCase
 from tests.distributed.operator_runs import FUNCTIONS
 from tests.distributed.workers import expected_round, make_buffer
+from tests.patience import seconds
 
 # What a call is made of where ranks agree, by name; the odd rank changes one of them.
 USUAL: dict[str, Any] = {
@@ -25,7 +26,7 @@ USUAL: dict[str, Any] = {
     "comm_quant_mode": 0,
     "elastic": False,
 }
-LONG_S, SHORT_S = 300.0, 3.0
+LONG_S, SHORT_S = 300.0, seconds(3.0)
 Said = tuple[str, str, float]
 
 

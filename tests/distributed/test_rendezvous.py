@@ -41,7 +41,7 @@ def over_tcp(rank: int, num_ranks: int) -> None:
         dist.TCPStore,
         "localhost",
         is_master=rank == 0,
-        timeout=timedelta(seconds=30),
+        timeout=timedelta(seconds=seconds(30)),
         wait_for_workers=False,
     )
     store = store_at(port=0) if rank == 0 else None
@@ -53,7 +53,7 @@ def over_tcp(rank: int, num_ranks: int) -> None:
         store=store or store_at(port=int(port)),
         rank=rank,
         world_size=num_ranks,
-        timeout=timedelta(seconds=30),
+        timeout=timedelta(seconds=seconds(30)),
     )
 
 

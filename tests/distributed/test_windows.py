@@ -22,10 +22,11 @@ from moe_triton.core.deadlines import Deadline
 from moe_triton.processes import RankFailedError, RankGroup, run_ranks
 from moe_triton.rendezvous.attempts import Attempt
 from moe_triton.rendezvous.meeting import Meeting, _store_of
+from tests.patience import seconds
 
 Groups = Callable[[int], RankGroup]
 NUM_BYTES = 1 << 16
-TIMEOUT_S = 30.0
+TIMEOUT_S = seconds(30.0)
 
 
 @pytest.fixture

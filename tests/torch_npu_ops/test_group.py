@@ -271,7 +271,7 @@ def live(rank: int, num_ranks: int, history: str, store: str) -> list[str]:
                     init_method=f"file://{store}",
                     rank=rank,
                     world_size=num_ranks,
-                    timeout=timedelta(seconds=30),
+                    timeout=timedelta(seconds=seconds(30)),
                 )
     return wrong
 
