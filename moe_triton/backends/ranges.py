@@ -24,7 +24,8 @@ def name_of(plan: Plan) -> str:
 
 def launch_names(plan: Plan, launches: Sequence[Phases]) -> list[str]:
     """What launches with all their phases are called, like "moe_triton::dispatch: send, wait"."""
-    return [f"{name_of(plan)}: {names_of(phases)}" for phases in launches]
+    name = name_of(plan)
+    return [f"{name}: {names_of(phases)}" for phases in launches]
 
 
 def step_names(plan: Plan) -> list[str]:

@@ -47,7 +47,7 @@ class NativeExecutable:
     ) -> None:
         self.plan = plan
         self.failed_launch: Launch | None = None
-        self._failed_report = report[0]
+        self.failed_report = report[0]
         self._waits, self._emulated = waits, settings  # the native settings hold addresses of theirs
         self._settings = settings_struct(settings, fixed, waits)
         self._fixed = fixed  # the words hold addresses of its memory
@@ -128,13 +128,8 @@ class NativeExecutable:
             return 0
         code, phase = first_code(self._report)
         self.failed_launch = self._times.phases_with(result - 1)[phase]
-        self._failed_report = self._report[phase]
+        self.failed_report = self._report[phase]
         return code
-
-    @property
-    def failed_report(self) -> torch.Tensor:
-        """See `moe_triton.backends.base.Executable`."""
-        return self._failed_report
 
     def outcome(self, wait: bool) -> int | None:
         """See `moe_triton.backends.base.Executable`."""
@@ -163,7 +158,7 @@ class TorchExecutable:
         self.failed_launch: Launch | None = None
         self._waits, self._emulated = waits, settings  # the native settings hold addresses of theirs
         self._settings = settings_struct(settings, fixed, waits)
-        self._report, self._failed_report = report, report[0]
+        self._report, self.failed_report = report, report[0]
         self._fixed = fixed
         self._durations = [0.0] * len(plan.launches)
         self._times = PhaseTimes(plan)
@@ -210,7 +205,7 @@ class TorchExecutable:
                 self._waits.raise_stopped(self.plan.operator)
                 code, phase = first_code(self._report)
                 if code:
-                    self.failed_launch, self._failed_report = phases[phase], self._report[phase]
+                    self.failed_launch, self.failed_report = phases[phase], self._report[phase]
                     return code
             self._durations[number] = (time.perf_counter() - start) * 1e6
         return 0
@@ -250,11 +245,6 @@ class TorchExecutable:
             library.moe_use_settings(None)
         if failed:
             raise ToolchainError(f"{self.plan.operator}: {names_of(phases)} failed: {native.last_error()}")
-
-    @property
-    def failed_report(self) -> torch.Tensor:
-        """See `moe_triton.backends.base.Executable`."""
-        return self._failed_report
 
     def outcome(self, wait: bool) -> int | None:
         """See `moe_triton.backends.base.Executable`."""
