@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,10 +17,6 @@ from moe_triton.core.plan import Hole, Launch, Part, Value
 
 class UnknownWorkError(LookupError):
     """The model does not know what a launch has to do: a number, a table or a feature of its call."""
-
-
-class NoFormulaError(UnknownWorkError):
-    """The model does not know a kernel."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +109,36 @@ class Table:
     values: np.ndarray | None = None
 
 
+class Run(Protocol):
+    """A run of a plan's Ascend C kernels on some ranks: `autotune.model.bodies.counted.run.PlanRun`."""
+
+    rings: bool
+
+    def ran(self, index: int) -> Sequence[Any]:
+        """What a launch did on each of them."""
+
+    def made(self, index: int, number: int) -> Mapping[str, np.ndarray]:
+        """Tables that a launch finds, made by those before it."""
+
+    def cores(self, index: int) -> int:
+        """Of the launch on the device that a launch is a phase of."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in a plan a launch is.
+
+    Attributes:
+        run: of the plan.
+        index: of the launch in it.
+        number: of the rank, among those of the run.
+    """
+
+    run: Run
+    index: int
+    number: int
+
+
 @dataclass(frozen=True)
 class Work:
     """One launch with its holes filled.
@@ -121,12 +148,14 @@ class Work:
         blocks: on how many cores.
         arguments: a number or a table for each argument of the kernel; a tuple of numbers for a region.
         traffic: what this rank's call moves.
+        place: where in a plan it is, for what depends on the launches before it.
     """
 
     kernel: TritonKernel | AscendCKernel
     blocks: int
     arguments: Mapping[str, int | tuple[int, ...] | Table]
     traffic: Traffic
+    place: Place | None = None
 
     def number(self, name: str) -> int:
         """The value of an argument that is a number."""
@@ -143,25 +172,27 @@ Body = Callable[[Work, Machine], Cost]
 """The time of one launch on a machine, from its blocks and what it has to move."""
 
 
-def work_of(launch: Launch, traffic: Traffic) -> Work:
+def work_of(launch: Launch, traffic: Traffic, place: Place | None = None) -> Work:
     """A launch of a plan with the numbers and tables of one rank's call.
 
     Args:
         launch: of a plan.
         traffic: its `Traffic.numbers` and `Traffic.tables` fill the holes.
+        place: of the launch; what the launches before it have made fills the other holes.
     """
+    made = {} if place is None else place.run.made(place.index, place.number)
 
     def filled(value: Value, is_pointer: bool) -> int | tuple[int, ...] | Table:
         if isinstance(value, tuple | int):
             return value
         if is_pointer:
-            return Table(_from(traffic.tables.get(value.name), value.offset))
+            return Table(_from(traffic.tables.get(value.name, made.get(value.name)), value.offset))
         number = traffic.numbers[value.name]
         return value.of(number) if isinstance(value, Part) else number
 
     pairs = zip(launch.kernel.args, launch.values, strict=True)
     arguments = {arg.name: filled(value, isinstance(value, Hole) and arg.is_pointer) for arg, value in pairs}
-    return Work(launch.kernel, launch.blocks, arguments, traffic)
+    return Work(launch.kernel, launch.blocks, arguments, traffic, place)
 
 
 def _from(values: np.ndarray | None, offset: int) -> np.ndarray | None:

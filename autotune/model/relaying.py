@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from moe_triton.core.records import POSITION_SHIFT
+from moe_triton.layout import UB_ALIGN, WORD_BYTES, align
 from moe_triton.schemes.hierarchy.relay_tables import RelayTables
 
 if TYPE_CHECKING:
@@ -50,6 +52,22 @@ def relay_tables(config: Config, rank: int, ids: np.ndarray) -> np.ndarray:
         part["inner_active"][rows] = 0
         part["rail_counts"][server] = len(local)
     return tables
+
+
+def route_words(ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """What goes with each token to a relay (`moe_triton.kernels.outer_table`).
+
+    Args:
+        ids: (T, K) of this rank's tokens.
+        positions: (T * K,) how many earlier ids are the same.
+
+    Returns:
+        (T * W,) int32, W a multiple of 8.
+    """
+    tokens, topk = ids.shape
+    words = np.full((tokens, align(topk, UB_ALIGN // WORD_BYTES)), -1, np.int32)
+    words[:, :topk] = np.where(ids >= 0, ids | positions.reshape(ids.shape) << POSITION_SHIFT, -1)
+    return words.reshape(-1)
 
 
 def _goes(ids: np.ndarray, experts: int, servers: int) -> np.ndarray:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 
-from autotune.model.relaying import relay_tables
+from autotune.model.relaying import relay_tables, route_words
 from moe_triton.core.config import Config
+from moe_triton.schemes import scheme_type
 
 Tier = str
 """How far a peer is: "self"; A3 "sibling", "node", "far"; A2 "node", or "network" for another server."""
@@ -28,9 +29,11 @@ class Traffic:
         numbers: integers that a call brings, by the name of the hole: num_tokens, num_ids, num_rows,
             num_performance_entries; and own_results, an address, which is 0.
         tables: integers in memory, by the name of the hole: topk_idx, given_ids, masked_ids, active,
-            expand_idx, counts, recv_counts, recv_offsets, true_offsets, row_slots, origins, zones; between
-            servers that can relay also tables. A mask, where there is one, leaves all; every received row is
-            in the window.
+            expand_idx, counts, recv_counts, recv_offsets, true_offsets, row_slots, origins, zones,
+            expected_rows; where a dispatch keeps tables for its combine also tables and route_words. A mask,
+            where there is one, leaves all; every received row is in the window.
+        ids: (EP, T, K) int32, the experts of every rank's tokens, -1 for none; None where only this rank's
+            are known.
     """
 
     config: Config
@@ -40,6 +43,7 @@ class Traffic:
     recv_counts: np.ndarray
     numbers: Mapping[str, int] = field(default_factory=dict)
     tables: Mapping[str, np.ndarray] = field(default_factory=dict)
+    ids: np.ndarray | None = None
 
     @cached_property
     def sent(self) -> np.ndarray:
@@ -70,11 +74,37 @@ def traffic_of(config: Config, rank: int, ids: np.ndarray, tiers: tuple[Tier, ..
         ids: (EP, T, K), the experts of every rank's tokens, -1 for none.
         tiers: how far each rank is from this one.
     """
-    own = np.ascontiguousarray(ids[rank], dtype=np.int32)
-    first = rank * config.num_local_experts
-    local = ids - first
+    return _of_rank(config, rank, ids, np.arange(config.num_ranks), ids[rank], tiers)
+
+
+def traffic_with(config: Config, rank: int, ids: np.ndarray, ranks: Sequence[int]) -> Traffic:
+    """The same, as far as it goes to some ranks or comes from them; how far any are away is left out.
+
+    Where a row goes depends on the rows that go to the same expert alone, so these go where they always do.
+    """
+    sources, experts = _of_ranks(config, tuple(ranks))
+    own = np.where(experts[ids[rank]], ids[rank], -1)
+    return _of_rank(config, rank, ids, sources, own, ())
+
+
+@cache
+def _of_ranks(config: Config, ranks: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Some ranks in order, and (M + 1,) whether each expert is theirs; the last one is none."""
+    is_one = np.zeros(config.num_ranks, bool)
+    is_one[list(ranks)] = True
+    return np.flatnonzero(is_one), np.append(np.repeat(is_one, config.num_local_experts), False)
+
+
+def _of_rank(
+    config: Config, rank: int, ids: np.ndarray, sources: np.ndarray, own: np.ndarray, tiers: tuple[Tier, ...]
+) -> Traffic:
+    """What comes from some ranks, and what leaves with a rank's own ids; counts are of all that it has."""
+    chosen = ids[rank]
+    own = np.ascontiguousarray(own, dtype=np.int32)
+    local = ids[sources] - rank * config.num_local_experts
     is_ours = (local >= 0) & (local < config.num_local_experts)
-    source, token, k = np.nonzero(is_ours)
+    number, token, k = np.nonzero(is_ours)
+    source = sources[number]
     entry = local[is_ours] * config.num_ranks + source
     order = np.argsort(entry, kind="stable")
     entries = config.num_local_experts * config.num_ranks
@@ -86,7 +116,7 @@ def traffic_of(config: Config, rank: int, ids: np.ndarray, tiers: tuple[Tier, ..
         "masked_ids": own.reshape(-1),
         "active": np.arange(len(own), dtype=np.int32),
         "expand_idx": _index_within_expert(own.reshape(-1)),
-        "counts": np.bincount(own[own >= 0], minlength=config.num_experts).astype(np.int32),
+        "counts": np.bincount(chosen[chosen >= 0], minlength=config.num_experts).astype(np.int32),
         "recv_counts": recv_counts,
         "recv_offsets": offsets,
         "true_offsets": offsets,
@@ -94,10 +124,13 @@ def traffic_of(config: Config, rank: int, ids: np.ndarray, tiers: tuple[Tier, ..
         "row_slots": np.arange(offsets[-1], dtype=np.int32),
         "origins": np.stack([source, token, k], axis=1)[order].astype(np.int32).reshape(-1),
         "zones": np.zeros(6, np.int32),  # of three operators, and as kept
+        "expected_rows": np.bincount(
+            own[own >= 0] // config.num_local_experts, minlength=config.num_ranks
+        ).astype(np.int32),
     }
-    servers = config.topology.sizes
-    if len(servers) > 1 and len(set(servers)) == 1:
+    if scheme_type(config).tables_of(config) is not None:
         tables["tables"] = relay_tables(config, rank, ids)
+        tables["route_words"] = route_words(own, tables["expand_idx"])
     num_tokens = own.shape[0]
     numbers = {
         "num_tokens": num_tokens,
@@ -107,16 +140,16 @@ def traffic_of(config: Config, rank: int, ids: np.ndarray, tiers: tuple[Tier, ..
         "num_performance_entries": config.num_ranks,
     }
     counts = recv_counts.reshape(config.num_local_experts, config.num_ranks)
-    return Traffic(config, rank, tiers, own, counts, numbers, tables)
+    return Traffic(config, rank, tiers, own, counts, numbers, tables, ids)
 
 
 def _index_within_expert(ids: np.ndarray) -> np.ndarray:
     """How many ids before each one are the same; 0 where there is no expert."""
     order = np.argsort(ids, kind="stable")
     ordered = ids[order]
-    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
-    lengths = np.diff(np.r_[starts, ids.size])
+    is_first = np.diff(ordered, prepend=ordered[:1] - 1) != 0
+    starts = np.flatnonzero(is_first)
     found = np.empty_like(ids)
-    found[order] = np.arange(ids.size) - np.repeat(starts, lengths)
+    found[order] = np.arange(ids.size) - starts[np.cumsum(is_first) - 1]
     found[ids < 0] = 0
     return found

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from autotune.model.bodies.counted.run import standing_for
 from autotune.model.constants import Machine
-from autotune.model.cost import Body, Work, work_of
-from autotune.model.timelines.signals import awaited_by
+from autotune.model.cost import Body, Place, Work, work_of
 from autotune.model.topology import tiers
 from autotune.model.traffic import Traffic, traffic_of
 from autotune.selftest_reports.constants import machine_of_report
@@ -185,11 +185,11 @@ def _works_of(time: StepTime, blocks: int) -> dict[tuple[str, str], list[_Phase]
     plans, traffic = _plans_and_traffic(time, blocks)
     works: dict[tuple[str, str], list[_Phase]] = {}
     for plan in plans:
-        synced = synced_phases(plan.launches)
+        synced, run = synced_phases(plan.launches), standing_for(plan, [traffic])
         for number, launch in enumerate(plan.launches):
             step = works.setdefault((plan.operator, launch.step), [])
-            if awaited_by(launch) is None:
-                step.append(_Phase(work_of(launch, traffic), number in synced))
+            if not run.awaited(number, 0).launch.size:
+                step.append(_Phase(work_of(launch, traffic, Place(run, number, 0)), number in synced))
     return works
 
 

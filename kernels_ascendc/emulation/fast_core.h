@@ -97,7 +97,7 @@ public:
     void Spoil(UbAddress, uint32_t) {}
 
     // All that is done is in the order of the program.
-    void BeginInstruction(pipe_t) {}
+    void BeginInstruction(pipe_t, bool = false) {}
     void AccessUb(pipe_t, UbAddress, uint64_t, bool) {}
 
     // The contents of a freed buffer are not needed any more.
@@ -152,6 +152,9 @@ public:
         count_before_look_ = bell->count.load();
         is_count_known_ = true;
     }
+
+    void BeginLook() {}
+    void Mark(uint32_t) {}
 
     // Whether all waits are to end.
     bool IsStopped() const { return settings_.control != nullptr && settings_.control->IsStopped(); }

@@ -275,7 +275,7 @@ void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, const Local
     detail::RequireAligned(src);
     core.Require(sharedTmpBuffer.GetSize() * uint64_t{detail::REPEAT_BYTES} >= count * sizeof(T),
                  "ReduceSum: temporary too small");
-    core.BeginInstruction(PIPE_V);
+    core.BeginInstruction(PIPE_V, true);
     detail::Reads(src, static_cast<uint64_t>(count));
     detail::Writes(sharedTmpBuffer, sharedTmpBuffer.GetSize());
     detail::Writes(dst, 1);
@@ -305,7 +305,7 @@ void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, const Local
     core.Require(dst.GetSize() >= 1, "ReduceSum needs room for its result");
     detail::RequireAligned(src);
     core.Require(sharedTmpBuffer.GetSize() >= static_cast<uint32_t>(repeatTime), "ReduceSum: temporary too small");
-    core.BeginInstruction(PIPE_V);
+    core.BeginInstruction(PIPE_V, true);
     detail::Reads(src, end / sizeof(T));
     detail::Writes(sharedTmpBuffer, sharedTmpBuffer.GetSize());
     detail::Writes(dst, 1);
@@ -350,6 +350,9 @@ inline int64_t GetBlockNum() { return detail::Core().blocks; }
 
 // 50 ticks a microsecond, as on A2 and A3.
 inline int64_t GetSystemCycle() {
+#ifdef MOE_EMULATION_COUNTING
+    return 0;  // no deadline passes
+#endif
     const auto now = std::chrono::steady_clock::now().time_since_epoch();
     return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count() / 20;
 }
@@ -373,6 +376,8 @@ inline void PollPause(uint32_t attempt, uint64_t window, int64_t missing, int64_
     ThisCore().Poll(attempt, reinterpret_cast<const void*>(window), missing > 1 ? static_cast<uint64_t>(missing) : 1,
                     {first, count});
 }
+
+inline void BeginLook() { ThisCore().BeginLook(); }
 
 inline void LetOthersRun() { sched_yield(); }
 
@@ -405,6 +410,7 @@ inline void BeginPhase(uint32_t number) {
 inline void TraceStep(uint32_t kind) {
     TracedBlock* const traced = LoggedBlock();
     if (traced != nullptr) traced->Step(kind);
+    ThisCore().Mark(kind);
 }
 
 constexpr uint64_t NS_PER_CYCLE = 20;

@@ -59,7 +59,7 @@ public:
     void Issue(pipe_t pipe, Effect effect) { Put(pipe, {Kind::EFFECT, {{std::move(effect), {}}}, {}, Stalls::NEVER}); }
 
     // What follows on this pipe, up to the next call, is of one instruction.
-    void BeginInstruction(pipe_t pipe) { hazards_.BeginInstruction(pipe); }
+    void BeginInstruction(pipe_t pipe, bool = false) { hazards_.BeginInstruction(pipe); }
 
     void AccessUb(pipe_t pipe, UbAddress at, uint64_t bytes, bool writes) {
         hazards_.AccessUb(pipe, at.offset, bytes, writes);
@@ -173,6 +173,8 @@ public:
         Step();
         Backoff(attempt);
     }
+    void BeginLook() {}
+    void Mark(uint32_t) {}
     bool IsStopped() const { return false; }
 
     // A kernel must end with nothing in flight: the barrier at TPipe's end does not exist in a super kernel, where the

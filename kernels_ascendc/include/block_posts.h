@@ -114,6 +114,7 @@ private:
 
     // By all blocks. What a line had before this round is no part of it.
     __aicore__ inline bool IsMade(int64_t part) {
+        BeginLook();
         Order<AscendC::HardEvent::S_MTE2>();
         lines_.Load(args_->part_lines, 0, AscendC::GetBlockNum() * UNIT_WORDS);
         Order<AscendC::HardEvent::MTE2_S>();

@@ -37,6 +37,13 @@ __aicore__ inline void PollPause(uint32_t attempt, uint64_t window, int64_t miss
 #endif
 }
 
+// Before the first of some polls, or before a look that is no wait: for what others may have done until then.
+__aicore__ inline void BeginLook() {
+#ifdef MOE_EMULATION
+    emulation::BeginLook();
+#endif
+}
+
 // Between two things that are done for others, ahead of time: on a host somebody may need this core for what all wait
 // for.
 __aicore__ inline void LetOthersRun() {

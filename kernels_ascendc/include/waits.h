@@ -65,7 +65,9 @@ public:
         if (is_last_) {
             return false;
         }
-        if (number_ > 0) {
+        if (number_ == 0) {
+            BeginLook();
+        } else {
             PollPause(number_ - 1, window_, missing_, first_, count_);
             is_last_ = deadline_.Passed();
         }

@@ -5,6 +5,9 @@ from __future__ import annotations
 from importlib import metadata
 from pathlib import Path
 
+COUNTING_LIBRARY = "libmoe_kernels_counting.so"
+"""The CPU build of the kernels that `autotune.model` runs to price them."""
+
 _PACKAGE = Path(__file__).resolve().parents[1]
 _FOLDER = "_native"
 _SOURCES = "kernels_ascendc"

@@ -126,6 +126,15 @@ def compiled(
         return _compile(texts, [*options, *parsed, "-xc++", source], library)
 
 
+def build_counting(patches: Sequence[Patch], launchers: Collection[str]) -> Path:
+    """The same for what counts what kernels do (``emulation/counting_core.h``)."""
+    texts = patched(patches)
+    texts[LAUNCHERS] = with_launchers(texts[LAUNCHERS], launchers)
+    options = [*FLAGS, "-O1", "-DMOE_EMULATION_COUNTING"]
+    library = BUILDS / f"{_digest(options, texts)}.so"
+    return library if library.exists() else _compile(texts, [*options, "-xc++", LAUNCHERS], library)
+
+
 def program(text: str, *options: str) -> Path:
     """Compiles a program that may include the kernels and the emulation, unless the same was compiled before.
 

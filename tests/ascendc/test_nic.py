@@ -13,6 +13,7 @@ from tests.patience import seconds
 from .library import program
 
 SEEDS = range(1, 9)
+MOST_SEEDS = 400
 Nic = Callable[..., list[int]]
 
 
@@ -45,8 +46,8 @@ def test_no_seed_breaks_the_promise(nic: Nic, seed: int, keeps_order: bool) -> N
 
 def test_what_is_not_promised_happens(nic: Nic) -> None:
     """Otherwise a kernel that relies on it would pass."""
-    late = [nic("order", seed, 0, 20, 2048)[3] for seed in SEEDS]
-    assert sum(late) > 0
+    # Whoever looks has to run between two pieces: on a busy machine that takes some more seeds.
+    assert any(nic("order", seed, 0, 20, 2048)[3] for seed in range(1, MOST_SEEDS))
 
 
 def test_what_is_posted_may_be_read_at_once(nic: Nic) -> None:

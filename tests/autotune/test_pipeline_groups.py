@@ -67,7 +67,7 @@ def test_on_an_npu_every_setting_of_a_space_is_in_the_plans_that_are_priced(
 
 
 @pytest.mark.parametrize(("soc", "machine"), [("A2", "Ascend910B3"), ("Ascend910B3", "Ascend910B3")])
-def test_fullmesh_of_a2_is_priced_and_hierarchy_has_no_price(tmp_path: Path, soc: str, machine: str) -> None:
+def test_hierarchy_is_for_several_servers(tmp_path: Path, soc: str, machine: str) -> None:
     groups = sizes_of(soc, ranks=[8], hidden=[1024], tokens=[16])
     told: list[Result] = []
     report: Any = lambda sizes, result: told.append(result)  # noqa: E731
@@ -78,7 +78,7 @@ def test_fullmesh_of_a2_is_priced_and_hierarchy_has_no_price(tmp_path: Path, soc
     assert (tmp_path / f"schemes-{machine}.json").is_file()
     refused = {each.candidate.scheme: each.refused for each in told}
     assert not refused["fullmesh"]
-    assert "no formula" in refused["hierarchy"]
+    assert "a group inside one server has its product's first scheme instead" in refused["hierarchy"]
 
 
 def test_a2s_schemes_are_measured_each_against_itself(

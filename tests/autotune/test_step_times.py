@@ -15,8 +15,8 @@ import pytest
 from rich.console import Console
 
 from autotune.cli.model.calibrate_tables import fitted, run_calibrate
-from autotune.model.bodies import ascendc
 from autotune.model.bodies.body import body_of
+from autotune.model.bodies.counted.price import counted
 from autotune.model.bodies.remembered import Remembered
 from autotune.model.constants import Machine, machine_named
 from autotune.model.cost import Body, Cost, Work
@@ -46,9 +46,9 @@ ROWS_PER_US = 50
 
 
 def toy_bodies(kernel: AscendCKernel | TritonKernel) -> Body:
-    """Of Ascend C kernels the formulas; of Triton kernels a time that depends on two constants."""
+    """Of Ascend C kernels what is counted; of Triton kernels a time that depends on two constants."""
     if isinstance(kernel, AscendCKernel):
-        return ascendc.FORMULAS[kernel.name]
+        return counted
 
     def body(work: Work, machine: Machine) -> Cost:
         tokens = work.traffic.topk_idx.shape[0]

@@ -12,6 +12,7 @@ import pytest
 from moe_triton.backends.npu import toolchain
 from moe_triton.backends.npu.library import LIBRARY
 from moe_triton.backends.npu.toolchain import WHY_OLDEST_CANN
+from moe_triton.core.native_files import COUNTING_LIBRARY
 from moe_triton.schemes.ascendc import tables
 from moe_triton.tools import codegen
 from tests.build.fake_cann import SOURCES, FakeCann, cmake
@@ -140,10 +141,12 @@ def test_with_cann_the_cpu_build_takes_the_npu_along(tmp_path: Path, fails: bool
     assert cann.calls == commands(tree)
     assert ("Without the kernels for the NPU: bisheng failed with status 3" in said) == fails
     assert ("moe-triton build" in said) == fails
-    (tree / "libmoe_kernels.so").write_bytes(b"")  # as if it were built
+    of_cpu = {"libmoe_kernels.so", COUNTING_LIBRARY}
+    for name in of_cpu:
+        (tree / name).write_bytes(b"")  # as if it were built
     cmake("--install", tree, "--component", "library", "--prefix", tmp_path / "prefix")
     names = {path.name for path in (tmp_path / "prefix" / "moe_triton" / "_native").iterdir()}
-    assert names == {"libmoe_kernels.so"} | (set() if fails else {LIBRARY})
+    assert names == of_cpu | (set() if fails else {LIBRARY})
 
 
 def test_a_failure_that_was_warned_of_is_tried_again(tmp_path: Path) -> None:

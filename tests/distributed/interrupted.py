@@ -178,7 +178,7 @@ def raise_in_handlers(rank: int, num_ranks: int) -> Any:
 
 
 def go_on_after_handlers(rank: int, num_ranks: int, way: Way) -> Any:
-    """Handlers that do not raise run while a wait goes on."""
+    """Handlers that do not raise run while a wait goes on, one signal after the other: pending ones merge."""
     buffer, call = prepared(way, rank, num_ranks)
     store: Any = dist.distributed_c10d._get_default_store()
     seen: list[int] = []
@@ -186,11 +186,12 @@ def go_on_after_handlers(rank: int, num_ranks: int, way: Way) -> Any:
     def note(*_: object) -> None:
         seen.append(len(seen))
         store.add(f"handled {way}", 1)
+        if len(seen) < 3:
+            later(lambda: send(signal.SIGUSR1), 0.2)
 
     with buffer, handled(signal.SIGUSR1, note):
         if rank == 0:
-            for i in range(1, 4):
-                later(lambda: send(signal.SIGUSR1), 0.2 * i)
+            later(lambda: send(signal.SIGUSR1), 0.2)
         else:
             # What rank 0 waits for comes after they have run: in the wait, not behind it.
             deadline = time.monotonic() + WITHIN_S

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from moe_triton.core.config import Product
 
 COMM_ALGS = (
-    f"how tokens travel: {', '.join(SCHEMES['A3'])}; with A2's network also fullmesh; of hierarchy there is "
-    "a closed form only, in model cluster"
+    f"how tokens travel: {', '.join(SCHEMES['A3'])}; with A2's network also {', '.join(SCHEMES['A2'])}"
 )
 ROWS = "how rows travel: as EPBuffer.dispatch takes it, or none"
 LAUNCHED = "whether a captured graph runs, or the host launches every time"
@@ -136,17 +135,13 @@ def _saying_what_has_a_price(comm_alg: str, machine: Machine) -> Iterator[None]:
     Raises:
         ArgumentError: the model has no price of the scheme's plans on this machine.
     """
-    from autotune.model.clusters.a2 import SCHEMES as CLOSED_FORMS
-    from autotune.model.cost import NoFormulaError, UnknownWorkError
+    from autotune.model.cost import UnknownWorkError
     from moe_triton.core.errors import ArgumentError
 
     try:
         yield
     except UnknownWorkError as error:
         rule = f"the model cannot price its plans: {error}"
-        if isinstance(error, NoFormulaError) and comm_alg in CLOSED_FORMS:
-            remedy = f"For its closed form run moe-triton model cluster --machine A2 --comm-alg {comm_alg}."
-            raise ArgumentError("comm_alg", repr(comm_alg), rule, remedy) from None
         if NETWORK not in machine.constants:
             remedy = "Pass --machine A2, or a file of constants with a network's."
             raise ArgumentError("comm_alg", repr(comm_alg), rule, remedy) from None

@@ -10,8 +10,8 @@ from autotune.model.bodies.movement import us_of
 from autotune.model.bodies.replay import replay_of
 from autotune.model.clusters.prices import PricedPlan
 from autotune.model.constants import Machine
-from autotune.model.cost import work_of
-from autotune.model.timelines.timeline import Span, in_parts
+from autotune.model.cost import Place, Work, work_of
+from autotune.model.timelines.timeline import Span
 from autotune.model.traffic import Traffic
 from autotune.npu_compiler.socs import SOC_OF_PRODUCT
 from moe_triton.core.kernel import TritonKernel
@@ -41,9 +41,10 @@ def events_of(operators: Sequence[PricedPlan], traffic: Traffic, machine: Machin
         yield _meta(traffic.rank, number, "thread_name", name)
     begin = 0.0
     for priced in operators:
-        (known,) = in_parts(priced.plan, [traffic])
-        for span in priced.timeline.spans:
-            for event in (*_of_launch(priced, span), *_of_pipes(span, known, machine)):
+        line = priced.timeline
+        for index, span in enumerate(line.spans):
+            work = work_of(span.launch, traffic, Place(line.run, index, line.number))
+            for event in (*_of_launch(priced, span), *_of_pipes(span, work, machine)):
                 tid = threads.index(event["tid"])
                 yield {**event, "ph": "X", "pid": traffic.rank, "tid": tid, "ts": begin + event["ts"]}
         begin += priced.us
@@ -68,12 +69,12 @@ def _of_launch(priced: PricedPlan, span: Span) -> Iterator[Json]:
         yield _span(step, "wait", THREADS[-1], begin, span.waited_us, of=operator)
 
 
-def _of_pipes(span: Span, traffic: Traffic, machine: Machine) -> Iterator[Json]:
+def _of_pipes(span: Span, work: Work, machine: Machine) -> Iterator[Json]:
     """Every instruction of the slowest core of a launch that is replayed."""
     kernel, step = span.launch.kernel, span.launch.step
     if not isinstance(kernel, TritonKernel):
         return
-    work, soc = work_of(span.launch, traffic), SOC_OF_PRODUCT[traffic.config.product]
+    soc = SOC_OF_PRODUCT[work.traffic.config.product]
     replayed = replay_of(kernel, soc, work.arguments, work.blocks, machine, with_spans=True)  # type: ignore[arg-type]
     for each in replayed.slowest.spans:
         begin, us = span.begin_us + us_of(machine, each.begin), us_of(machine, each.end - each.begin)

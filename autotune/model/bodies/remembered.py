@@ -113,6 +113,8 @@ def _note(machine: Machine, names: set[str] | dict[str, Constant]) -> None:
 
 
 def _key(work: Work) -> Hashable:
+    if isinstance(work.kernel, AscendCKernel) and work.place is not None:
+        return id(work.place.run), work.place.index, work.place.number
     arguments = tuple((name, _word(value)) for name, value in work.arguments.items())
     return work.kernel, work.blocks, id(work.traffic), arguments
 

@@ -16,10 +16,14 @@ import numpy as np
 
 from autotune.model.bodies import movement
 from autotune.model.bodies.movement import core_loop, load_cycles, store_cycles, us_of, vector_cycles
-from autotune.model.bodies.pricing import SCALAR_PER_ENTRY, SCALAR_PER_SLOT
 from autotune.model.constants import Machine
 from autotune.model.topology import hop_us, tiers
 from moe_triton.layout import STATUS_ENTRY_BYTES, UB_ALIGN, WORD_BYTES, align
+
+SCALAR_PER_SLOT, SCALAR_PER_ENTRY = 60, 20
+"""Instructions on registers for the address of one slot, a division, products by strides, checks of
+extents; and for one status entry. Assumed.
+"""
 
 FP32_BYTES = 4
 QUANTISE = 10

@@ -194,9 +194,12 @@ class Group:
         """A rank's plans.
 
         Raises:
-            ArgumentError: the scheme's operators cannot be in a graph.
+            ArgumentError: the scheme's operators cannot be in a graph, or it is for several servers.
         """
         scheme = self.scheme(machine, rank)
+        if scheme.between_servers and self.config.topology.num_servers == 1:
+            rule = "a group inside one server has its product's first scheme instead"
+            raise ArgumentError("comm_alg", repr(self.comm_alg), rule, "Name the ranks of each server.")
         if self.mode == "graph" and scheme.rounds.no_graph:
             rule = scheme.rounds.no_graph.removesuffix(".")
             raise ArgumentError("mode", repr(self.mode), rule, "Or take mode 'stream'.")

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
+from autotune.model.bodies.counted.run import standing_for
 from autotune.model.bodies.pulls import with_pulls
 from autotune.model.bodies.remembered import Bodies
-from autotune.model.clusters.group import Group, OperatorName, middle
+from autotune.model.clusters.group import OPERATORS, Group, OperatorName, middle
 from autotune.model.constants import Machine
 from autotune.model.floor import Floor, floor_of
 from autotune.model.sensitivity import Judged, judged
 from autotune.model.timelines.timeline import Timeline, walk_some
 from autotune.model.traffic import Traffic
 from moe_triton.core.plan import Plan
+from moe_triton.schemes.scheme import Scheme
 
 
 @dataclass(frozen=True)
@@ -116,4 +120,18 @@ class Call:
         return self.group.plans(machine, self.traffics[0].rank)[operator]
 
     def _walked(self, plan: Plan, machine: Machine) -> list[Timeline]:
-        return walk_some(plan, self.traffics, machine, mode=self.group.mode, bodies=self.bodies)
+        run = standing_for(plan, self.traffics, *self._ranks(plan, machine))
+        mode, bodies = self.group.mode, self.bodies
+        return walk_some(plan, self.traffics, machine, mode=mode, bodies=bodies, run=run)
+
+    def _ranks(
+        self, plan: Plan, machine: Machine
+    ) -> tuple[Callable[[int], Plan] | None, Callable[[int], Scheme]]:
+        """Plans and schemes of all ranks; where none passes anything on, plans differ in numbers alone."""
+        operator = next(name for name in OPERATORS if name == plan.operator)
+
+        def plan_of(rank: int) -> Plan:
+            return self.group.plans(machine, rank)[operator]
+
+        relays = self.group.scheme(machine).tables_of(self.group.config) is not None
+        return plan_of if relays else None, partial(self.group.scheme, machine)

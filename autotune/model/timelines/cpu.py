@@ -12,17 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autotune.model.bodies.combines import sent_in_part, tokens_of_part
-from autotune.model.bodies.waits import rows_of_part
+import numpy as np
+
 from autotune.model.constants import Machine
-from autotune.model.cost import Body, Cost, Work
+from autotune.model.cost import Body, Cost, Table, UnknownWorkError, Work
 from autotune.model.timelines.streams import cpu_walk
 from autotune.model.timelines.timeline import Timeline, walk_ranks
 from autotune.model.traffic import Tier, Traffic
 from moe_triton.core import ascendc
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.core.plan import Plan
-from moe_triton.layout import WORD_BYTES
+from moe_triton.layout import ORIGIN, WORD_BYTES
 from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS
 from moe_triton.schemes.direct.ascendc import COUNTS_SEND, DIRECT_SEND
 from moe_triton.schemes.fullmesh.ascendc import (
@@ -136,13 +136,42 @@ def _own(work: Work) -> int:
     return int(work.traffic.received[work.traffic.rank])
 
 
+def _kept(work: Work) -> int:
+    """Of these, those that are not sent."""
+    return _own(work) if work.number("kept_rank") >= 0 else 0
+
+
+def _table(work: Work, name: str, size: int) -> np.ndarray:
+    """The first integers that an argument points to.
+
+    Raises:
+        UnknownWorkError: the model does not know them.
+    """
+    value = work.arguments[name]
+    if not isinstance(value, Table) or value.values is None or value.values.size < size:
+        raise UnknownWorkError(f"the model does not know what {name} of {work.kernel.name} points to")
+    return value.values[:size]
+
+
+def _sent_in_part(work: Work) -> np.ndarray:
+    """(A,) whether a combine_send sends the result of each received row: those of a part's tokens."""
+    rows, part, parts = work.traffic.num_rows, work.number("part"), work.number("num_parts")
+    if parts <= 1:
+        return np.ones(rows, bool)
+    origins = _table(work, "origins", ORIGIN.num_words * rows).reshape(-1, ORIGIN.num_words)
+    tokens, each = origins[:, ORIGIN.word("token")], work.number("part_tokens")
+    return np.asarray((tokens >= part * each) & ((part + 1 == parts) | (tokens < (part + 1) * each)))
+
+
 def _arrange(work: Work, machine: Machine) -> Cost:
     return _copied(work, 2 * work.traffic.num_rows * _row_bytes(work), machine.cpu_gather_gb_per_s)
 
 
 def _arrange_part(work: Work, machine: Machine) -> Cost:
     share = work.number("num_tokens") / max(1, len(work.traffic.topk_idx)) if "rows" in work.arguments else 0
-    rows = rows_of_part(work).sum() + share * _own(work)
+    entries = work.traffic.recv_counts.size
+    taken = _table(work, "rows_taken", entries) - _table(work, "rows_before", entries)
+    rows = taken.sum() + share * _own(work)
     return _copied(work, 2 * float(rows) * _row_bytes(work), machine.cpu_gather_gb_per_s)
 
 
@@ -191,7 +220,7 @@ def _rows_placed(work: Work, machine: Machine) -> Cost:
 
 
 def _results_sent(work: Work, machine: Machine) -> Cost:
-    share = sent_in_part(work).mean() if work.traffic.num_rows else 0.0
+    share = _sent_in_part(work).mean() if work.traffic.num_rows else 0.0
     rows = share * work.traffic.num_rows
     kept = share * _own(work) if work.number("kept_rank") >= 0 else 0
     entries = rows * (1 + work.number("flag_rows"))
@@ -207,12 +236,11 @@ def _entries_awaited(work: Work, machine: Machine) -> Cost:
 
 
 def _rows_awaited(work: Work, machine: Machine) -> Cost:
-    rows = work.traffic.num_rows - (_own(work) if work.number("kept_rank") >= 0 else 0)
-    return _emulated(work, machine, rows)
+    return _emulated(work, machine, work.traffic.num_rows - _kept(work))
 
 
 def _rows_taken(work: Work, machine: Machine) -> Cost:
-    return _emulated(work, machine, float(rows_of_part(work).sum()))
+    return _emulated(work, machine, (work.traffic.num_rows - _kept(work)) / work.number("num_parts"))
 
 
 def _rows_received(work: Work, machine: Machine) -> Cost:
@@ -232,7 +260,8 @@ def _results_awaited(work: Work, machine: Machine) -> Cost:
 
 
 def _ready_awaited(work: Work, machine: Machine) -> Cost:
-    return _emulated(work, machine, tokens_of_part(work)[1] * work.number("topk"))
+    tokens = work.number("num_tokens") / work.number("num_parts")
+    return _emulated(work, machine, tokens * work.number("topk"))
 
 
 _ASCENDC: dict[str, Body] = {

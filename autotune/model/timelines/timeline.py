@@ -8,23 +8,21 @@ their data is there (`autotune.model.timelines.arrivals`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
+from autotune.model.bodies.counted.run import PlanRun, standing_for
 from autotune.model.bodies.remembered import Bodies
 from autotune.model.constants import Machine
-from autotune.model.cost import Cost, work_of
+from autotune.model.cost import Cost, Place, work_of
 from autotune.model.timelines.arrivals import WalkedRanks
-from autotune.model.timelines.signals import awaited_by
 from autotune.model.timelines.streams import Order, Streams, npu_streams
 from autotune.model.traffic import Traffic
 from moe_triton.backends.npu.schedule import BEGIN
 from moe_triton.core.plan import Launch, Plan, Stream, synced_phases
-from moe_triton.schemes.common.waits import arguments_of
-from moe_triton.schemes.fullmesh.ascendc import COMBINE_READY, DISPATCH_TAKE
 
 Mode = Literal["stream", "graph"]
 """Whether the host launches every time, or a captured graph runs."""
@@ -70,6 +68,8 @@ class Timeline:
         rank: on which.
         begin_us: when the call began.
         spans: one per launch, in the plan's order.
+        run: of the plan's kernels.
+        number: of the rank, among those of the run.
         end_event_us: that the end of the call waits for an event, after the last launch.
     """
 
@@ -77,6 +77,8 @@ class Timeline:
     rank: int
     begin_us: float
     spans: tuple[Span, ...]
+    run: PlanRun
+    number: int
     end_event_us: float = 0.0
 
     @property
@@ -123,6 +125,7 @@ def walk(
     bodies: Bodies,
     streams: Streams = npu_streams,
     arrivals: Arrivals | None = None,
+    run: PlanRun | None = None,
 ) -> Timeline:
     """The timeline of one rank.
 
@@ -134,11 +137,12 @@ def walk(
         bodies: of kernels: `autotune.model.bodies.body.body_of`, or others.
         streams: how the back end runs the plan.
         arrivals: when peers' data is there; as if all ranks did the same at the same time if not given.
+        run: of the plan on this rank, if there is one already.
 
     Raises:
-        UnknownLaunchError: a launch waits for something that nobody has described, or that nothing sends.
+        UnknownWorkError: a launch waits for something that nobody sends, or depends on what is not known.
     """
-    group = WalkedRanks(in_parts(plan, [traffic]), machine, True)
+    group = WalkedRanks(run or standing_for(plan, [traffic]), [traffic], machine, True)
     (only,) = _Walker(plan, group, mode, bodies, streams(plan), given=arrivals).timelines()
     return only
 
@@ -150,22 +154,22 @@ def walk_some(
     *,
     mode: Mode = "graph",
     bodies: Bodies,
+    run: PlanRun | None = None,
 ) -> list[Timeline]:
-    """The timelines of some ranks of a group that stand for the others.
-
-    Their waits end when the slowest of them has sent, and the farthest rank's write has come.
+    """The timelines of some ranks of a group that stand for the others, which send as the slowest of them.
 
     Args:
-        plan: every rank's launches; their numbers of ranks make no difference.
+        plan: of the first of them.
         traffics: of these ranks, the slowest sender's among them.
         machine: that each rank is.
         mode: how launches come to the device.
         bodies: of kernels: `autotune.model.bodies.body.body_of`, or others.
+        run: of the plan on these ranks, where plans differ in more than their ranks' numbers.
 
     Raises:
-        UnknownLaunchError: a launch waits for something that nobody has described, or that nothing sends.
+        UnknownWorkError: a launch waits for something that nobody sends, or depends on what is not known.
     """
-    group = WalkedRanks(in_parts(plan, traffics), machine, True)
+    group = WalkedRanks(run or standing_for(plan, traffics), traffics, machine, True)
     return _Walker(plan, group, mode, bodies, npu_streams(plan)).timelines()
 
 
@@ -178,6 +182,7 @@ def walk_ranks(
     bodies: Bodies,
     streams: Streams = npu_streams,
     begins_us: Sequence[float] | None = None,
+    run: PlanRun | None = None,
 ) -> list[Timeline]:
     """The timelines of all ranks of a group, which wait for one another.
 
@@ -192,43 +197,14 @@ def walk_ranks(
         bodies: of kernels: `autotune.model.bodies.body.body_of`, or others.
         streams: how the back end runs the plan.
         begins_us: when the call begins on each rank; 0 on all if not given.
+        run: of the plan on these ranks, if there is one already.
 
     Raises:
-        UnknownLaunchError: a launch waits for something that nobody has described, or that nothing sends.
+        UnknownWorkError: a launch waits for something that nobody sends, or depends on what is not known.
         ValueError: the traffics are not those of all ranks.
     """
-    group = WalkedRanks(in_parts(plan, traffics), machine, False)
+    group = WalkedRanks(run or standing_for(plan, traffics), traffics, machine, False)
     return _Walker(plan, group, mode, bodies, streams(plan), begins_us).timelines()
-
-
-def in_parts(plan: Plan, traffics: Sequence[Traffic]) -> list[Traffic]:
-    """The same, with the tokens that each part of a combine by readiness takes, in their order, or the rows
-    of each entry that each part of a dispatch does: even shares.
-    """
-    kernels = (COMBINE_READY, DISPATCH_TAKE)
-    first = next((launch for launch in plan.launches if launch.kernel in kernels), None)
-    if first is None:
-        return list(traffics)
-    found, arguments = [], arguments_of(first)
-    parts = arguments["num_parts"]
-    for traffic in traffics:
-        if first.kernel is DISPATCH_TAKE:
-            counts = traffic.recv_counts.T.copy()
-            if (kept_rank := arguments["kept_rank"]) >= 0:
-                counts[kept_rank] = 0
-            rows = np.stack([counts * part // parts for part in range(parts + 1)])
-            taken = {"rows_taken": rows.astype(np.int32).reshape(-1)}
-            found.append(replace(traffic, tables={**traffic.tables, **taken}))
-            continue
-        tokens = traffic.topk_idx.shape[0]
-        bounds = np.zeros((parts, 2), np.int32)
-        for launch in plan.launches:
-            if launch.kernel is COMBINE_READY:
-                part, group = (arguments_of(launch)[name] for name in ("part", "first_part"))
-                bounds[group] = tokens * group // parts, tokens * (part + 1) // parts
-        tables = {"ready_tokens": np.arange(tokens, dtype=np.int32), "ready_bounds": bounds.reshape(-1)}
-        found.append(replace(traffic, tables={**traffic.tables, **tables}))
-    return found
 
 
 class _Walker:
@@ -258,7 +234,8 @@ class _Walker:
     def _place(self, index: int) -> None:
         """One launch, all before it being placed."""
         launch = self.plan.launches[index]
-        works = [work_of(launch, traffic) for traffic in self.traffics]
+        run = self.group.run
+        works = [work_of(launch, each, Place(run, index, n)) for n, each in enumerate(self.traffics)]
         costs = [self.bodies(launch.kernel)(work, self.machine) for work in works]
         if index in self.synced:
             costs = [cost.after_sync(self.machine.sync_all_us) for cost in costs]
@@ -268,13 +245,15 @@ class _Walker:
         begin = ready + event_us + launch_us
         done = begin + np.array([cost.us for cost in costs])
         end = done
-        channel = awaited_by(launch)
-        if channel is not None:
+        there = self.group.arrivals()
+        if there is not None:
             number, self.num_waits = self.num_waits, self.num_waits + 1
-            there = self.given(launch, number) if self.given else self.group.arrivals(launch, channel, works)
-            looks = [cost.after_last_us(us) for cost, us in zip(costs, (there - begin).tolist(), strict=True)]
+            if self.given:
+                there = np.full_like(begin, self.given(launch, number))
+            coming = np.maximum(there - begin, 0.0).tolist()
+            looks = [cost.after_last_us(us) for cost, us in zip(costs, coming, strict=True)]
             end = np.maximum(done, there + np.array(looks))
-        self.group.send(launch, works, costs, begin, end)
+        self.group.send(costs, begin, end)
         self.ends.append(end)
         stream = self.order.steps[index].stream
         for rank, spans in enumerate(self.spans):
@@ -309,5 +288,6 @@ class _Walker:
             if self.order.end is not None:
                 after = max(0.0, spans[self.order.end].end_us + self.machine.event_us - last)
             begin = self.begins[rank].item()
-            found.append(Timeline(self.plan, self.traffics[rank].rank, begin, tuple(spans), after))
+            own = self.traffics[rank].rank
+            found.append(Timeline(self.plan, own, begin, tuple(spans), self.group.run, rank, after))
         return found

@@ -100,8 +100,10 @@ def build(settings: BuildSettings, console: Console) -> Path:
         _run([cmake, "--build", tree, "--parallel", str(settings.jobs)], console)
         _run([cmake, "--install", tree, "--component", "library", "--prefix", stage], console)
         built = stage / "moe_triton" / "_native"
-        if settings.backend == "cpu" and (built / extension.FILE).is_file():
-            _place(built / extension.FILE, folder)
+        if settings.backend == "cpu":
+            _place(built / native_files.COUNTING_LIBRARY, folder)
+            if (built / extension.FILE).is_file():
+                _place(built / extension.FILE, folder)
         return _place(built / name, folder)
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 
+from autotune.model.bodies.counted.run import Awaited, PlanRun
 from autotune.model.bodies.remembered import Bodies
 from autotune.model.constants import Machine, machine_named
 from autotune.model.cost import Body, Cost, Work
 from autotune.model.traffic import Traffic, traffic_of
 from moe_triton.core.config import Config
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
-from moe_triton.core.plan import Hole, Launch, Plan, Stream, Value
-from moe_triton.schemes.fullmesh.ascendc import COMBINE_SEND, COMBINE_WAIT, DISPATCH_ROWS, DISPATCH_SEND
-from moe_triton.schemes.site import tokens_of
+from moe_triton.core.plan import Launch, Plan, Stream, Value
+from moe_triton.schemes.fullmesh.ascendc import DISPATCH_ROWS, DISPATCH_SEND
 
 LAUNCH_US, EVENT_US, HOP_US, FLAG_US = 4.0, 2.0, 0.5, 0.25
 MACHINE = machine_named("A3").replaced(
@@ -29,7 +32,6 @@ MACHINE = machine_named("A3").replaced(
     }
 )
 LATENCY_US = HOP_US + FLAG_US
-STATUS, SLOTS = (7,), (8,)
 
 
 def compute(name: str, alongside: bool = False, stream: Stream = "compute") -> Launch:
@@ -41,32 +43,19 @@ def compute(name: str, alongside: bool = False, stream: Stream = "compute") -> L
 def communicate(
     step: str, kernel: AscendCKernel, alongside: bool = False, blocks: int = 1, **given: Value
 ) -> Launch:
-    """An Ascend C kernel, with what it needs to know of the window and 0 for the rest."""
-    known: dict[str, Value] = {"peers": Hole("peers"), "window": Hole("window"), "status": STATUS}
-    known |= {"slots": SLOTS, "origins": Hole("origins"), **given}
-    values = tuple(known.get(arg.name, 0) for arg in kernel.args)
+    """An Ascend C kernel, with what is given and 0 for the rest."""
+    values = tuple(given.get(arg.name, 0) for arg in kernel.args)
     return Launch(step, kernel, values, blocks, "communication", alongside)
 
 
-def send(step: str = "send", alongside: bool = False, last: bool = True) -> Launch:
-    """Rows with flags; the first of them, counts."""
-    return communicate(step, DISPATCH_SEND, alongside, post_status=int(last))
+def send(step: str = "send", alongside: bool = False) -> Launch:
+    """Rows with flags."""
+    return communicate(step, DISPATCH_SEND, alongside)
 
 
 def wait(step: str = "wait", alongside: bool = False) -> Launch:
-    """For the rows of `send`."""
+    """For rows."""
     return communicate(step, DISPATCH_ROWS, alongside)
-
-
-def send_results(blocks: int = 1) -> Launch:
-    """Results with a flag for each."""
-    return communicate("send", COMBINE_SEND, blocks=blocks, flag_rows=1)
-
-
-def wait_results(step: str = "wait", part: int = 0, parts: int = 1, alongside: bool = False) -> Launch:
-    """For the results of a part of the tokens."""
-    first, count = tokens_of(part, parts)
-    return communicate(step, COMBINE_WAIT, alongside, first_token=first, num_tokens=count)
 
 
 def plan_of(*launches: Launch, overlap: bool = True) -> Plan:
@@ -74,16 +63,56 @@ def plan_of(*launches: Launch, overlap: bool = True) -> Plan:
     return Plan("dispatch", 0, launches, overlap)
 
 
-def bodies_of(us: Mapping[str, float], sent: Mapping[str, int] | None = None) -> Bodies:
+def bodies_of(us: Mapping[str, float]) -> Bodies:
     """Bodies by the name of the kernel."""
 
     def body_of(kernel: AscendCKernel | TritonKernel) -> Body:
         def body(work: Work, machine: Machine) -> Cost:
-            return Cost({"fixed": us[kernel.name]}, sent=(sent or {}).get(kernel.name, 0))
+            return Cost({"fixed": us[kernel.name]})
 
         return body
 
     return body_of
+
+
+@dataclass(frozen=True)
+class HandMadeRun:
+    """What a run of a plan says, as it is written here.
+
+    Attributes:
+        ranks: EP.
+        awaits: for a launch, by its number, the launches that it waits for, on all ranks, and for which share
+            of each.
+        written: for a launch, bytes that reach each rank.
+    """
+
+    ranks: int
+    awaits: Mapping[int, Mapping[int, float]] = field(default_factory=dict)
+    written: Mapping[int, Sequence[int]] = field(default_factory=dict)
+
+    def ran(self, index: int) -> list[SimpleNamespace]:
+        """See `PlanRun`."""
+        return [SimpleNamespace(written=each, posted=0) for each in self.written.get(index, [0] * self.ranks)]
+
+    def awaited(self, index: int, number: int) -> Awaited:
+        """See `PlanRun`."""
+        of = self.awaits.get(index, {})
+        launch = np.repeat(np.array(list(of), np.int64), self.ranks)
+        share = np.repeat(np.array(list(of.values()), float), self.ranks)
+        return Awaited(launch, np.tile(np.arange(self.ranks), len(of)), share, np.zeros(len(launch), bool))
+
+    def made(self, index: int, number: int) -> dict[str, np.ndarray]:
+        """See `PlanRun`."""
+        return {}
+
+
+def run_of(
+    awaits: Mapping[int, Mapping[int, float]],
+    written: Mapping[int, Sequence[int]] | None = None,
+    ranks: int = 2,
+) -> PlanRun:
+    """A run that says so."""
+    return cast(PlanRun, HandMadeRun(ranks, awaits, written or {}))
 
 
 def traffics_of(ids: object, num_experts: int = 2) -> list[Traffic]:

@@ -1,9 +1,9 @@
-"""Bodies that need no compiler: the formulas of Ascend C kernels, and for Triton kernels bytes at a rate."""
+"""Bodies that need no compiler for NPUs: Ascend C kernels counted, and for Triton kernels bytes at a rate."""
 
 from __future__ import annotations
 
 from autotune.model.bodies import movement
-from autotune.model.bodies.ascendc import FORMULAS
+from autotune.model.bodies.counted.price import counted
 from autotune.model.constants import Machine
 from autotune.model.cost import Body, Cost, Work
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
@@ -15,7 +15,7 @@ ROW_BYTES = 14336
 def simple_bodies(kernel: AscendCKernel | TritonKernel) -> Body:
     """Time of a kernel: more with more tokens or received rows, and less with more cores."""
     if isinstance(kernel, AscendCKernel):
-        return FORMULAS[kernel.name]
+        return counted
 
     def body(work: Work, machine: Machine) -> Cost:
         rows = 0

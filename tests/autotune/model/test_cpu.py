@@ -140,7 +140,7 @@ def test_a_late_rank_is_waited_for_and_only_where_something_is_awaited() -> None
         assert (before.begin_us, before.end_us) == (after.begin_us, after.end_us)
     sender, (counts, rows) = late[1].spans[send], (late[0].spans[steps.index(s)] for s in ("wait", "rows"))
     assert sender.begin_us > late_us
-    assert counts.end_us == pytest.approx(sender.begin_us + MACHINE.flag_latency_us)
+    assert sender.begin_us < counts.end_us - MACHINE.flag_latency_us < sender.end_us
     assert counts.waited_us > late_us / 2
     assert rows.end_us == pytest.approx(sender.end_us + MACHINE.flag_latency_us)
 

@@ -18,6 +18,7 @@ from autotune.model.constants import machine_named
 from moe_triton.core.config import Config
 from moe_triton.core.tables import Row, Table
 from moe_triton.runtime.chosen_scheme import Asked, choose_scheme
+from moe_triton.schemes.hierarchy.ascendc import KERNELS as HIERARCHY
 from moe_triton.tables import schemes
 from moe_triton.tools.cli.app import app
 
@@ -148,8 +149,8 @@ def test_auto_goes_by_the_users_table(tmp_path: Path, monkeypatch: pytest.Monkey
         (["--ranks-per-server", "3,2"], "ranks_per_server is (3, 2)"),
         (["--ranks-per-server", "4;4"], "ranks_per_server is '4;4'"),
         (
-            ["--comm-alg", "hierarchy", "--machine", "A2", "--ranks-per-server", "4"],
-            "closed form run moe-triton model",
+            ["--comm-alg", "hierarchy", "--ranks-per-server", "4"],
+            "no constants of a network; A2 has. Pass --machine A2",
         ),
         (
             ["--comm-alg", "fullmesh", "--ranks-per-server", "4"],
@@ -174,10 +175,13 @@ def test_ranks_are_as_far_as_their_servers() -> None:
     assert group.traffic(np.zeros((4, 1, 1), np.int32), 2).tiers == tiers
 
 
-def test_a_scheme_without_formulas_has_no_table_of_prices() -> None:
-    said = " ".join(run("prices", "--machine", "A2", "--comm-alg", "hierarchy", code=1).split())
-    assert "rail_send has no formula" in said
-    assert "moe-triton model cluster --machine A2 --comm-alg hierarchy" in said
+def test_a_hierarchy_is_priced_like_all_others() -> None:
+    """Each kernel of it, and what its posts take."""
+    found = document("--machine", "A2", "--comm-alg", "hierarchy", "--ranks-per-server", "4")["operators"]
+    launches = {launch["kernel"]: launch for each in found.values() for launch in each["launches"]}
+    assert launches.keys() >= {kernel.name for kernel in HIERARCHY}
+    assert all(launches[kernel.name]["us"] > 0 for kernel in HIERARCHY)
+    assert launches["rail_send"]["bound"] == launches["partials_send"]["bound"] == "posts"
 
 
 def test_prices_are_a_table(monkeypatch: pytest.MonkeyPatch) -> None:

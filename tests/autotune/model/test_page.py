@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.cli.model.page import BETWEEN_SERVERS, PICTURES, PRICES, SECTIONS
+from autotune.cli.model.page import BETWEEN_SERVERS, PICTURES, PRICES, SECTIONS, between_servers
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
@@ -18,7 +18,11 @@ def sections_of(text: str) -> list[str]:
     return [text[:second], text[second + 1 : third], text[third + 1 :]]
 
 
-@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.__name__)
+@pytest.mark.parametrize(
+    "section",
+    [pytest.param(each, marks=(pytest.mark.long,) if each is between_servers else ()) for each in SECTIONS],
+    ids=lambda section: section.__name__,
+)
 def test_the_page_of_figures_is_the_models(section: Callable[[], str]) -> None:
     written = sections_of((DOCS / "model-figures.md").read_text())
     assert written[SECTIONS.index(section)] == section(), "run: make docs"

@@ -11,6 +11,7 @@ from autotune.cli.model.page import SERVERS, SERVERS_TOKENS
 from autotune.model.bodies.body import body_of
 from autotune.model.bodies.pulls import with_pulls
 from autotune.model.bodies.remembered import OfArguments
+from autotune.model.clusters import cluster_a2
 from autotune.model.clusters.group import OPERATORS, Group
 from autotune.model.clusters.posted import compare
 from autotune.model.clusters.prices import Call
@@ -52,13 +53,14 @@ def test_the_plan_of_blocks_takes_what_the_closed_form_says(ranks: int, tokens: 
 
 @pytest.mark.parametrize("group", [BLOCKS, ROWS], ids=["blocks", "rows"])
 def test_some_ranks_stand_for_all(group: Group) -> None:
+    """But for who meets whom at a port, which depends on when each of their cores has rung."""
     ids = group.draw()
     call = Call.of(group, BODIES, ids, *range(group.ranks))
     traffics = [group.traffic(ids, rank) for rank in range(group.ranks)]
     for operator in OPERATORS:
         lines = walk_ranks(group.plans(A2)[operator], traffics, A2, bodies=with_pulls(BODIES))
         most = max(priced.us for priced in call.priced(operator, A2))
-        assert most == pytest.approx(max(line.total_us for line in lines), rel=0.05)
+        assert most == pytest.approx(max(line.total_us for line in lines), rel=0.08)
 
 
 @pytest.mark.parametrize("group", [BLOCKS, ROWS], ids=["blocks", "rows"])
@@ -97,7 +99,7 @@ def test_in_one_part_nothing_is_posted_before_all_is_made(monkeypatch: pytest.Mo
     in_parts = times()
     monkeypatch.setattr(site, "POST_PARTS", 1)
     for (us, first), (whole_us, whole_first) in zip(in_parts, times(), strict=True):
-        assert first < 0 < whole_first
+        assert first < -6 * A2.post_aicpu_us < -3 * A2.post_aicpu_us < whole_first
         assert us < whole_us
 
 
@@ -128,6 +130,21 @@ def test_what_leaves_a_rank_is_counted() -> None:
     received = call.traffics[0].received
     rows = sum(span.cost.leaving for span in spans) - 15 * (512 + 32)
     assert rows == (received.sum() - received[3]) * 2 * BLOCKS.hidden
+
+
+@pytest.mark.parametrize("tokens", [16, 128])
+def test_a_hierarchy_takes_what_its_closed_form_does_not_overlap(tokens: int) -> None:
+    """Relays are a launch of their own, behind the posts; whoever posts a token has loaded it before."""
+    group = Group(16, tokens, comm_alg="hierarchy", product="A2")
+    ids = group.draw()
+    form = cluster_a2.price(replace(group, comm_alg="hierarchy-aiv"), A2, ids).operators
+    call = Call.of(group, BODIES, ids, 0)
+    plans = {operator: call.priced(operator, A2)[0] for operator in OPERATORS}
+    for operator, send in ("dispatch", "send"), ("combine", "send"):
+        assert 1 < plans[operator].us / form[operator].us < 1.8
+        assert 1 < plans[operator].timeline.parts[send] / form[operator].parts["posts"] < 1.8
+    returned = plans["combine"].timeline.parts["return"]
+    assert returned == pytest.approx(form["combine"].parts["hccs"], rel=0.06)
 
 
 def messages(peers: list[int], num_bytes: int, post_us: float = 0.0) -> Messages:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.model.bodies.ascendc import FORMULAS
+from autotune.model.bodies.counted.price import counted
 from autotune.model.bodies.remembered import Remembered
 from autotune.model.clusters.group import OPERATORS, Group, Routing
 from autotune.model.clusters.prices import Call, PricedPlan
@@ -23,12 +23,12 @@ TRITON_US = 2.0
 
 
 def body_of(kernel: AscendCKernel | TritonKernel) -> Body:
-    """The formulas, and as long for every Triton kernel."""
+    """What is counted, and as long for every Triton kernel."""
 
     def fixed(work: Work, machine: Machine) -> Cost:
         return Cost({"fixed": TRITON_US})
 
-    return FORMULAS[kernel.name] if isinstance(kernel, AscendCKernel) else fixed
+    return counted if isinstance(kernel, AscendCKernel) else fixed
 
 
 def call_of(group: Group) -> Call:

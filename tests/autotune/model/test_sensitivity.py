@@ -10,7 +10,16 @@ from autotune.model.bodies.remembered import NotedMachine, Remembered
 from autotune.model.constants import Constant, Machine, machine_named
 from autotune.model.sensitivity import constants_read, judged
 from autotune.model.timelines.timeline import walk
-from tests.autotune.model.hand_made import TWO_RANKS, bodies_of, compute, plan_of, send, traffics_of, wait
+from tests.autotune.model.hand_made import (
+    TWO_RANKS,
+    bodies_of,
+    compute,
+    plan_of,
+    run_of,
+    send,
+    traffics_of,
+    wait,
+)
 
 
 def machine_with(**ranges: tuple[float, float, float]) -> Machine:
@@ -67,7 +76,7 @@ def test_what_is_read_by_name_or_from_the_table_is_noted() -> None:
 
 def test_a_remembered_body_is_computed_again_only_where_what_it_reads_differs() -> None:
     plan, (traffic, _) = plan_of(send(), wait(), compute("sum")), traffics_of(TWO_RANKS)
-    machine = machine_named("A3")
+    machine, run = machine_named("A3"), run_of({1: {0: 1.0}})
     computed = []
 
     def bodies(kernel):  # type: ignore[no-untyped-def]
@@ -81,7 +90,7 @@ def test_a_remembered_body_is_computed_again_only_where_what_it_reads_differs() 
     remembered = Remembered(bodies)
 
     def total(m: Machine) -> float:
-        return walk(plan, traffic, m, bodies=remembered).total_us
+        return walk(plan, traffic, m, bodies=remembered, run=run).total_us
 
     first = total(machine)
     assert sorted(computed) == ["dispatch_rows", "dispatch_send", "sum"]
@@ -94,8 +103,8 @@ def test_a_remembered_body_is_computed_again_only_where_what_it_reads_differs() 
     assert len(computed) == 4
     # Another rank's work is not taken for it.
     other = traffics_of(TWO_RANKS)[1]
-    walk(plan, other, machine, bodies=remembered)
+    walk(plan, other, machine, bodies=remembered, run=run_of({1: {0: 1.0}}))
     assert len(computed) == 7
     mistaken = judged(total, machine)
-    plain = judged(lambda m: walk(plan, traffic, m, bodies=bodies).total_us, machine)
+    plain = judged(lambda m: walk(plan, traffic, m, bodies=bodies, run=run).total_us, machine)
     assert mistaken == plain

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from autotune.model.bodies.counted.run import PlanRun
 from autotune.model.constants import Machine
 from autotune.model.cost import Cost, Work
 from autotune.model.timelines.streams import cpu_walk, npu_streams
@@ -22,6 +23,7 @@ from tests.autotune.model.hand_made import (
     communicate,
     compute,
     plan_of,
+    run_of,
     send,
 )
 from tests.autotune.model.test_timeline import ONE, times
@@ -35,12 +37,17 @@ def received() -> list[Launch]:
     return split(phases, 3, FUSED)
 
 
+def awaited(first: int) -> PlanRun:
+    """Its launches begin with this number: counts, which come at once, and rows."""
+    return run_of({first + 1: {first: 0.0}, first + 3: {first: 1.0}})
+
+
 OF_SPLIT = {"a": 1, "dispatch_send": 30, "dispatch_wait": 2, "dispatch_offsets": 3, "b": 1}
 
 
 def test_phases_of_a_split_launch_run_beside_each_other() -> None:
     plan = plan_of(compute("a"), *received(), compute("b"), overlap=False)
-    timeline = walk(plan, ONE, MACHINE, bodies=bodies_of(OF_SPLIT | {"dispatch_receive": 4}))
+    timeline = walk(plan, ONE, MACHINE, bodies=bodies_of(OF_SPLIT | {"dispatch_receive": 4}), run=awaited(1))
     sent = 9 + 30
     assert times(timeline)[1:] == [
         (9, sent),
@@ -66,6 +73,7 @@ def test_what_follows_a_split_launch_waits_for_all_of_its_blocks(us: float) -> N
             bodies=bodies_of(OF_SPLIT | {"dispatch_receive": us}),
             streams=streams,
             arrivals=lambda launch, number: 0.0,
+            run=awaited(0),
         )
         assert timeline.spans[4].begin_us == max(4 + 30, 4 + 2 + 3 + us) + LAUNCH_US
 
@@ -82,6 +90,7 @@ def test_who_takes_what_comes_takes_the_last_of_it_after_its_arrival() -> None:
         MACHINE,
         bodies=lambda _: body,
         arrivals=lambda launch, number: {"dispatch_receive": 109.0}.get(launch.kernel.name, 0.0),
+        run=awaited(0),
     )
     # It begins at 9: rows came for 100 us, a tenth of which it takes them. A round lasts 1 / 0.9 us.
     assert timeline.spans[3].end_us == pytest.approx(109 + 2 / 0.9)

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.model.timelines.signals import UnknownLaunchError
+from autotune.model.cost import UnknownWorkError
 from autotune.model.timelines.streams import cpu_walk, npu_streams, one_stream
 from autotune.model.timelines.timeline import Timeline, walk, walk_ranks
 from moe_triton.core import ascendc
-from moe_triton.core.kernel import Arg, AscendCKernel
-from moe_triton.core.plan import Hole, Launch, Plan
+from moe_triton.core.plan import Launch, Plan
 from moe_triton.schemes.direct.ascendc import COUNTS_SEND, DIRECT_SEND
 from moe_triton.schemes.fullmesh.ascendc import INBAND_RECEIVE, INBAND_SEND
+from tests.autotune.model import calls
 from tests.autotune.model.hand_made import (
     EVENT_US,
     LATENCY_US,
@@ -25,15 +25,16 @@ from tests.autotune.model.hand_made import (
     communicate,
     compute,
     plan_of,
+    run_of,
     send,
-    send_results,
     traffics_of,
     wait,
-    wait_results,
 )
 
 RANKS = traffics_of(TWO_RANKS)
 ONE = RANKS[0]
+ROWS = run_of({1: {0: 1.0}})
+"""The second launch waits for all of the first one."""
 
 
 def times(timeline: Timeline) -> list[tuple[float, float]]:
@@ -108,7 +109,7 @@ def test_the_cpu_runs_neighbours_in_pairs_and_an_npu_as_far_as_its_streams_go() 
 def test_a_wait_ends_when_the_last_peer_s_flag_is_there() -> None:
     plan = plan_of(send(), wait(), overlap=False)
     bodies = bodies_of({"dispatch_send": 10, "dispatch_rows": 3})
-    early, late = walk_ranks(plan, RANKS, MACHINE, bodies=bodies, begins_us=[0, 100])
+    early, late = walk_ranks(plan, RANKS, MACHINE, bodies=bodies, begins_us=[0, 100], run=ROWS)
     assert times(early) == [(4, 14), (18, 114 + LATENCY_US)]
     assert early.spans[1].waited_us == 114 + LATENCY_US - 21
     assert early.parts == {"launches": 8, "events": 0, "waits": 93.75, "send": 10, "wait": 3}
@@ -121,63 +122,66 @@ def test_ranks_alike_wait_for_the_last_hop_only() -> None:
     plan = plan_of(send(), wait(), overlap=False)
     bodies = bodies_of({"dispatch_send": 10, "dispatch_rows": 0})
     quick = MACHINE.replaced({"launch_graph_us": 0})
-    alone = walk(plan, ONE, quick, bodies=bodies)
+    alone = walk(plan, ONE, quick, bodies=bodies, run=ROWS)
     assert times(alone) == [(0, 10), (10, 10 + LATENCY_US)]
-    assert [times(each) for each in walk_ranks(plan, RANKS, quick, bodies=bodies)] == [times(alone)] * 2
-    totals = [each.total_us for each in walk_ranks(plan, RANKS, quick, bodies=bodies)]
+    lines = walk_ranks(plan, RANKS, quick, bodies=bodies, run=ROWS)
+    assert [times(each) for each in lines] == [times(alone)] * 2
+    totals = [each.total_us for each in lines]
     assert totals == [10 + LATENCY_US] * 2
 
 
 def test_arrivals_can_be_given() -> None:
-    plan = plan_of(wait("first"), wait("second"), overlap=False)
-    asked = []
+    plan = plan_of(send(), wait("first"), wait("second"), overlap=False)
+    asked, run = [], run_of({1: {0: 1.0}, 2: {0: 1.0}})
 
     def arrivals(launch: Launch, number: int) -> float:
         asked.append((launch.step, number))
         return 50.0
 
-    timeline = walk(plan, ONE, MACHINE, bodies=bodies_of({"dispatch_rows": 1}), arrivals=arrivals)
-    assert times(timeline) == [(4, 50), (54, 55)]
+    bodies = bodies_of({"dispatch_send": 1, "dispatch_rows": 1})
+    timeline = walk(plan, ONE, MACHINE, bodies=bodies, arrivals=arrivals, run=run)
+    assert times(timeline) == [(4, 5), (9, 50), (54, 55)]
     assert asked == [("first", 0), ("second", 1)]
 
 
 def test_a_receiver_s_link_takes_its_time() -> None:
     """Each rank sends 20000 bytes to the other one: 20 us at a thousand bytes a microsecond."""
     plan = plan_of(send(), wait(), overlap=False)
-    bodies = bodies_of({"dispatch_send": 10, "dispatch_rows": 3}, {"dispatch_send": 20_000})
-    begin = LAUNCH_US
+    bodies = bodies_of({"dispatch_send": 10, "dispatch_rows": 3})
+    begin, run = LAUNCH_US, run_of({1: {0: 1.0}}, {0: [20_000] * 2})
     for timeline in (
-        walk(plan, ONE, MACHINE, bodies=bodies),
-        *walk_ranks(plan, RANKS, MACHINE, bodies=bodies),
+        walk(plan, ONE, MACHINE, bodies=bodies, run=run_of({1: {0: 1.0}}, {0: [20_000]})),
+        *walk_ranks(plan, RANKS, MACHINE, bodies=bodies, run=run),
     ):
         assert timeline.spans[1].end_us == begin + 20 + 0.25
 
 
 def test_bytes_that_all_send_to_one_rank_queue_at_its_link() -> None:
     """Both ranks' rows go to rank 0: it receives rank 1's only, and rank 1 nothing."""
-    ranks = traffics_of([[[0], [0]], [[0], [0]]])
     plan = plan_of(send(), wait(), overlap=False)
-    bodies = bodies_of({"dispatch_send": 10, "dispatch_rows": 3}, {"dispatch_send": 20_000})
-    crowded, idle = walk_ranks(plan, ranks, MACHINE, bodies=bodies)
+    bodies = bodies_of({"dispatch_send": 10, "dispatch_rows": 3})
+    run = run_of({1: {0: 1.0}}, {0: [20_000, 0]})
+    crowded, idle = walk_ranks(plan, RANKS, MACHINE, bodies=bodies, run=run)
     assert crowded.spans[1].end_us == LAUNCH_US + 20 + 0.25
     assert idle.spans[1].end_us == 21
     # the same from two launches, which share the link
-    plan = plan_of(send("first", last=False), send(), wait(), overlap=False)
-    crowded, _ = walk_ranks(plan, ranks, MACHINE, bodies=bodies)
+    plan = plan_of(send("first"), send(), wait(), overlap=False)
+    run = run_of({2: {0: 1.0, 1: 1.0}}, {0: [20_000, 0], 1: [20_000, 0]})
+    crowded, _ = walk_ranks(plan, RANKS, MACHINE, bodies=bodies, run=run)
     assert crowded.spans[2].end_us == LAUNCH_US + 40 + 0.25
 
 
 def test_two_parts_are_packed_and_sent_beside_each_other() -> None:
     plan = plan_of(
         compute("pack"),
-        send("send 0", last=False),
+        send("send 0"),
         compute("pack", alongside=True),
         send("send 1"),
         wait(),
         compute("arrange"),
     )
     us = {"pack": 20, "dispatch_send": 30, "dispatch_rows": 1, "arrange": 5}
-    timeline = walk(plan, ONE, MACHINE, bodies=bodies_of(us))
+    timeline = walk(plan, ONE, MACHINE, bodies=bodies_of(us), run=run_of({4: {1: 1.0, 3: 1.0}}))
     assert times(timeline) == [
         (4, 24),
         (30, 60),  # after an event
@@ -199,29 +203,16 @@ def test_two_parts_are_packed_and_sent_beside_each_other() -> None:
     }
 
 
-def test_results_of_a_part_are_there_before_all_of_them() -> None:
-    """Each rank sends four rows, by token, on one core: those of the first part by the half of its time."""
-    ranks = traffics_of([[[0], [0]], [[0], [0]]])
-    plan = plan_of(
-        send_results(),
-        wait_results("wait 0", 0, 2),
-        compute("sum"),
-        wait_results("wait 1", 1, 2, alongside=True),
-        compute("sum"),
-    )
-    us = {"combine_send": 40, "combine_wait": 1, "sum": 50}
+def test_what_is_awaited_is_there_before_all_of_a_launch() -> None:
+    """The first wait is for three quarters of what the late rank sends."""
+    plan = plan_of(send(), wait("wait 0"), compute("sum"), wait("wait 1", alongside=True), compute("sum"))
+    us, run = {"dispatch_send": 40, "dispatch_rows": 1, "sum": 50}, run_of({1: {0: 0.75}, 3: {0: 1.0}})
     quick = MACHINE.replaced({"launch_graph_us": 0, "event_us": 0})
-    late, early = walk_ranks(plan, ranks, quick, bodies=bodies_of(us), begins_us=[100, 0])
-    # Rank 0 holds all rows: token 0 and 1 of rank 0, then those of rank 1.
+    _, early = walk_ranks(plan, RANKS, quick, bodies=bodies_of(us), begins_us=[100, 0], run=run)
     assert early.spans[1].end_us == 100 + 40 * 3 / 4 + LATENCY_US
     assert early.spans[2].begin_us == early.spans[3].begin_us == early.spans[1].end_us
     assert early.spans[3].end_us == 100 + 40 + LATENCY_US
     assert early.spans[4].begin_us == early.spans[2].end_us
-    assert late.spans[1].waited_us == 0  # its own results only
-    # on two cores each one's first row is the first token's
-    plan = replace(plan, launches=(send_results(blocks=2), *plan.launches[1:]))
-    _, early = walk_ranks(plan, ranks, quick, bodies=bodies_of(us), begins_us=[100, 0])
-    assert early.spans[1].end_us == 100 + 40 / 2 + LATENCY_US
 
 
 def test_flags_in_band_come_with_rows_and_counts_before_them() -> None:
@@ -232,27 +223,29 @@ def test_flags_in_band_come_with_rows_and_counts_before_them() -> None:
         overlap=False,
     )
     bodies = bodies_of({"inband_send": 40, "dispatch_wait": 1, "inband_receive": 2})
-    early, _ = walk_ranks(plan, RANKS, MACHINE, bodies=bodies, begins_us=[0, 100])
+    run = run_of({1: {0: 0.0}, 2: {0: 1.0}})
+    early, _ = walk_ranks(plan, RANKS, MACHINE, bodies=bodies, begins_us=[0, 100], run=run)
     assert early.spans[1].end_us == 100 + LAUNCH_US + LATENCY_US
     assert early.spans[2].end_us == 100 + LAUNCH_US + 40 + LATENCY_US
 
 
 def test_direct_exchanges_counts_before_rows() -> None:
     """The second wait is for flags that a peer posts after its first wait, which is for the late rank."""
-    counts, rows = (1,), (2,)
     plan = plan_of(
-        communicate("send counts", COUNTS_SEND, status=counts),
-        communicate("wait for counts", ascendc.DISPATCH_WAIT, status=counts),
+        communicate("send counts", COUNTS_SEND),
+        communicate("wait for counts", ascendc.DISPATCH_WAIT),
         communicate("send", DIRECT_SEND),
-        communicate("flag", ascendc.POST_STATUS, status=rows),
-        communicate("wait", ascendc.DISPATCH_WAIT, status=rows),
+        communicate("flag", ascendc.POST_STATUS),
+        communicate("wait", ascendc.DISPATCH_WAIT),
         overlap=False,
     )
+    run = run_of({1: {0: 1.0}, 4: {3: 1.0}}, ranks=3)
     us = {"counts_send": 1, "dispatch_wait": 0.25, "direct_send": 30, "post_status": 1}
     quick = MACHINE.replaced({"launch_graph_us": 0})
     ids = [[[0]], [[1]], [[2]]]
     ranks = traffics_of(ids, num_experts=3)
-    late, early, other = walk_ranks(plan, ranks, quick, bodies=bodies_of(us), begins_us=[50, 0, 0])
+    begins = [50, 0, 0]
+    late, early, other = walk_ranks(plan, ranks, quick, bodies=bodies_of(us), begins_us=begins, run=run)
     assert early.spans[1].end_us == 51 + LATENCY_US
     assert early.spans[3].end_us == 51 + LATENCY_US + 31
     assert times(early) == times(other)
@@ -289,28 +282,12 @@ def test_order_holds_the_sum_is_the_total_and_longer_bodies_take_no_less(streams
         assert again.total_us >= timeline.total_us
 
 
-def test_a_launch_that_nobody_described_is_an_error_that_names_it() -> None:
-    bodies = bodies_of({"mystery": 1, "dispatch_rows": 1, "post_status": 1, "poller": 1})
-    silent = Launch("guess", AscendCKernel("mystery", ()), (), 1, "communication")
-    with pytest.raises(UnknownLaunchError, match=r"'guess'.*mystery"):
-        walk(plan_of(silent), ONE, MACHINE, bodies=bodies)
-    waits = replace(compute("poller"), values=(9,))
-    waits = replace(waits, kernel=replace(waits.kernel, args=(Arg("timeout_us", "i64", "value"),)))  # type: ignore[arg-type]
-    with pytest.raises(UnknownLaunchError, match=r"'poller'.*waits"):
-        walk(plan_of(waits), ONE, MACHINE, bodies=bodies)
-
-
-def test_a_wait_that_nothing_is_sent_for_is_an_error() -> None:
-    bodies = bodies_of({"dispatch_rows": 1, "dispatch_wait": 1, "post_status": 1})
-    post = communicate("flag", ascendc.POST_STATUS, status=(3,))
-    with pytest.raises(UnknownLaunchError, match="nothing before it"):
-        walk(plan_of(post, wait()), ONE, MACHINE, bodies=bodies)
-    other_zone = communicate("flag", ascendc.POST_STATUS, zone=1)
-    with pytest.raises(UnknownLaunchError, match="nothing before it"):
-        walk(plan_of(other_zone, wait()), ONE, MACHINE, bodies=bodies)
-    other_group = communicate("wait", ascendc.DISPATCH_WAIT, window=Hole("exchange_window"))
-    with pytest.raises(UnknownLaunchError, match="another group"):
-        walk(plan_of(other_group), ONE, MACHINE, bodies=bodies)
+def test_a_wait_for_what_nobody_sends_is_an_error_that_names_it() -> None:
+    settings = calls.config(2, 4)
+    whole = calls.plan(settings, "combine", blocks=2)
+    (alone,) = (replace(each, joined=False) for each in whole.launches if each.step == "wait")
+    with pytest.raises(UnknownWorkError, match=r"combine_wait on rank 0: its blocks wait for what nobody"):
+        walk(plan_of(alone), calls.traffic(settings), MACHINE, bodies=bodies_of({"combine_wait": 1}))
 
 
 def test_all_ranks_of_a_group_are_walked_in_order() -> None:

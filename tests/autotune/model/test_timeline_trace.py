@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
+from autotune.model.bodies.counted.run import standing_for
 from autotune.model.constants import Machine, machine_named
 from autotune.model.cost import Body, Cost, Work
-from autotune.model.timelines.signals import Signal, awaited_by, signals_of
 from autotune.model.timelines.streams import Streams, cpu_walk, one_stream
 from autotune.model.timelines.timeline import Timeline, walk_ranks
-from autotune.model.traffic import traffic_of
+from autotune.model.traffic import Traffic, traffic_of
 from moe_triton.backends.cpu.executable import NativeExecutable
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.core.plan import Plan
@@ -34,9 +34,10 @@ from moe_triton.tools.selftest.cases import combined, dispatched
 from tests.autotune.model.delays import Delays, build, delayed
 from tests.distributed.cases import Case, inputs_of, small_case
 from tests.distributed.workers import make_buffer, one_round
+from tests.patience import seconds
 
 Groups = Callable[[int], RankGroup]
-DELAY_S = 0.3
+DELAY_S = seconds(0.3)  # several times as long as what a busy machine adds
 MARGIN_US = DELAY_S / 3 * 1e6
 ATTEMPTS = 3
 TOKENS, PARTS, ROUND = 6, 3, 1
@@ -118,7 +119,7 @@ def compare(case: Case, plans: dict[str, Plan], path: Path) -> dict[str, list[st
         ):
             timelines = walked(case, plan, ran, at, streams)
             found[f"{operator}, {order}"] = differences(plan, ran, timelines)
-        found[operator] = facts(plan, ran)
+        found[operator] = facts(case, plan, ran)
     return found
 
 
@@ -151,9 +152,7 @@ def walked(
     case: Case, plan: Plan, ran: list[list[Ran]], begins: list[float], streams: Streams
 ) -> list[Timeline]:
     """The timeline of both ranks, of bodies that take as long as they took, without what they waited."""
-    ids = [inputs_of(case, rank, ROUND).topk_idx.numpy() for rank in range(2)]
-    tiers = [("self", "node"), ("node", "self")]
-    traffics = [traffic_of(case.config, rank, np.stack(ids), tiers[rank]) for rank in range(2)]
+    traffics = traffics_of(case)
     placed = [0, 0]
 
     def body_of(kernel: AscendCKernel | TritonKernel) -> Body:
@@ -167,6 +166,13 @@ def walked(
 
     machine = machine_named("cpu").replaced(IDLE)
     return walk_ranks(plan, traffics, machine, bodies=body_of, streams=streams, begins_us=begins)
+
+
+def traffics_of(case: Case) -> list[Traffic]:
+    """Of both ranks."""
+    ids = np.stack([inputs_of(case, rank, ROUND).topk_idx.numpy() for rank in range(2)])
+    tiers = [("self", "node"), ("node", "self")]
+    return [traffic_of(case.config, rank, ids, tiers[rank]) for rank in range(2)]
 
 
 def differences(plan: Plan, ran: list[list[Ran]], timelines: list[Timeline]) -> list[str]:
@@ -189,30 +195,23 @@ def differences(plan: Plan, ran: list[list[Ran]], timelines: list[Timeline]) -> 
     return found
 
 
-def told(signal: Signal, launch: Ran) -> float:
-    """When a launch has told all that it tells."""
-    return launch.begin if signal.moment == "begin" else launch.end
-
-
-def facts(plan: Plan, ran: list[list[Ran]]) -> list[str]:
+def facts(case: Case, plan: Plan, ran: list[list[Ran]]) -> list[str]:
     """What was long in the trace: launches, and waits with the peer's launch that they ended with."""
-    found, names = [], names_of(plan)
+    found, names, run = [], names_of(plan), standing_for(plan, traffics_of(case))
     for rank, launches in enumerate(ran):
         for number, launch in enumerate(launches):
             if launch.end - launch.seen > MARGIN_US:
                 found.append(f"rank {rank}'s {names[number]} is long")
-            if launch.seen - launch.begin > MARGIN_US:
-                channel = awaited_by(plan.launches[number])
-                senders = [
-                    index
-                    for index, sender in enumerate(plan.launches)
-                    if any(
-                        signal.channel == channel
-                        and abs(told(signal, ran[1 - rank][index]) - launch.seen) < MARGIN_US
-                        for signal in signals_of(sender)
-                    )
-                ]
-                found += [f"rank {rank}'s {names[number]} waits for {names[index]}" for index in senders]
+            if launch.seen - launch.begin <= MARGIN_US:
+                continue
+            awaited, senders = run.awaited(number, rank), set()
+            of_peer = awaited.rank == 1 - rank
+            for index, share in zip(awaited.launch[of_peer], awaited.share[of_peer], strict=True):
+                sender = ran[1 - rank][index]
+                told = sender.begin + share * (sender.end - sender.begin)
+                if abs(told - launch.seen) < MARGIN_US:
+                    senders.add(int(index))
+            found += [f"rank {rank}'s {names[number]} waits for {names[index]}" for index in sorted(senders)]
     return found
 
 

@@ -12,7 +12,21 @@ from typing import Literal
 from autotune.model.bodies.replay.folding import Piece, folded
 from autotune.model.bodies.replay.functions import Factor
 
-Kind = Literal["scalar", "element", "copy", "vector", "set", "wait", "barrier", "turn", "end"]
+Kind = Literal[
+    "scalar",
+    "element",
+    "copy",
+    "vector",
+    "set",
+    "wait",
+    "barrier",
+    "turn",
+    "end",
+    "drop",
+    "post",
+    "sync",
+    "mark",
+]
 
 
 @dataclass(frozen=True)
@@ -20,9 +34,11 @@ class Instruction:
     """One instruction, or a mark in the stream.
 
     Attributes:
-        kind: ``scalar``: `count` instructions of S on registers. ``element``: one scalar access to memory.
-            ``copy``, ``vector``: a library function. ``set``, ``wait``: a flag. ``barrier``: of `pipe` with
-            itself, or of all. ``turn``, ``end``: where a turn of a loop begins, and where the loop ends.
+        kind: ``scalar``: `count` instructions of S on registers. ``element``: a scalar access to memory, or
+            `count` of them. ``copy``, ``vector``: a library function. ``set``, ``wait``: a flag. ``barrier``:
+            of `pipe` with itself, or of all. ``drop``: of a line of S's cache. ``post``: to a queue, by S.
+            ``turn``, ``end``: where a turn of a loop begins, and where the loop ends. ``mark``: where a step
+            begins.
         pipe: that executes it; ``"ALL"`` for a barrier of all.
         name: of the function or operation.
         num_bytes: that it moves or works on.
@@ -30,7 +46,7 @@ class Instruction:
         is_global: an element lies in global memory.
         other: the pipe at the other end of a flag.
         event: number of a flag.
-        count: of scalar instructions; number of the loop of a mark.
+        count: of scalar instructions, or accesses; number of the loop, or kind of the step, of a mark.
     """
 
     kind: Kind

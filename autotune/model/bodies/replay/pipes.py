@@ -31,6 +31,9 @@ from moe_triton.core.errors import ToolchainError
 
 EMPTY, BARRIER, TAIL = "empty queue", "barrier", "end of the program"
 
+NUM_EVENT_IDS = 8
+"""Numbers of flags that a kernel sets and waits for itself; those above are a queue's, which may end set."""
+
 Step = Callable[[], None]
 Name = tuple[str | int, ...]
 """Of a time: a flag's pipes and number, or a pipe and which of its times."""
@@ -135,10 +138,20 @@ class Core:
         bytes_per_cycle: of one pipe's copies.
         spans: gets every instruction, if given; no turn is skipped then.
         skips: whether repeated turns are multiplied.
+        post_us: microseconds of S for each post.
+
+    Attributes:
+        steps: kind of each step that began, and when what was issued before it would be complete, in ticks.
+        posted: when each post had been made, in ticks.
     """
 
     def __init__(
-        self, machine: Machine, bytes_per_cycle: float, spans: list[Span] | None = None, skips: bool = True
+        self,
+        machine: Machine,
+        bytes_per_cycle: float,
+        spans: list[Span] | None = None,
+        skips: bool = True,
+        post_us: float = 0.0,
     ) -> None:
         self.machine, self.bytes_per_cycle, self.spans = machine, bytes_per_cycle, spans
         entries = int(machine.queue_entries)
@@ -149,6 +162,9 @@ class Core:
         self._flags: dict[Name, int] = {}
         self._issue_span = span(SCALAR, machine.issue_cycles)
         self._steps: list[Step | None] = []
+        self.steps: list[tuple[int, int]] = []
+        self.posted: list[int] = []
+        self._post_us = post_us
 
     @property
     def end(self) -> int:
@@ -163,8 +179,9 @@ class Core:
         """
         self._stream, self._steps = stream, [None] * len(stream.instructions)
         self._play(stream.pieces if self._skips else [stream.codes])
-        if self._flags:
-            raise ToolchainError(f"flags are still set at the end: {sorted(self._flags)}")
+        left = [flag for flag in self._flags if int(flag[2]) < NUM_EVENT_IDS]
+        if left:
+            raise ToolchainError(f"flags are still set at the end: {sorted(left)}")
 
     def _play(self, pieces: Sequence[Piece]) -> None:
         steps = self._steps
@@ -290,7 +307,8 @@ class Core:
 
     def _access(self, one: Instruction) -> Step:
         m = self.machine
-        by = span(GLOBAL, m.scalar_global_cycles) if one.is_global else span(SCALAR, m.scalar_local_cycles)
+        local = m.scalar_local_cycles * max(1, one.count)
+        by = span(GLOBAL, m.scalar_global_cycles) if one.is_global else span(SCALAR, local)
 
         def load() -> None:
             begin = self._scalar.free
@@ -299,6 +317,21 @@ class Core:
                 self._note(one, begin, begin + by)
 
         return load
+
+    def _drop(self, one: Instruction) -> Step:
+        return partial(self._work, self._issue_span)
+
+    def _post(self, one: Instruction) -> Step:
+        by = self._issue_span + span(SCALAR, self._post_us * self.machine.clock_ghz * 1e3)
+
+        def post() -> None:
+            self._work(by)
+            self.posted.append(self._scalar.free >> SUM)
+
+        return post
+
+    def _mark(self, one: Instruction) -> Step:
+        return lambda: self.steps.append((one.count, self.end >> SUM))
 
     def _note(self, one: Instruction, begin: int, end: int) -> None:
         assert self.spans is not None
@@ -376,6 +409,9 @@ _STEPS: dict[str, Callable[[Core, Instruction], Step]] = {
     "barrier": Core._barrier,
     "turn": Core._turn,
     "end": Core._end,
+    "drop": Core._drop,
+    "post": Core._post,
+    "mark": Core._mark,
 }
 
 

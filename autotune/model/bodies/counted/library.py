@@ -1,0 +1,149 @@
+"""The counting build of the Ascend C kernels: runs their launches, and says what each block did."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autotune.model.cost import UnknownWorkError
+from moe_triton.backends.cpu.native import REBUILD
+from moe_triton.core.abi import Abi
+from moe_triton.core.kernel import AscendCKernel
+
+RECORD = np.dtype(
+    [("did", "u1"), ("pipe", "u1"), ("other", "u1"), ("flags", "u1"), ("amount", "<u4"), ("address", "<u8")]
+)
+"""``Record`` in counting_log.h."""
+
+
+class Did(enum.IntEnum):
+    """``Did`` in counting_log.h: what a record is of."""
+
+    LOAD, STORE, VECTOR, LOCAL, GLOBAL, DROP, SET, WAIT, BARRIER, POST, MARK, SYNC = range(12)
+
+
+MISSED = REDUCES = 1
+WRITES, LOOKS, ROWS = 2, 4, 8
+"""Bits of a record's flags, in the same file."""
+
+
+class Mode(enum.IntEnum):
+    """``Mode`` in counting_core.h: how a launch is run."""
+
+    LOGGED, SILENT, BLIND = range(3)
+
+
+class Contents(enum.IntEnum):
+    """``Contents`` in counting_memory.h: what memory holds before kernels store anything."""
+
+    ZEROS, VALUES, UNKNOWN = range(3)
+
+
+@dataclass(frozen=True)
+class Writers:
+    """Who stored things: ``Writer`` in counting_memory.h, (N,) arrays.
+
+    Attributes:
+        launch: of the plan.
+        rank: that stored.
+        posted: whether by a queue.
+        step: the kind of step that its block was in.
+        block: which.
+        record: of the block's log; 0 where there is no log.
+    """
+
+    launch: np.ndarray
+    rank: np.ndarray
+    posted: np.ndarray
+    step: np.ndarray
+    block: np.ndarray
+    record: np.ndarray
+
+    def at(self, places: np.ndarray) -> Writers:
+        """Some of them."""
+        return Writers(*(getattr(self, field.name)[places] for field in fields(self)))
+
+    @staticmethod
+    def of(words: np.ndarray) -> Writers:
+        """From (N,) uint64, of which each counts once."""
+        words = np.unique(words).astype(np.uint64)
+        words = words[words != 0]
+
+        def bits(first: int, number: int) -> np.ndarray:
+            return np.asarray(words >> np.uint64(first) & np.uint64((1 << number) - 1)).astype(np.int64)
+
+        launch = bits(52, 11) - 1
+        return Writers(launch, bits(42, 10), bits(63, 1) > 0, bits(38, 4), bits(32, 6), bits(0, 32))
+
+
+class CountedError(UnknownWorkError):
+    """A kernel waits for what nobody sends, or does what depends on memory that nobody knows."""
+
+
+class CountingLibrary:
+    """One build.
+
+    Args:
+        path: of its file.
+
+    Raises:
+        ToolchainError: it is another moe_triton's.
+    """
+
+    open: Callable[..., Any]
+    close: Callable[..., Any]
+    take: Callable[..., Any]
+    give: Callable[..., Any]
+    read: Callable[..., Any]
+    arrived: Callable[..., Any]
+    waits: Callable[..., Any]
+    awaited: Callable[..., Any]
+    begin: Callable[..., Any]
+    log: Callable[..., Any]
+
+    def __init__(self, path: Path) -> None:
+        self._library = library = ctypes.CDLL(str(path))
+        self._abi = Abi(library, path, REBUILD)
+        self._launchers: dict[str, Callable[..., int]] = {}
+        number, size, pointer = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_void_p
+        signatures = {
+            "open": (pointer, number),
+            "close": (None, pointer),
+            "take": (None, pointer, number),
+            "give": (None, pointer, number, size, number, pointer, size),
+            "read": (size, pointer, number, size, size, pointer),
+            "arrived": (None, pointer, number, pointer, pointer),
+            "begin": (None, pointer, number, number, size),
+            "waits": (number, pointer),
+            "awaited": (size, pointer, ctypes.POINTER(pointer)),
+            "log": (size, pointer, number, ctypes.POINTER(pointer)),
+        }
+        for name, (result, *arguments) in signatures.items():
+            function = getattr(library, f"moe_counting_{name}")
+            function.restype, function.argtypes = result, arguments
+            setattr(self, name, function)
+        library.moe_last_error.restype = ctypes.c_char_p
+
+    def launcher(self, kernel: AscendCKernel) -> Callable[..., int]:
+        """Of a kernel.
+
+        Raises:
+            ToolchainError: the build has no such kernel, or with other arguments.
+        """
+        found = self._launchers.get(kernel.name)
+        if found is None:
+            self._abi.check(kernel)
+            found = self._launchers[kernel.name] = getattr(self._library, kernel.symbol)
+            found.argtypes = (ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
+        return found
+
+    @property
+    def last_error(self) -> str:
+        """Why this thread's last failed launch failed."""
+        return (self._library.moe_last_error() or b"").decode()

@@ -1,0 +1,265 @@
+"""`Steps`: what the blocks of a launch did, and what follows from it on every machine."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from autotune.model.bodies.counted.library import LOOKS, MISSED, REDUCES, ROWS, Did
+from autotune.model.bodies.replay.functions import Factor
+from autotune.model.bodies.replay.instructions import Instruction, Stream
+from moe_triton.core import ascendc
+from moe_triton.core.reach import TOKEN_SHIFT
+
+REGISTERS_PER_COPY = 20
+"""Instructions on registers for each copy and each post: its addresses, checks of extents. Assumed: the
+emulation does not see instructions on registers."""
+
+STAMP_BYTES = 512
+"""A store of fewer bytes is a stamp, a flag or an entry, and no row."""
+
+_PIPES = "S", "V", "MTE2", "MTE3", "ALL"
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """A launch.
+
+    Attributes:
+        records: (N,) what its blocks did, block after block (`autotune.model.bodies.counted.library.RECORD`).
+        ends: (blocks,) where each block's records end.
+        rank: on which it ran.
+        num_ranks: EP.
+    """
+
+    records: np.ndarray
+    ends: np.ndarray
+    rank: int
+    num_ranks: int
+
+    @property
+    def blocks(self) -> int:
+        """How many."""
+        return len(self.ends)
+
+    @cached_property
+    def begins(self) -> np.ndarray:
+        """(blocks,) where each block's records begin."""
+        return np.asarray(np.r_[0, self.ends[:-1]])
+
+    @cached_property
+    def block(self) -> np.ndarray:
+        """(N,) the block of each record."""
+        return np.repeat(np.arange(self.blocks), self.ends - self.begins)
+
+    @cached_property
+    def takes_what_comes(self) -> bool:
+        """Whether it takes rows as they come, between looks for what is still missing."""
+        flags = self.records["flags"]
+        return bool(((flags & LOOKS != 0) & (flags & ROWS != 0) & (self.records["did"] == Did.LOAD)).any())
+
+    @cached_property
+    def marks(self) -> np.ndarray:
+        """(N + 1,) the kind of step that begins before each record; -1 where none does.
+
+        Where a kernel marks none, its first copy to another device begins one that its last one ends; and
+        what takes rows as they come does so from its first look on.
+        """
+        did = self.records["did"]
+        found = np.full(len(did) + 1, -1)
+        is_mark = did == Did.MARK
+        found[1:][is_mark] = self.records["amount"][is_mark]
+        marked = np.r_[0, np.cumsum(is_mark)]
+        first, last = _firsts_and_lasts(np.flatnonzero(self.peer >= 0), self.block)
+        is_bare = marked[last] == marked[self.begins[self.block[last]]]
+        found[first[is_bare]] = ascendc.TRACE_WRITE
+        found[last[is_bare] + 1] = ascendc.TRACE_BLOCK
+        if self.takes_what_comes:
+            looks, _ = _firsts_and_lasts(np.flatnonzero(self.records["flags"] & LOOKS), self.block)
+            found[looks] = ascendc.TRACE_POLL
+        found[self.begins] = np.where(found[self.begins] < 0, ascendc.TRACE_BLOCK, found[self.begins])
+        return found
+
+    @cached_property
+    def step(self) -> np.ndarray:
+        """(N,) the kind of step that each record is in."""
+        marks = self.marks[:-1]
+        last = np.maximum.accumulate(np.where(marks >= 0, np.arange(len(marks)), 0))
+        return np.asarray(marks[last])
+
+    @cached_property
+    def peer(self) -> np.ndarray:
+        """(N,) whose window a copy goes to, or comes from; -1 for this device's memory, and for all else."""
+        is_copy = self.is_copy
+        peer = (self.records["address"] >> TOKEN_SHIFT).astype(np.int64) - 1
+        return np.where(is_copy & (peer < self.num_ranks) & (peer != self.rank), peer, -1)
+
+    @cached_property
+    def is_copy(self) -> np.ndarray:
+        """(N,) whether each is a copy."""
+        did = self.records["did"]
+        return np.asarray((did == Did.LOAD) | (did == Did.STORE))
+
+    @cached_property
+    def is_trip(self) -> np.ndarray:
+        """(N,) whether each is a copy to or from another device that is on its way by itself.
+
+        What continues a longer store of the same core is on its way with that; and so is a stamp or a flag
+        with a row before it, to the same rank, that has none yet.
+        """
+        found = np.flatnonzero(self.peer >= 0)
+        records, block = self.records[found], self.block[found]
+        amount, first = records["amount"].astype(np.int64), records["address"].astype(np.int64)
+        pair = block * self.num_ranks + self.peer[found]
+        is_trip = np.zeros(len(self.records), bool)
+        is_trip[found] = ~(_continues(block, first, amount) | _belongs(pair, amount < STAMP_BYTES))
+        return is_trip
+
+    @cached_property
+    def share(self) -> np.ndarray:
+        """(N,) the part of its block's trips that is done with each record; 1 where there are none."""
+        done = np.cumsum(self.is_trip)
+        before = np.r_[0, done][self.begins]
+        each = np.r_[0, done][self.ends] - before
+        return np.where(
+            each[self.block] > 0, (done - before[self.block]) / np.maximum(each[self.block], 1), 1.0
+        )
+
+    def share_of_step(self, kind: int) -> float:
+        """The largest of them in a kind of step; 1 where there is none."""
+        return self._share_of_steps.get(kind, 1.0)
+
+    @cached_property
+    def _share_of_steps(self) -> dict[int, float]:
+        return {kind: float(self.share[self.step == kind].max()) for kind in np.unique(self.step).tolist()}
+
+    def num_bytes(self, did: Did) -> int:
+        """Of all copies of a kind."""
+        return int(self.records["amount"][self.records["did"] == did].sum(dtype=np.int64))
+
+    @cached_property
+    def num_bytes_sent(self) -> int:
+        """Of copies to other devices, or from them."""
+        return int(self.records["amount"][self.peer >= 0].sum(dtype=np.int64))
+
+    @property
+    def meetings(self) -> int:
+        """How often its blocks meet (SyncAll)."""
+        return int((self.records["did"] == Did.SYNC).sum()) // self.blocks
+
+    @cached_property
+    def posting(self) -> tuple[int, ...]:
+        """Blocks that post."""
+        return tuple(np.unique(self.block[self.records["did"] == Did.POST]).tolist())
+
+    def posts_of(self, block: int) -> tuple[np.ndarray, np.ndarray]:
+        """Ranks and bytes of what a block posts, in its order."""
+        records = self.records[self.begins[block] : self.ends[block]]
+        posts = records[records["did"] == Did.POST]
+        return (posts["address"] >> TOKEN_SHIFT).astype(np.int64) - 1, posts["amount"].astype(np.int64)
+
+    def stream(self, block: int) -> Stream:
+        """What a block does, for the clock."""
+        if block not in self._streams:
+            own = slice(self.begins[block], self.ends[block])
+            self._streams[block] = stream_of(self.records[own], self.marks[own])
+        return self._streams[block]
+
+    @cached_property
+    def _streams(self) -> dict[int, Stream]:
+        return {}
+
+    def from_looks_on(self) -> Steps:
+        """The same without what is before the first look of each block."""
+        looks = self.records["flags"] & LOOKS != 0
+        numbers = np.bincount(self.block[looks], minlength=self.blocks)
+        return Steps(self.records[looks], np.cumsum(numbers), self.rank, self.num_ranks)
+
+
+def _firsts_and_lasts(places: np.ndarray, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of some records in order the first and the last of each block."""
+    of = block[places]
+    return places[np.diff(of, prepend=-1) != 0], places[np.diff(of, append=-1) != 0]
+
+
+def _continues(block: np.ndarray, first: np.ndarray, amount: np.ndarray) -> np.ndarray:
+    """(N,) whether each store begins where a longer one of the same block ends that came before it."""
+    if not len(block):
+        return np.zeros(0, bool)
+    pairs = [("block", np.int64), ("address", np.int64)]
+    begins, ends = np.empty(len(block), pairs), np.empty(len(block), pairs)
+    begins["block"] = ends["block"] = block
+    begins["address"], ends["address"] = first, first + amount
+    order = np.argsort(ends, kind="stable", order=("block", "address"))
+    place = np.minimum(np.searchsorted(ends[order], begins), len(order) - 1)
+    before = order[place]
+    return np.asarray((ends[before] == begins) & (before < np.arange(len(block))) & (amount < amount[before]))
+
+
+def _belongs(pair: np.ndarray, is_short: np.ndarray) -> np.ndarray:
+    """(N,) whether each short store has a long one of the same pair before it that no other has."""
+    order = np.argsort(pair, kind="stable")
+    is_first = np.diff(pair[order], prepend=-1) != 0
+    step = np.where(is_short[order], -1, 1)
+    after = np.cumsum(step)
+    before = after - step
+    # Long ones that wait for a short one: a walk of each pair that does not go below nothing.
+    group = np.cumsum(is_first) - 1
+    base = before[is_first][group]
+    apart = group * (len(pair) + 1)  # what came before in other pairs is above all of this one
+    lowest = np.minimum.accumulate(np.minimum(before - base, 0) - apart) + apart
+    follows = np.zeros(len(pair), bool)
+    follows[order] = is_short[order] & (after - base >= lowest)
+    return follows
+
+
+def stream_of(records: np.ndarray, marks: np.ndarray) -> Stream:
+    """What one core does, for the clock.
+
+    Args:
+        records: (N,) of its block.
+        marks: (N,) the kind of step that begins before each; -1 where none does.
+    """
+    plain = records.copy()
+    plain["flags"] &= MISSED
+    keys = plain.view("<u8").reshape(-1, 2)[:, 0]
+    _, first, codes = np.unique(keys, return_index=True, return_inverse=True)
+    instructions = [_instruction(*each[:-1]) for each in plain[first].tolist()]
+    kinds = np.unique(marks[marks >= 0])
+    has_address = np.flatnonzero(np.isin(plain["did"], (Did.LOAD, Did.STORE, Did.POST)))
+    is_marked = np.flatnonzero(marks >= 0)
+    addresses, begun = len(instructions), len(instructions) + 1 + np.searchsorted(kinds, marks[is_marked])
+    instructions.append(Instruction("scalar", "S", "addresses", count=REGISTERS_PER_COPY))
+    instructions += [Instruction("mark", "S", count=kind) for kind in kinds.tolist()]
+    places, added = np.r_[is_marked, has_address], np.r_[begun, np.full(len(has_address), addresses)]
+    codes = np.insert(codes.reshape(-1), places, added)
+    return Stream(array("q", codes.tolist()), instructions)
+
+
+@lru_cache(maxsize=1 << 16)
+def _instruction(did: int, pipe: int, other: int, flags: int, amount: int) -> Instruction:
+    name = _PIPES[pipe]
+    match Did(did):
+        case Did.LOAD | Did.STORE:
+            return Instruction("copy", name, "copy", num_bytes=amount)
+        case Did.VECTOR:
+            factor: Factor = "vector_reduce_factor" if flags & REDUCES else ""
+            return Instruction("vector", name, "vector", num_bytes=amount, factor=factor)
+        case Did.LOCAL:
+            return Instruction("element", "S", "UB", count=amount)
+        case Did.GLOBAL:
+            return Instruction("element", "S", "memory", is_global=bool(flags & MISSED), count=1)
+        case Did.SET:
+            return Instruction("set", name, other=_PIPES[other], event=amount)
+        case Did.WAIT:
+            return Instruction("wait", _PIPES[other], other=name, event=amount)
+        case Did.BARRIER:
+            return Instruction("barrier", name)
+        case Did.DROP:
+            return Instruction("drop", "S")
+        case Did.POST:
+            return Instruction("post", "S", num_bytes=amount)
+    return Instruction("scalar", "S", "nothing")  # a mark, or a meeting of all cores: see `Steps.meetings`
