@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import moe_triton
 from moe_triton.backends.cpu import extension, native
 from moe_triton.core import abi
+from moe_triton.core.native_files import COUNTING_LIBRARY
 from moe_triton.schemes.ascendc import LAUNCHED, tables
 from moe_triton.tools import codegen
 from moe_triton.tools.cli.app import app
@@ -51,7 +52,7 @@ def test_the_wheel_holds_the_sources(wheel: Path) -> None:
     native_folder = "moe_triton/_native"
     headers = {f"kernels_ascendc/include/{name}" for name in codegen.headers(tables())}
     assert {f"{native_folder}/{name}" for name in FILES | headers} <= names
-    assert f"{native_folder}/{native.LIBRARY}" in names
+    assert {f"{native_folder}/{name}" for name in (native.LIBRARY, COUNTING_LIBRARY)} <= names
     assert f"{native_folder}/{extension.FILE}" in names or not HAS_HEADERS
     assert "moe_triton/py.typed" in names
     assert "autotune/cli/kernels.py" in names
@@ -109,4 +110,5 @@ def test_the_command_builds_the_library_for_the_cpu(tmp_path: Path, monkeypatch:
     assert result.exit_code == 0, result.output
     path = tmp_path / native.LIBRARY
     abi.Abi(ctypes.CDLL(str(path)), path, "").check(*LAUNCHED)
+    assert (tmp_path / COUNTING_LIBRARY).is_file()
     assert (tmp_path / extension.FILE).is_file() or not HAS_HEADERS
