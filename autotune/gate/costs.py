@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass
 
 from autotune.gate.stream import Branch, Instruction, Loop, Node, Sync
+from autotune.model.bodies.replay.functions import DIVIDE_FACTOR
 from autotune.model.constants import machine_named
 
 _CORE = machine_named("A2")
@@ -27,7 +28,7 @@ START_CYCLES = {"MTE2": int(_CORE.load_latency_cycles), "MTE3": int(_CORE.store_
 VECTOR_START, VECTOR_BYTES = int(_CORE.vector_latency_cycles), int(_CORE.vector_bytes_per_cycle)
 """Latency of an instruction of V, and bytes of its widest tile per cycle."""
 
-DIVIDE_FACTOR, REDUCE_FACTOR = int(_CORE.vector_divide_factor), int(_CORE.vector_reduce_factor)
+REDUCE_FACTOR = int(_CORE.vector_reduce_factor)
 SCALAR_GLOBAL, SCALAR_UB = int(_CORE.scalar_global_cycles), int(_CORE.scalar_local_cycles)
 """Cycles for one element from or to global memory, or the unified buffer."""
 

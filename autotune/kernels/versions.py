@@ -15,12 +15,14 @@ from pathlib import Path
 import moe_triton
 from autotune.model.constants import Machine
 from autotune.npu_compiler.compile import compiler_version
+from moe_triton.core import native_files
 from moe_triton.core.kernel import TritonKernel
 
 ROOT = Path(moe_triton.__file__).parent.parent
 DIGITS = 12
 
 PRICED_BY = (
+    "autotune/model/bodies/clock.py",
     "autotune/model/bodies/replay/*.py",
     "autotune/model/relaying.py",
     "autotune/model/traffic.py",
@@ -39,6 +41,9 @@ PRICED_BY = (
 
 PRICED_WITH = "autotune/model/cost.py", ("Table", "Work", "work_of", "_from")
 """A file of which only these definitions count: the rest is of other launches' costs."""
+
+CLOCK = "emulation/core_clock.h"
+"""The same of the Ascend C sources, wherever they lie."""
 
 _KERNELS = "moe_triton.kernels"
 # What kernels are tested with, and what they do in torch: no price depends on it.
@@ -67,7 +72,9 @@ def pricing_code(root: Path = ROOT) -> str:
     text = (root / path).read_text(encoding="utf-8")
     defined = {str(getattr(node, "name", "")): node for node in ast.parse(text).body}
     parts = [ast.get_source_segment(text, defined[name]) or "" for name in names]
-    return digest_of_values([digest_of(pricing_files(root)), *parts])
+    sources = native_files.sources()
+    clock = [] if sources is None else [sources / CLOCK]
+    return digest_of_values([digest_of([*pricing_files(root), *clock]), *parts])
 
 
 def constants_read(machine: Machine, root: Path = ROOT) -> dict[str, float]:

@@ -196,7 +196,7 @@ class Machine:
         return hash((self.name, frozenset(self.constants.items())))
 
 
-_NEVER_ZERO = ("clock_ghz", "cores", "vector_divide_factor", "vector_reduce_factor", "queue_entries")
+_NEVER_ZERO = ("clock_ghz", "cores", "vector_reduce_factor", "queue_entries")
 
 
 def source_of(*machines: Machine) -> str:

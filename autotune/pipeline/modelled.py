@@ -19,6 +19,7 @@ from moe_triton.core.errors import ArgumentError
 from moe_triton.schemes import make_scheme
 from moe_triton.schemes.scheme import Scheme
 from moe_triton.schemes.site import Site
+from moe_triton.tables import kept
 
 NS_PER_US = 1000
 
@@ -73,6 +74,7 @@ class Modelled:
         self.machine: Machine = machine_named(product)
         self._bodies = Remembered(body_of)
         self._known: dict[str, float] = {}
+        self._tables: kept.Kept = {}
 
     def price(self, default: Candidate, candidate: Candidate, seed: int = 0) -> Result:
         """A candidate's time, and its ratio to that of a default, of the same experts whatever the seed."""
@@ -85,7 +87,8 @@ class Modelled:
     def _us(self, candidate: Candidate) -> float:
         key = str(candidate)
         if key not in self._known:
-            self._known[key] = self._priced(candidate)
+            with kept.keeping(self._tables):  # each plan looks into all tables
+                self._known[key] = self._priced(candidate)
         return self._known[key]
 
     def _priced(self, candidate: Candidate) -> float:

@@ -14,6 +14,7 @@ from autotune.kernels import versions
 from autotune.kernels.versions import digest_of, kernel_files, pricing_files, version_of
 from autotune.model.constants import machine_named
 from moe_triton import tables
+from moe_triton.core import native_files
 from moe_triton.core.tables import Row, Table
 from moe_triton.kernels import families
 from moe_triton.kernels.cases import Shape
@@ -42,8 +43,8 @@ def edit(path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "counts"),
     [
-        ("autotune/model/bodies/replay/pipes.py", True),
-        ("autotune/model/bodies/replay/times.py", True),
+        ("autotune/model/bodies/replay/result.py", True),
+        ("autotune/model/bodies/clock.py", True),
         ("autotune/npu_compiler/compile.py", True),
         ("autotune/kernels/occasions.py", True),
         ("autotune/model/clusters/crossings.py", False),
@@ -73,6 +74,21 @@ def test_of_the_costs_what_a_launch_is_given_counts(copy: Path, old: str, counts
     path.write_text(text.replace(old, f"{old}  ", 1))
     versions.pricing_code.cache_clear()
     assert (versions.pricing_code(copy) != before) is counts
+
+
+def test_the_clock_of_cores_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = native_files.sources()
+    assert sources is not None
+    before = versions.pricing_code()
+    changed = tmp_path / versions.CLOCK
+    changed.parent.mkdir()
+    changed.write_text((sources / versions.CLOCK).read_text() + "// another line\n")
+    monkeypatch.setattr(native_files, "sources", lambda: tmp_path)
+    versions.pricing_code.cache_clear()
+    assert versions.pricing_code() != before
+    monkeypatch.undo()
+    versions.pricing_code.cache_clear()
+    assert versions.pricing_code() == before
 
 
 @pytest.mark.parametrize(
@@ -110,7 +126,7 @@ def test_every_kernel_has_a_digest() -> None:
 
 def test_constants_that_the_replay_reads_count() -> None:
     before = version_of(A3)
-    for name in ("clock_ghz", "flag_cycles", "vector_divide_factor", "stream_bytes_per_cycle"):
+    for name in ("clock_ghz", "flag_cycles", "vector_reduce_factor", "stream_bytes_per_cycle"):
         assert version_of(A3.replaced({name: 2 * getattr(A3, name)})) != before
 
 

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from autotune.cli.model.machines import MACHINE, machine_of
 from autotune.cli.model.options import MARKDOWN, Experts, Hidden, Markdown, Seed
+from moe_triton.core.tuning import Posts
 from moe_triton.runtime.chosen_scheme import AUTO, Asked, choose_scheme
 from moe_triton.schemes import SCHEMES
 from moe_triton.tables.schemes import Outputs
@@ -86,6 +87,7 @@ def plan(
         typer.Option(help="cores that communicate while the others compute; half with --parts"),
     ] = None,
     ranks_per_server: Annotated[str, typer.Option(help=f"others are posted to; {SERVERS_HELP}")] = "",
+    posts: Annotated[Posts | None, typer.Option(help="who posts in hierarchy; the model prices both")] = None,
     mode: Annotated[Literal["graph", "stream"], typer.Option(help=LAUNCHED)] = "graph",
     machine: Annotated[str, typer.Option(help=MACHINE)] = "A3",
     routing: Annotated[str, typer.Option(help="uniform, node-limited or zipf")] = "uniform",
@@ -104,7 +106,7 @@ def plan(
     product = _product_of(comm_alg, used)
     fixed = ranks, tokens, hidden, topk, experts, rows, comm_alg, product, mode
     servers = servers_of(ranks_per_server)
-    group = Group(*fixed, parts, communication_blocks, Routing(routing, seed), servers)
+    group = Group(*fixed, parts, communication_blocks, Routing(routing, seed), servers, posts)
     if comm_alg == AUTO:
         group = _with_chosen_scheme(group, outputs, console if not as_json else None)
     if product != used.product and group.config.topology.num_servers == 1:

@@ -20,9 +20,9 @@ from moe_triton.core.errors import ArgumentError
 from moe_triton.core.plan import Plan
 from moe_triton.core.row_formats import row_format_of
 from moe_triton.core.topology import RANKS_PER_SERVER, RanksPerServer, check_ranks_per_server
-from moe_triton.core.tuning import Tuning
+from moe_triton.core.tuning import POSTS, Posts, Tuning
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
-from moe_triton.schemes import make_scheme
+from moe_triton.schemes import make_scheme, scheme_type
 from moe_triton.schemes.rules import check_config
 from moe_triton.schemes.scheme import Scheme
 from moe_triton.schemes.site import Site
@@ -45,8 +45,9 @@ OPTIONS = {
     "num_max_tokens_per_rank": "tokens",
     "num_topk": "topk",
     "num_experts": "experts",
+    "tuning.posts": "posts",
 }
-"""What commands call the sizes of a `Config`."""
+"""What commands call the sizes of a `Config`, and settings of a `Tuning`."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,8 @@ class Group:
             of them where parts are asked for.
         routing: how experts are drawn.
         ranks_per_server: see `Config`.
+        posts: who posts to other servers, where a scheme has a choice: see `Tuning`. An AICPU that posts has
+            a price too, though no buffer on an NPU has it yet.
 
     Raises:
         ArgumentError: what no group has, whatever its scheme.
@@ -97,6 +100,7 @@ class Group:
     communication_blocks: int | None = None
     routing: Routing = field(default_factory=Routing)
     ranks_per_server: RanksPerServer = None
+    posts: Posts | None = None
 
     def __post_init__(self) -> None:
         if not 2 <= self.ranks <= MOST_RANKS:
@@ -140,8 +144,10 @@ class Group:
             relaxed=True,
             ranks_per_server=self.ranks_per_server,
         )
+        tuning = Tuning(posts=self.posts)
         try:
             check_config(config)
+            tuning.check_poster(config.scheme, scheme_type(config).settings, POSTS)
         except ArgumentError as error:
             raise error.renamed(OPTIONS) from None
         return config
@@ -171,7 +177,7 @@ class Group:
             each = -(-self.tokens // self.parts)
             half = blocks // 2 if self.parts > 1 and self.communication_blocks is None else 0
             tuning = Tuning(each, each, half or self.communication_blocks or 0)
-        tuning = replace(tuning, tables=FOLDER)  # a user's own are no part of the model
+        tuning = replace(tuning, posts=self.posts, tables=FOLDER)  # a user's own are no part of the model
         tuning.check(blocks)
         return make_scheme(Site(self.config, rank, blocks, TIMEOUT_US, CAPABILITIES["npu"], tuning=tuning))
 

@@ -14,26 +14,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from autotune.model.bodies.counted.library import Did
+from autotune.model.bodies.counted.steps import STAMP_BYTES
 from autotune.model.constants import Machine
 from autotune.model.cost import Body, Cost, Table, UnknownWorkError, Work
 from autotune.model.timelines.streams import cpu_walk
 from autotune.model.timelines.timeline import Timeline, walk_ranks
 from autotune.model.traffic import Tier, Traffic
-from moe_triton.core import ascendc
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.core.plan import Plan
-from moe_triton.layout import ORIGIN, WORD_BYTES
-from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS
-from moe_triton.schemes.direct.ascendc import COUNTS_SEND, DIRECT_SEND
-from moe_triton.schemes.fullmesh.ascendc import (
-    COMBINE_READY,
-    COMBINE_SEND,
-    COMBINE_WAIT,
-    DISPATCH_RECEIVE,
-    DISPATCH_ROWS,
-    DISPATCH_SEND,
-    DISPATCH_TAKE,
-)
+from moe_triton.core.reach import TOKEN_SHIFT
+from moe_triton.layout import WORD_BYTES
 
 TIMES = (
     "launch_stream_us",
@@ -76,7 +67,7 @@ def timelines(
         begins_us: when the call begins on each rank; 0 on all if not given.
 
     Raises:
-        LookupError: a launch of a kernel that is not known here.
+        LookupError: a launch of a Triton kernel that is not known here.
     """
     return walk_ranks(
         plan,
@@ -96,10 +87,11 @@ def body_of(kernel: AscendCKernel | TritonKernel) -> Body:
     Raises:
         LookupError: there is none.
     """
-    known = _TRITON if isinstance(kernel, TritonKernel) else _ASCENDC
-    if kernel.name not in known:
+    if isinstance(kernel, AscendCKernel):
+        return _emulated
+    if kernel.name not in _TRITON:
         raise LookupError(f"nobody has said how long {kernel.name} takes on a CPU")
-    return known[kernel.name]
+    return _TRITON[kernel.name]
 
 
 def _copied(work: Work, num_bytes: float, gb_per_s: float) -> Cost:
@@ -136,11 +128,6 @@ def _own(work: Work) -> int:
     return int(work.traffic.received[work.traffic.rank])
 
 
-def _kept(work: Work) -> int:
-    """Of these, those that are not sent."""
-    return _own(work) if work.number("kept_rank") >= 0 else 0
-
-
 def _table(work: Work, name: str, size: int) -> np.ndarray:
     """The first integers that an argument points to.
 
@@ -151,16 +138,6 @@ def _table(work: Work, name: str, size: int) -> np.ndarray:
     if not isinstance(value, Table) or value.values is None or value.values.size < size:
         raise UnknownWorkError(f"the model does not know what {name} of {work.kernel.name} points to")
     return value.values[:size]
-
-
-def _sent_in_part(work: Work) -> np.ndarray:
-    """(A,) whether a combine_send sends the result of each received row: those of a part's tokens."""
-    rows, part, parts = work.traffic.num_rows, work.number("part"), work.number("num_parts")
-    if parts <= 1:
-        return np.ones(rows, bool)
-    origins = _table(work, "origins", ORIGIN.num_words * rows).reshape(-1, ORIGIN.num_words)
-    tokens, each = origins[:, ORIGIN.word("token")], work.number("part_tokens")
-    return np.asarray((tokens >= part * each) & ((part + 1 == parts) | (tokens < (part + 1) * each)))
 
 
 def _arrange(work: Work, machine: Machine) -> Cost:
@@ -188,93 +165,29 @@ _TRITON: dict[str, Body] = {
 }
 
 
-def _emulated(work: Work, machine: Machine, entries: float, num_bytes: float = 0) -> Cost:
-    """A start, so much for each row or entry, and bytes of rows."""
+def _emulated(work: Work, machine: Machine) -> Cost:
+    """An Ascend C kernel, by what a run of it counts: its slowest block.
+
+    Rows on their way through UB are copied once, and all other copies are entries.
+    """
+    if work.place is None:
+        raise UnknownWorkError(f"{work.kernel.name} takes some time as a launch of a plan only")
+    steps = work.place.run.ran(work.place.index)[work.place.number].steps
+    did, amount = steps.records["did"], steps.records["amount"].astype(float)
+    is_row = steps.is_copy & (amount >= STAMP_BYTES)
+    is_number = (did == Did.LOCAL) | (did == Did.GLOBAL)
+    is_sent = steps.records["address"] >> TOKEN_SHIFT <= steps.num_ranks  # to a window
+    row_ns = np.where(is_sent, 1 / machine.cpu_send_gb_per_s, 2 / machine.cpu_gather_gb_per_s)
+    kinds = {
+        "entries": (steps.is_copy & ~is_row, machine.cpu_entry_ns),
+        "ids": (is_number, amount * machine.cpu_id_ns),
+        "bytes": (is_row & (did == Did.STORE), amount * row_ns),
+    }
+    of_blocks = {
+        name: np.bincount(steps.block, np.where(which, ns, 0.0), steps.blocks) / 1e3
+        for name, (which, ns) in kinds.items()
+    }
+    slowest = int(sum(of_blocks.values(), np.zeros(steps.blocks)).argmax())
     return Cost(
-        {
-            "start": machine.cpu_start_us,
-            "entries": entries / work.blocks * machine.cpu_entry_ns / 1e3,
-            "bytes": num_bytes / work.blocks / machine.cpu_send_gb_per_s / 1e3,
-        }
+        {"start": machine.cpu_start_us, **{name: float(us[slowest]) for name, us in of_blocks.items()}}
     )
-
-
-def _rows_sent(work: Work, machine: Machine) -> Cost:
-    """Of a dispatch: the rows of a launch's tokens, and status entries with the last of them."""
-    traffic = work.traffic
-    leaving = int(traffic.sent.sum())
-    if "kept_rank" in work.arguments and work.number("kept_rank") >= 0:
-        leaving -= int(traffic.sent[traffic.rank])
-    tokens = traffic.topk_idx.shape[0]
-    rows = leaving * work.number("num_tokens") / tokens if tokens else 0.0
-    entries = work.number("num_experts") if work.arguments.get("post_status") else 0
-    return _emulated(work, machine, rows + entries, rows * work.number("row_bytes"))
-
-
-def _rows_placed(work: Work, machine: Machine) -> Cost:
-    """The same, after all ranks' counts; results' offsets, and own counts, follow."""
-    counts = work.traffic.config.num_experts * work.traffic.config.num_ranks
-    ids = counts + work.traffic.topk_idx.size + work.traffic.recv_counts.size
-    sent = _rows_sent(work, machine)
-    return Cost({**sent.parts, "ids": ids / work.blocks * machine.cpu_id_ns / 1e3})
-
-
-def _results_sent(work: Work, machine: Machine) -> Cost:
-    share = _sent_in_part(work).mean() if work.traffic.num_rows else 0.0
-    rows = share * work.traffic.num_rows
-    kept = share * _own(work) if work.number("kept_rank") >= 0 else 0
-    entries = rows * (1 + work.number("flag_rows"))
-    return _emulated(work, machine, entries, (rows - kept) * work.number("row_bytes"))
-
-
-def _every_rank(work: Work, machine: Machine) -> Cost:
-    return _emulated(work, machine, work.number("num_ranks"))
-
-
-def _entries_awaited(work: Work, machine: Machine) -> Cost:
-    return _emulated(work, machine, work.number("num_local_experts") * work.traffic.config.num_ranks)
-
-
-def _rows_awaited(work: Work, machine: Machine) -> Cost:
-    return _emulated(work, machine, work.traffic.num_rows - _kept(work))
-
-
-def _rows_taken(work: Work, machine: Machine) -> Cost:
-    return _emulated(work, machine, (work.traffic.num_rows - _kept(work)) / work.number("num_parts"))
-
-
-def _rows_received(work: Work, machine: Machine) -> Cost:
-    rows = work.traffic.num_rows
-    copied = _copied(work, 2 * rows * work.number("row_bytes"), machine.cpu_gather_gb_per_s)
-    return Cost({**_emulated(work, machine, 2 * rows).parts, **copied.parts})
-
-
-def _offsets(work: Work, machine: Machine) -> Cost:
-    ids = work.number("num_local_experts") * work.number("num_ranks")
-    ids += work.traffic.num_rows * work.has("row_slots")
-    return Cost({"start": machine.cpu_start_us, "ids": ids / work.blocks * machine.cpu_id_ns / 1e3})
-
-
-def _results_awaited(work: Work, machine: Machine) -> Cost:
-    return _emulated(work, machine, work.number("num_tokens") * work.number("topk"))
-
-
-def _ready_awaited(work: Work, machine: Machine) -> Cost:
-    tokens = work.number("num_tokens") / work.number("num_parts")
-    return _emulated(work, machine, tokens * work.number("topk"))
-
-
-_ASCENDC: dict[str, Body] = {
-    DISPATCH_SEND.name: _rows_sent,
-    DIRECT_SEND.name: _rows_placed,
-    COMBINE_SEND.name: _results_sent,
-    COUNTS_SEND.name: _every_rank,
-    ascendc.POST_STATUS.name: _every_rank,
-    ascendc.DISPATCH_WAIT.name: _entries_awaited,
-    DISPATCH_OFFSETS.name: _offsets,
-    DISPATCH_ROWS.name: _rows_awaited,
-    DISPATCH_TAKE.name: _rows_taken,
-    DISPATCH_RECEIVE.name: _rows_received,
-    COMBINE_WAIT.name: _results_awaited,
-    COMBINE_READY.name: _ready_awaited,
-}

@@ -23,7 +23,6 @@ MACHINE = machine_named("A3").replaced(
         "store_latency_cycles": 50,
         "vector_latency_cycles": 10,
         "vector_bytes_per_cycle": 256,
-        "vector_divide_factor": 4,
         "vector_reduce_factor": 2,
         "scalar_global_cycles": 300,
         "scalar_local_cycles": 20,

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from autotune.model.bodies.body import body_of
-from autotune.model.bodies.counted import price
 from autotune.model.bodies.counted.library import LOOKS, RECORD, Did
-from autotune.model.bodies.counted.price import clock, counted
+from autotune.model.bodies.counted.price import clocked, counted
 from autotune.model.bodies.counted.run import PlanRun, standing_for
 from autotune.model.bodies.counted.steps import Steps
 from autotune.model.clusters.group import OPERATORS, Group
@@ -238,7 +237,7 @@ def test_a_core_takes_what_its_instructions_take() -> None:
     records = steps.records.copy()
     records["pipe"][1] = 4  # all of them
     machine, rate = A3, 64.0
-    found = clock(replace(steps, records=records).stream(0), machine, rate, 0.0)
+    (found,) = clocked(replace(steps, records=records), machine, rate, 0.0)
     registers, issues = 2 * 20 * machine.scalar_cycles, 2 * machine.issue_cycles
     cycles = registers + issues + 2 * 100
     cycles += machine.load_latency_cycles + machine.store_latency_cycles
@@ -253,21 +252,3 @@ def test_only_looks_count_of_what_a_look_takes() -> None:
     looked = replace(steps, records=records).from_looks_on()
     assert looked.records["amount"].tolist() == [32]
     assert looked.ends.tolist() == [1, 1]
-
-
-@pytest.mark.parametrize("group", GROUPS, ids=lambda g: f"{g.comm_alg}-{g.product}-{g.ranks}-{g.parts}")
-def test_the_cores_that_are_clocked_are_the_slowest(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = A2 if group.config.topology.num_servers > 1 else machine_named(group.product)
-    for operator in OPERATORS:
-        whole, run = run_of(group, operator, [2])
-        tiers = group.traffic(group.draw(), 2).tiers
-        for index, launch in enumerate(whole.launches):
-            if not isinstance(launch.kernel, AscendCKernel):
-                continue
-            given = run.ran(index)[0], tiers, machine, run.cores(index), run.rings
-            some = price.priced(*given)
-            with monkeypatch.context() as patch:
-                patch.setattr(price, "CLOCKED", launch.blocks)
-                # Who makes blocks in parts is slowest where its parts meet others', which no sum says.
-                rel = 0.04 if given[0].steps.posting else 0.005
-                assert price.priced(*given).us == pytest.approx(some.us, rel=rel)

@@ -23,7 +23,6 @@ MACHINE = CORE.replaced(
         "hop_far_us": 2.1,
         "remote_write_gb_per_s": 196,
         "remote_writes_in_flight": 48,
-        "vector_divide_factor": 4,
         "vector_reduce_factor": 2,
     }
 )

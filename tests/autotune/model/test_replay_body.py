@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from autotune.model.bodies.clock import PARTS
 from autotune.model.bodies.replay import ReplayError, replayed
-from autotune.model.bodies.replay.times import PARTS
 from autotune.model.constants import machine_named
 from autotune.model.cost import Table, Work, work_of
 from autotune.model.traffic import Traffic, traffic_of

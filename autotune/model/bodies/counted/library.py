@@ -1,9 +1,10 @@
-"""The counting build of the Ascend C kernels: runs their launches, and says what each block did."""
+"""The counting build of the Ascend C kernels: runs launches, says what each block did, and clocks cores."""
 
 from __future__ import annotations
 
 import ctypes
 import enum
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,8 +14,13 @@ import numpy as np
 
 from autotune.model.cost import UnknownWorkError
 from moe_triton.backends.cpu.native import REBUILD
+from moe_triton.core import native_files
 from moe_triton.core.abi import Abi
+from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import AscendCKernel
+
+PIPES = ("S", "V", "MTE2", "MTE3")
+"""By their numbers (``pipe_t``)."""
 
 RECORD = np.dtype(
     [("did", "u1"), ("pipe", "u1"), ("other", "u1"), ("flags", "u1"), ("amount", "<u4"), ("address", "<u8")]
@@ -106,6 +112,7 @@ class CountingLibrary:
     awaited: Callable[..., Any]
     begin: Callable[..., Any]
     log: Callable[..., Any]
+    clock: Callable[..., Any]
 
     def __init__(self, path: Path) -> None:
         self._library = library = ctypes.CDLL(str(path))
@@ -128,6 +135,8 @@ class CountingLibrary:
             function = getattr(library, f"moe_counting_{name}")
             function.restype, function.argtypes = result, arguments
             setattr(self, name, function)
+        self.clock = library.moe_clock_cores
+        self.clock.restype, self.clock.argtypes = size, (pointer, pointer, size, *[pointer] * 3)  # type: ignore[attr-defined]
         library.moe_last_error.restype = ctypes.c_char_p
 
     def launcher(self, kernel: AscendCKernel) -> Callable[..., int]:
@@ -147,3 +156,18 @@ class CountingLibrary:
     def last_error(self) -> str:
         """Why this thread's last failed launch failed."""
         return (self._library.moe_last_error() or b"").decode()
+
+
+@functools.cache
+def counting_library() -> CountingLibrary:
+    """That of this installation.
+
+    Raises:
+        ToolchainError: it is missing, or another moe_triton's.
+    """
+    path = native_files.find(native_files.COUNTING_LIBRARY)
+    if path is None:
+        raise ToolchainError(
+            f"{native_files.COUNTING_LIBRARY} is missing, which counts what kernels do. {REBUILD}"
+        )
+    return CountingLibrary(path)

@@ -1,6 +1,6 @@
 """The price of a launch that was counted: its cores' clock, and the wires and hops of what leaves the device.
 
-The clock is that of replayed Triton kernels (`autotune.model.bodies.replay.pipes`). Kernels mark their steps
+The clock is that of replayed Triton kernels (`autotune.model.bodies.clock`). Kernels mark their steps
 for traces; of each kind of step the slowest core counts, or, where that takes longer, what it has for other
 devices (`autotune.model.bodies.movement`).
 """
@@ -12,21 +12,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.model.bodies import movement
-from autotune.model.bodies.counted.library import MISSED, Did
+from autotune.model.bodies import clock, movement
+from autotune.model.bodies.counted.library import MISSED, REDUCES, Did
 from autotune.model.bodies.counted.run import Ran
-from autotune.model.bodies.counted.steps import REGISTERS_PER_COPY, Steps
-from autotune.model.bodies.replay.instructions import Stream
-from autotune.model.bodies.replay.pipes import Core
-from autotune.model.bodies.replay.times import SUM, cycles_of
+from autotune.model.bodies.counted.steps import Steps
+from autotune.model.bodies.movement import us_of
 from autotune.model.constants import Machine
 from autotune.model.cost import Cost, Messages, UnknownWorkError, Work
 from autotune.model.topology import hop_us
 from autotune.model.traffic import Tier
 from moe_triton.core import ascendc
 
-CLOCKED = 2
-"""Cores that are clocked: of those with most to do in all so many, and of those with most for one pipe."""
+REGISTERS_PER_COPY = 20
+"""Instructions on registers for each copy and each post: its addresses, checks of extents. Assumed: the
+emulation does not see instructions on registers."""
 
 NAMES = {
     ascendc.TRACE_BLOCK: "cores",
@@ -65,21 +64,16 @@ def priced(ran: Ran, tiers: Sequence[Tier], machine: Machine, cores: int, rings:
         rings: whether a processor of its own posts (AICPU), for which the cores ring.
     """
     steps, rate = ran.steps, movement.bytes_per_cycle(machine, cores)
-    post_us = 0.0 if rings or not steps.posting else machine.post_aiv_us
     away = _away(steps, tiers, machine)
-    # Who posts does so at times of its own; which of the others is the slowest their sums say.
-    blocks = dict.fromkeys([*slow(steps, machine, rate, away), *steps.posting])
-    clocked = {block: clock(steps.stream(block), machine, rate, post_us) for block in blocks}
-    slowest = max(clocked.values(), key=lambda each: sum(_by_step(each, away).values()))
+    blocks = clocked(steps, machine, rate, 0.0 if rings or not steps.posting else machine.post_aiv_us)
+    slowest = max(blocks, key=lambda each: _us(each, away))
     parts = _parts(slowest, away)
     if steps.meetings:
         parts["barrier"] = steps.meetings * machine.sync_all_us
     sent = steps.num_bytes_sent
     look_us = taking_us = 0.0
     if ran.look is not None and steps.takes_what_comes:
-        look = ran.look.from_looks_on()
-        each = [clock(look.stream(block), machine, rate, 0.0).us for block in slow(look, machine, rate, {})]
-        look_us = max(each, default=0.0)
+        look_us = max(block.us for block in clocked(ran.look.from_looks_on(), machine, rate, 0.0))
         taking_us = max(0.0, slowest.steps_us.get(ascendc.TRACE_POLL, 0.0) - look_us)
     return Cost(
         parts,
@@ -88,7 +82,7 @@ def priced(ran: Ran, tiers: Sequence[Tier], machine: Machine, cores: int, rings:
         sent,
         look_us=look_us,
         taking_us=taking_us,
-        messages=_messages(steps, clocked, machine, rings),
+        messages=_messages(steps, blocks, machine, rings),
     )
 
 
@@ -109,13 +103,13 @@ def _away(steps: Steps, tiers: Sequence[Tier], machine: Machine) -> dict[int, tu
     return found
 
 
-def _by_step(core: Clocked, away: Mapping[int, tuple[float, float]]) -> dict[int, float]:
-    """Of each kind of step of a core: what it does, or what all cores have for other devices meanwhile."""
-    return {kind: max(us, sum(away.get(kind, (0.0,)))) for kind, us in core.steps_us.items()}
+def _us(core: Block, away: Mapping[int, tuple[float, float]]) -> float:
+    """In each kind of step what a core does, or what all cores have for other devices meanwhile."""
+    return sum(max(us, sum(away.get(kind, (0.0,)))) for kind, us in core.steps_us.items())
 
 
-def _parts(core: Clocked, away: Mapping[int, tuple[float, float]]) -> dict[str, float]:
-    """The same by its name."""
+def _parts(core: Block, away: Mapping[int, tuple[float, float]]) -> dict[str, float]:
+    """The same by its names."""
     parts: dict[str, float] = {}
     for kind, us in core.steps_us.items():
         wire_us, hops_us = away.get(kind, (0.0, 0.0))
@@ -126,7 +120,7 @@ def _parts(core: Clocked, away: Mapping[int, tuple[float, float]]) -> dict[str, 
 
 
 @dataclass(frozen=True)
-class Clocked:
+class Block:
     """One core's time.
 
     Attributes:
@@ -140,78 +134,84 @@ class Clocked:
     posted_us: list[float]
 
 
-def clock(stream: Stream, machine: Machine, rate: float, post_us: float) -> Clocked:
-    """Runs a core.
+def clocked(steps: Steps, machine: Machine, rate: float, post_us: float) -> list[Block]:
+    """Runs the cores of a launch.
 
     Args:
-        stream: what it does.
-        machine: whose core.
+        steps: what they do.
+        machine: whose cores.
         rate: bytes of copies in a cycle.
-        post_us: of each of its posts.
+        post_us: of each post.
     """
-    core = Core(machine, rate, skips=False, post_us=post_us)
-    core.run(stream)
-
-    def us(ticks: int) -> float:
-        return movement.us_of(machine, cycles_of(ticks))
-
-    found: dict[int, float] = {}
-    begin, kind = 0, ascendc.TRACE_BLOCK
-    for mark, at in [*core.steps, (ascendc.TRACE_BLOCK, core.end >> SUM)]:
-        found[kind] = found.get(kind, 0.0) + us(at - begin)
-        begin, kind = at, mark
-    return Clocked(us(core.end >> SUM), found, [us(at) for at in core.posted])
-
-
-def slow(steps: Steps, machine: Machine, rate: float, away: Mapping[int, tuple[float, float]]) -> list[int]:
-    """The blocks that have most to do: if their pipes waited for one another, and if they did not."""
-    busy = _busy(steps, machine, rate)
-    found: list[int] = []
-    for together in (busy.sum(axis=0), busy.max(axis=0)):
-        for kind, us in away.items():
-            at_least = sum(us) * machine.clock_ghz * 1e3
-            together[kind] = np.where(together[kind] > 0, np.maximum(together[kind], at_least), 0.0)
-        found += np.argsort(-together.sum(axis=0), kind="stable")[:CLOCKED].tolist()
-    return list(dict.fromkeys(found))
+    found = []
+    us_per_tick = us_of(machine, 1 / clock.TICKS_PER_CYCLE)
+    cores = clock.cores(ops_of(steps, machine, rate, post_us), steps.ends, machine)
+    for begin, core in zip(steps.begins.tolist(), cores, strict=True):
+        is_mark = core.events["what"] == clock.BEFORE
+        kinds = steps.marks[begin + core.events["op"][is_mark]].tolist()
+        times = np.r_[0, core.events["begin"][is_mark], core.end] * us_per_tick
+        of_steps: dict[int, float] = {}
+        for kind, us in zip([ascendc.TRACE_BLOCK, *kinds], np.diff(times).tolist(), strict=True):
+            of_steps[kind] = of_steps.get(kind, 0.0) + us
+        posted_us = core.events["begin"][~is_mark] * us_per_tick
+        found.append(Block(float(times[-1]), of_steps, posted_us.tolist()))
+    return found
 
 
-def _busy(steps: Steps, machine: Machine, rate: float) -> np.ndarray:
-    """(4, kinds of steps, blocks) cycles of each pipe, with the latencies of its copies."""
+def ops_of(steps: Steps, machine: Machine, rate: float, post_us: float) -> np.ndarray:
+    """(N,) `autotune.model.bodies.clock.OP` of what a launch's cores do: see `clocked`."""
     records, did = steps.records, steps.records["did"]
-    amount = records["amount"].astype(float)
-    place = steps.step * steps.blocks + steps.block
-    size = len(NAMES) + 2
+    amount, flags = records["amount"].astype(float), records["flags"]
+    ops = np.zeros(len(records), clock.OP)  # marks and meetings take no time: see `Steps.meetings`
+    cycles, latency = np.zeros(len(records)), np.zeros(len(records))
+    for kind in np.unique(did).tolist():
+        here = did == kind
+        match Did(kind):
+            case Did.LOAD | Did.STORE:
+                ops["kind"][here], cycles[here] = clock.Kind.COPY, amount[here] / rate
+                is_load = kind == Did.LOAD
+                latency[here] = machine.load_latency_cycles if is_load else machine.store_latency_cycles
+            case Did.VECTOR:
+                factor = np.where(flags[here] & REDUCES, machine.vector_reduce_factor, 1.0)
+                work = factor * amount[here] / machine.vector_bytes_per_cycle
+                ops["kind"][here], cycles[here] = clock.Kind.VECTOR, machine.vector_latency_cycles + work
+            case Did.LOCAL:
+                cycles[here] = machine.scalar_local_cycles * amount[here]
+            case Did.GLOBAL:
+                is_missed = flags[here] & MISSED > 0
+                ops["kind"][here] = np.where(is_missed, clock.Kind.GLOBAL, clock.Kind.SCALAR)
+                cycles[here] = np.where(is_missed, machine.scalar_global_cycles, machine.scalar_local_cycles)
+            case Did.DROP:
+                cycles[here] = machine.issue_cycles
+            case Did.POST:
+                cycles[here] = machine.issue_cycles + post_us * machine.clock_ghz * 1e3
+                ops["noted"][here] = clock.AFTER
+            case Did.SET:
+                ops["kind"][here], cycles[here] = clock.Kind.SET, machine.flag_cycles
+            case Did.WAIT:
+                ops["kind"][here] = clock.Kind.WAIT
+            case Did.BARRIER:
+                ops["kind"][here] = clock.Kind.BARRIER
+        if kind in (Did.LOAD, Did.STORE, Did.POST):
+            ops["before"][here] = clock.ticks_of(REGISTERS_PER_COPY * machine.scalar_cycles)
+    is_wait = did == Did.WAIT
+    ops["pipe"] = np.where(is_wait, records["other"], records["pipe"])
+    ops["other"] = np.where(is_wait, records["pipe"], records["other"])
+    ops["event"] = records["amount"]
+    ops["ticks"], ops["latency"] = clock.ticks_of(cycles), clock.ticks_of(latency)
+    ops["noted"] |= np.where(steps.marks[:-1] >= 0, clock.BEFORE, 0).astype(np.uint8)
+    return ops
 
-    def summed(cycles: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-        found = np.bincount(place[wanted], cycles[wanted], minlength=size * steps.blocks)
-        return found.reshape(size, steps.blocks)
 
-    scalar = np.full(len(records), float(machine.issue_cycles))
-    is_local, is_global = did == Did.LOCAL, did == Did.GLOBAL
-    scalar[is_local] = machine.scalar_local_cycles * amount[is_local]
-    is_missed = records["flags"][is_global] & MISSED != 0
-    scalar[is_global] = np.where(is_missed, machine.scalar_global_cycles, machine.scalar_local_cycles)
-    scalar[steps.is_copy] += REGISTERS_PER_COPY * machine.scalar_cycles
-    vector = machine.vector_latency_cycles + amount / machine.vector_bytes_per_cycle
-    return np.stack(
-        [
-            summed(scalar, np.ones(len(records), bool)),
-            summed(vector, did == Did.VECTOR),
-            summed(machine.load_latency_cycles + amount / rate, did == Did.LOAD),
-            summed(machine.store_latency_cycles + amount / rate, did == Did.STORE),
-        ]
-    )
-
-
-def _messages(steps: Steps, clocked: dict[int, Clocked], machine: Machine, rings: bool) -> Messages | None:
+def _messages(steps: Steps, blocks: Sequence[Block], machine: Machine, rings: bool) -> Messages | None:
     """What a launch posts, in the order in which its port takes it."""
     if not steps.posting:
         return None
-    pairs = [(*steps.posts_of(block), clocked[block]) for block in steps.posting]
+    pairs = [(*steps.posts_of(block), blocks[block]) for block in steps.posting]
     peers = np.concatenate([ranks for ranks, _, _ in pairs])
     num_bytes = np.concatenate([numbers for _, numbers, _ in pairs])
     asked = np.concatenate([each.posted_us for _, _, each in pairs])
-    asked = asked - max(each.us for each in clocked.values())  # from the launch's end on
+    asked = asked - max(block.us for block in blocks)  # from the launch's end on
     # Cores ring at about the same time: in the time of one post, what is for the next ranks comes first.
     behind = (peers - steps.rank - 1) % steps.num_ranks
     slot = np.floor((asked - asked.min()) / machine.post_aicpu_us) if rings else asked

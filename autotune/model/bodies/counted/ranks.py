@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import weakref
 from dataclasses import dataclass
 
@@ -13,13 +12,10 @@ from autotune.model.bodies.counted.library import (
     RECORD,
     Contents,
     CountedError,
-    CountingLibrary,
     Mode,
     Writers,
+    counting_library,
 )
-from moe_triton.backends.cpu.native import REBUILD
-from moe_triton.core import native_files
-from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import AscendCKernel
 from moe_triton.core.reach import TOKEN_SHIFT
 
@@ -116,18 +112,3 @@ class Ranks:
 def segment_at(segment: int, offset: int = 0) -> int:
     """An address in a segment."""
     return (segment << TOKEN_SHIFT) + offset
-
-
-@functools.cache
-def counting_library() -> CountingLibrary:
-    """That of this installation.
-
-    Raises:
-        ToolchainError: it is missing, or another moe_triton's.
-    """
-    path = native_files.find(native_files.COUNTING_LIBRARY)
-    if path is None:
-        raise ToolchainError(
-            f"{native_files.COUNTING_LIBRARY} is missing, which counts what kernels do. {REBUILD}"
-        )
-    return CountingLibrary(path)

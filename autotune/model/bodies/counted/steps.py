@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 
-from autotune.model.bodies.counted.library import LOOKS, MISSED, REDUCES, ROWS, Did
-from autotune.model.bodies.replay.functions import Factor
-from autotune.model.bodies.replay.instructions import Instruction, Stream
+from autotune.model.bodies.counted.library import LOOKS, ROWS, Did
 from moe_triton.core import ascendc
 from moe_triton.core.reach import TOKEN_SHIFT
 
-REGISTERS_PER_COPY = 20
-"""Instructions on registers for each copy and each post: its addresses, checks of extents. Assumed: the
-emulation does not see instructions on registers."""
-
 STAMP_BYTES = 512
 """A store of fewer bytes is a stamp, a flag or an entry, and no row."""
-
-_PIPES = "S", "V", "MTE2", "MTE3", "ALL"
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,17 +152,6 @@ class Steps:
         posts = records[records["did"] == Did.POST]
         return (posts["address"] >> TOKEN_SHIFT).astype(np.int64) - 1, posts["amount"].astype(np.int64)
 
-    def stream(self, block: int) -> Stream:
-        """What a block does, for the clock."""
-        if block not in self._streams:
-            own = slice(self.begins[block], self.ends[block])
-            self._streams[block] = stream_of(self.records[own], self.marks[own])
-        return self._streams[block]
-
-    @cached_property
-    def _streams(self) -> dict[int, Stream]:
-        return {}
-
     def from_looks_on(self) -> Steps:
         """The same without what is before the first look of each block."""
         looks = self.records["flags"] & LOOKS != 0
@@ -214,52 +194,3 @@ def _belongs(pair: np.ndarray, is_short: np.ndarray) -> np.ndarray:
     follows = np.zeros(len(pair), bool)
     follows[order] = is_short[order] & (after - base >= lowest)
     return follows
-
-
-def stream_of(records: np.ndarray, marks: np.ndarray) -> Stream:
-    """What one core does, for the clock.
-
-    Args:
-        records: (N,) of its block.
-        marks: (N,) the kind of step that begins before each; -1 where none does.
-    """
-    plain = records.copy()
-    plain["flags"] &= MISSED
-    keys = plain.view("<u8").reshape(-1, 2)[:, 0]
-    _, first, codes = np.unique(keys, return_index=True, return_inverse=True)
-    instructions = [_instruction(*each[:-1]) for each in plain[first].tolist()]
-    kinds = np.unique(marks[marks >= 0])
-    has_address = np.flatnonzero(np.isin(plain["did"], (Did.LOAD, Did.STORE, Did.POST)))
-    is_marked = np.flatnonzero(marks >= 0)
-    addresses, begun = len(instructions), len(instructions) + 1 + np.searchsorted(kinds, marks[is_marked])
-    instructions.append(Instruction("scalar", "S", "addresses", count=REGISTERS_PER_COPY))
-    instructions += [Instruction("mark", "S", count=kind) for kind in kinds.tolist()]
-    places, added = np.r_[is_marked, has_address], np.r_[begun, np.full(len(has_address), addresses)]
-    codes = np.insert(codes.reshape(-1), places, added)
-    return Stream(array("q", codes.tolist()), instructions)
-
-
-@lru_cache(maxsize=1 << 16)
-def _instruction(did: int, pipe: int, other: int, flags: int, amount: int) -> Instruction:
-    name = _PIPES[pipe]
-    match Did(did):
-        case Did.LOAD | Did.STORE:
-            return Instruction("copy", name, "copy", num_bytes=amount)
-        case Did.VECTOR:
-            factor: Factor = "vector_reduce_factor" if flags & REDUCES else ""
-            return Instruction("vector", name, "vector", num_bytes=amount, factor=factor)
-        case Did.LOCAL:
-            return Instruction("element", "S", "UB", count=amount)
-        case Did.GLOBAL:
-            return Instruction("element", "S", "memory", is_global=bool(flags & MISSED), count=1)
-        case Did.SET:
-            return Instruction("set", name, other=_PIPES[other], event=amount)
-        case Did.WAIT:
-            return Instruction("wait", _PIPES[other], other=name, event=amount)
-        case Did.BARRIER:
-            return Instruction("barrier", name)
-        case Did.DROP:
-            return Instruction("drop", "S")
-        case Did.POST:
-            return Instruction("post", "S", num_bytes=amount)
-    return Instruction("scalar", "S", "nothing")  # a mark, or a meeting of all cores: see `Steps.meetings`

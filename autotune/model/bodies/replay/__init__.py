@@ -4,7 +4,7 @@
   last module;
 - `replay.translate` makes a Python function of it, and `replay.program` runs that on a launch's arguments,
   which lists the instructions of each program;
-- `replay.pipes` is the clock of one core, `replay.result` what it says;
+- `replay.result` is what the clock of one core says of them (`autotune.model.bodies.clock`);
 - `replay.body` puts the cores of a launch together.
 """
 

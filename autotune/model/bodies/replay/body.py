@@ -12,10 +12,10 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from autotune.model.bodies.clock import BYTES
 from autotune.model.bodies.replay.instructions import Stream
 from autotune.model.bodies.replay.program import Argument, ReplayError, named, streams_of
 from autotune.model.bodies.replay.result import Replay, timed
-from autotune.model.bodies.replay.times import BYTES
 from autotune.model.constants import Machine
 from autotune.model.cost import Cost, Work
 from autotune.npu_compiler.socs import SOC_OF_PRODUCT

@@ -5,11 +5,9 @@ from __future__ import annotations
 import functools
 from array import array
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from autotune.model.bodies.replay.folding import Piece, folded
 from autotune.model.bodies.replay.functions import Factor
 
 Kind = Literal[
@@ -22,10 +20,6 @@ Kind = Literal[
     "barrier",
     "turn",
     "end",
-    "drop",
-    "post",
-    "sync",
-    "mark",
 ]
 
 
@@ -34,19 +28,17 @@ class Instruction:
     """One instruction, or a mark in the stream.
 
     Attributes:
-        kind: ``scalar``: `count` instructions of S on registers. ``element``: a scalar access to memory, or
-            `count` of them. ``copy``, ``vector``: a library function. ``set``, ``wait``: a flag. ``barrier``:
-            of `pipe` with itself, or of all. ``drop``: of a line of S's cache. ``post``: to a queue, by S.
-            ``turn``, ``end``: where a turn of a loop begins, and where the loop ends. ``mark``: where a step
-            begins.
+        kind: ``scalar``: `count` instructions of S on registers. ``element``: a scalar access to memory.
+            ``copy``, ``vector``: a library function. ``set``, ``wait``: a flag. ``barrier``: of `pipe` with
+            itself, or of all. ``turn``, ``end``: where a turn of a loop begins, and where the loop ends.
         pipe: that executes it; ``"ALL"`` for a barrier of all.
         name: of the function or operation.
         num_bytes: that it moves or works on.
-        factor: constant that multiplies a vector instruction's time.
+        factor: what multiplies the time of a vector instruction.
         is_global: an element lies in global memory.
         other: the pipe at the other end of a flag.
         event: number of a flag.
-        count: of scalar instructions, or accesses; number of the loop, or kind of the step, of a mark.
+        count: of scalar instructions; number of the loop of a mark.
     """
 
     kind: Kind
@@ -73,12 +65,6 @@ class Stream:
     codes: array[int]
     instructions: list[Instruction] = field(repr=False)
     innermost: frozenset[int] = frozenset()
-
-    @functools.cached_property
-    def pieces(self) -> Sequence[Piece]:
-        """The codes, with what repeats written once."""
-        loops = {one.count: code for code, one in enumerate(self.instructions) if one.kind == "turn"}
-        return folded(self.codes, [loops[number] for number in sorted(loops)])  # outer ones first
 
     def bytes_of(self, pipe: str) -> int:
         """Bytes of global memory that a pipe moves; S its elements."""
