@@ -37,10 +37,12 @@ public:
         RaiseFlags(GlobalAt<float>(address_ + own), flag_, STATUS_ENTRY_WORDS, 1);
     }
 
-    // Says whether all blocks have begun, and clears their flags for the next launch.
+    // Says whether all blocks have begun, and clears their flags for the next launch. They come, whatever peers do: a
+    // receiver when it gives up, which takes twice the time-out where the process was paused (`Deadline`), and later by
+    // as much as it began late on a busy machine. Not to have waited for one would cost the next launch its zone.
     __aicore__ inline bool Wait(int64_t timeout_us, uint64_t window) {
         Deadline deadline;
-        deadline.Start(timeout_us);
+        deadline.Start(2 * timeout_us + LATEST_BEGIN_US);
         for (PollLoop poll(deadline, window); poll.Next();) {
             AscendC::DataCopy(flags_.Entries(), GlobalAt<float>(address_), words_);
             if (flags_.SumWords(0, words_) == static_cast<int64_t>(words_)) {
@@ -54,6 +56,8 @@ public:
     }
 
 private:
+    static constexpr int64_t LATEST_BEGIN_US = 5'000'000;
+
     uint64_t address_ = 0;
     uint32_t words_ = 0;
     AscendC::TBuf<AscendC::TPosition::VECCALC> flag_buffer_;

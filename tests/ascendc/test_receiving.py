@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from .case import BRIEF_US
-from .library import Library
+from .library import Library, Patch, build
 from .receiving import MissingCase, ReceivingCase, ReceivingWorld, check_missing
 
 CASES = {
@@ -62,3 +62,23 @@ def test_collects_while_it_sends(library: Library, case: ReceivingCase) -> None:
 @pytest.mark.parametrize("inband", [False, True], ids=["stamps", "inband"])
 def test_says_what_is_missing(library: Library, case: MissingCase, inband: bool) -> None:
     check_missing(library, replace(case, inband=inband))
+
+
+# The second block raises its flag half a second late: as on a machine that has more to do than cores.
+LATE = Patch(
+    "include/begun_blocks.h",
+    "        AscendC::Duplicate(flag_, 1.0f, static_cast<int32_t>(STATUS_ENTRY_WORDS));\n",
+    """        const int64_t until = AscendC::GetSystemCycle() + 500'000 * CYCLES_PER_US;
+        while (AscendC::GetBlockIdx() == 1 && AscendC::GetSystemCycle() < until) {
+        }
+        AscendC::Duplicate(flag_, 1.0f, static_cast<int32_t>(STATUS_ENTRY_WORDS));
+""",
+)
+
+
+@pytest.mark.long  # two launchers are compiled
+def test_a_time_out_does_not_end_the_wait_for_blocks_that_begin_late() -> None:
+    """What they know of the zone would change under them, and their flags be left for the next launch."""
+    launchers = {"moe_dispatch_send", "moe_receiving_dispatch"}
+    late = Library(build(strict=False, patches=[LATE], launchers=launchers))
+    check_missing(late, replace(MISSING["a_rank_of_two"], timeout_us=50_000))
