@@ -1,4 +1,5 @@
 // Where this rank's rows for an expert begin in the block for its rank: behind those for the experts before it there.
+// Counts {1, 0, 2, 3} of four experts, two on each rank, give {0, 1, 0, 2}.
 #ifndef MOE_BLOCK_STARTS_H
 #define MOE_BLOCK_STARTS_H
 

@@ -4,6 +4,8 @@
 // there at
 //     the sum over its entries m < n and all sources s of count[s, m]
 //     + the sum over the sources s < rank of count[s, n].
+// Of a receiver with two entries, counts {{2, 1}, {3, 0}, {1, 4}} of three sources: rank 1's rows begin at 2
+// for the first one, behind source 0's, and at 6 + 1 for the second one.
 #ifndef MOE_DIRECT_STARTS_H
 #define MOE_DIRECT_STARTS_H
 

@@ -7,6 +7,9 @@
 namespace moe {
 
 // A rank that keeps its own rows does not send them: such a row is in no slot, and has -1 instead.
+//
+// Of two sources and two experts, with slots for 4 rows of each: expert 0 has 2 rows from source 0, expert 1 has one
+// from either. Then row_slots = {0, 1, 4, 12}: row i of an entry is in slot (source * 2 + expert) * 4 + i.
 class RowSlots {
 public:
     __aicore__ inline void Init(AscendC::TPipe* pipe, const DispatchOffsetsArgs& args) {

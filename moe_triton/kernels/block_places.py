@@ -205,6 +205,20 @@ def block_places_kernel(target: str = "cpu") -> TritonKernel:
 
     Ids outside [0, M) are no expert: offset 0, not counted; M is W * E. On the CPU the first program does
     all, and ``counts`` (M,) becomes the place behind each expert's last row.
+
+
+    Example, of two ranks::
+
+        topk_idx = [3, 0, 2, 3]
+        num_entries = 4
+        num_experts = 4
+        num_local_experts = 2
+        num_ranks = 2
+        block_stride = 100
+        row_stride = 10
+        offsets = [110, 0, 100, 120]
+        expected_rows = [1, 3]
+        counts = [1, 1, 1, 3]
     """
     is_scalar = target == "cpu"
     return TritonKernel(

@@ -192,6 +192,22 @@ def inner_table_kernel(topk: int, target: str = "cpu", zoned: bool = False) -> T
     Word 0 of token i of server s is ``s * server_stride + i * token_stride`` words after ``tokens``; expert
     ``first_expert`` is the first one of this server. With ``zoned``, ``tokens`` is zone 0's, and
     ``zone_stride`` words lead to the other.
+
+
+    Example, with K 2: one token, whose experts are 3, for which it is its rank's second, and 2::
+
+        tokens = [65539, 2, -1, -1, -1, -1, -1, -1, 7, 8]
+        rail_counts = [1]
+        num_servers = 1
+        max_tokens = 2
+        first_expert = 2
+        server_experts = 2
+        server_stride = 10
+        token_stride = 10
+        inner_ids = [0, 1]
+        inner_positions = [0, 1]
+        inner_weights = [8, 7]
+        inner_active = [0, -1]
     """
     check_positive("topk", topk)
     args, absent = chosen_args(

@@ -179,6 +179,18 @@ def outer_table_kernel(topk: int, num_servers: int, target: str = "cpu") -> Trit
         route_words[t, k] = topk_idx[t, k] | expand_idx[t, k] << 16, -1 without an expert and from K to W on
 
     Ids outside [0, M) are no expert. On the CPU the first program does all.
+
+
+    Example, with K 2 and two servers::
+
+        topk_idx = [0, 1, 3, 0, 2, 3]
+        expand_idx = [0, 0, 0, 1, 0, 1]
+        num_tokens = 3
+        num_experts = 4
+        server_experts = 2
+        outer_ids = [0, -1, 0, 1, -1, 1]
+        outer_rows = [0, 0, 1, 0, 2, 1]
+        outer_counts = [2, 2]
     """
     check_positive("topk", topk)
     check_positive("num_servers", num_servers)

@@ -171,6 +171,16 @@ def returns_kernel(shared: bool, target: str = "cpu") -> TritonKernel:
     Args:
         shared: on a rank of the shared expert, whose first rows are its own tokens; otherwise
             experts are numbered from ``first_expert`` on.
+
+
+    Example, of two ranks; experts 2 and 3 are here, and expert 2 has one row from rank 0 and two from 1::
+
+        recv_offsets = [1, 3, 3, 4]
+        num_entries = 4
+        num_ranks = 2
+        capacity = 8
+        first_expert = 2
+        origins = [0, 0, 2, 1, 0, 2, 1, 1, 2, 1, 0, 3]
     """
     constants = {"SCALAR": target == "cpu", "BLOCK": BLOCK, "ORIGIN_WORDS": ORIGIN_WORDS}
     space = None if target == "cpu" else Space({"BLOCK": BLOCKS, PROGRAMS: (0, 8, 16)})
@@ -255,6 +265,16 @@ def own_offsets_kernel(target: str = "cpu") -> TritonKernel:
 
     Its tokens come from itself alone, yet ``out[i]`` for i < R ends at the i-th piece of them; from R on the
     offsets are the true ones. The same form serves every target.
+
+
+    Example, of rank 0 of 3, two of which are of the shared expert, with 3 tokens::
+
+        recv_offsets = [3, 3, 4]
+        num_ranks = 3
+        num_shared_ranks = 2
+        rank = 0
+        num_tokens = 3
+        out = [1, 3, 4]
     """
     return TritonKernel(
         name="own_offsets",

@@ -70,6 +70,14 @@ def route_kernel(target: str = "cpu", takes: bool = False, int64: bool = False) 
     ``takes`` the ids are in ``given``, of int32 or ``int64``, and ``topk_idx`` becomes their copy, in which
     int64 ids of `ID_LIMIT` or more, of either sign, are -1.
 
+    Example::
+
+        topk_idx = [3, 0, 3, -1]
+        num_entries = 4
+        num_experts = 5
+        expand_idx = [0, 0, 1, 0]
+        counts = [1, 0, 0, 2, 0]
+
     Raises:
         ArgumentError: ``int64`` without ``takes``.
     """

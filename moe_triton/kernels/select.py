@@ -160,6 +160,16 @@ def select_kernel(topk: int, per_entry: bool, target: str = "cpu", int64: bool =
     each token among those that take part, or -1; ``num_active`` how many those are. ``mask`` is the
     memory of a bool tensor, (T, K) with ``per_entry`` and (T,) without. The first program does all. Ids are
     int32, or ``int64``, of which those of `ID_LIMIT` or more, of either sign, become -1.
+
+
+    Example, with K 2 and a mask (T,)::
+
+        expert_ids = [4, 5, 6, 7, 8, 9, 4, 6]
+        mask = [1, 1, 0, 1]
+        num_tokens = 4
+        topk_idx = [4, 5, 6, 7, -1, -1, -1, -1]
+        active = [0, 1, -1, -1]
+        num_active = [2]
     """
     check_positive("topk", topk)
 

@@ -182,6 +182,16 @@ def share_kernel(by_position: bool, masked: bool, target: str = "cpu") -> Triton
         by_position: V1's rule; V2's otherwise. V1 has one shared expert and no mask.
         masked: ``active`` numbers the tokens that take part and is negative for the others (`select`).
         target: the same form serves every target; on an NPU blocks are wider.
+
+
+    Example, of 3 tokens of rank 3 with two ranks of shared experts, by position::
+
+        num_tokens = 3
+        num_shared_ranks = 2
+        rank = 3
+        shared_ranks = [0, 0, 1]
+        shared_slots = [0, 1, 0]
+        shared_counts = [2, 1]
     """
     outputs = (
         Arg("shared_ranks", "*i32", "out"),
