@@ -15,6 +15,7 @@ from hashlib import sha256
 from importlib import resources
 from typing import Any, Literal, cast, get_args
 
+from moe_triton.core.ascendc import MAX_BLOCKS
 from moe_triton.core.config import Product
 from moe_triton.core.errors import INVALID_ARGUMENT, NULL_ARGUMENT, ArgumentError
 
@@ -76,9 +77,11 @@ class Machine:
     def __init__(self, name: str, constants: Mapping[str, Constant]) -> None:
         known = _tables()
         if unknown := sorted(constants.keys() - known.keys()):
-            raise _bad("constants", unknown, f"there are these only: {', '.join(known)}")
+            remedy = f"Take {', '.join(unknown)} out."
+            rule = f"there are these only: {', '.join(known)}"
+            raise ArgumentError("constants", unknown, rule, remedy, code=INVALID_ARGUMENT)
         for constant, entry in constants.items():
-            if entry.value == 0 and (constant in _NEVER_ZERO or "_per_" in constant):
+            if entry.value == 0 and extremes_of(constant, name)[0] > 0:
                 raise _bad(constant, entry.value, "it must be above 0: others are divided by it")
         self.name = name
         self.constants = dict(constants)
@@ -143,7 +146,7 @@ class Machine:
             name: Constant(value, "measured", f"on {where}", *known.get(name, (value, value)))
             for name, value in values.items()
         }
-        return Machine(self.name, {**self.constants, **changed})
+        return Machine(self.name, {**self.constants, **changed})._checked()
 
     def to_json(self) -> str:
         """A document that `from_json` reads.
@@ -162,7 +165,7 @@ class Machine:
 
         Raises:
             ArgumentError: not such a document, another version of it, an unknown machine, or a constant that
-                is unknown, missing, or no finite number of at least 0.
+                is unknown, missing, no finite number of at least 0, or one that no machine has.
 
         Examples:
             >>> Machine.from_json(machine_named("A3").to_json()).name
@@ -183,7 +186,22 @@ class Machine:
             raise _bad("machine", repr(name), f"it must be one of {list(MACHINES)}")
         if missing := sorted(machine_named(name).constants.keys() - constants.keys()):
             raise _bad("constants", f"without {', '.join(missing)}", "none may be missing", NULL_ARGUMENT)
-        return cls(name, {constant: _constant_of(constant, entry) for constant, entry in constants.items()})
+        entries = {constant: _constant_of(constant, entry) for constant, entry in constants.items()}
+        return cls(name, entries)._checked()
+
+    def _checked(self) -> Machine:
+        """This machine.
+
+        Raises:
+            ArgumentError: a constant is beyond `extremes_of` it.
+        """
+        for constant, entry in self.constants.items():
+            least, most = extremes_of(constant, self.name)
+            for which in ("value", "low", "high"):
+                number = getattr(entry, which)
+                if not least <= number <= most:
+                    raise _bad(f"{which} of {constant}", number, f"it must be {least:g} to {most:g}")
+        return self
 
     def _check_known(self, values: Mapping[str, float]) -> None:
         if unknown := sorted(values.keys() - self.constants.keys()):
@@ -196,7 +214,22 @@ class Machine:
         return hash((self.name, frozenset(self.constants.items())))
 
 
-_NEVER_ZERO = ("clock_ghz", "cores", "vector_reduce_factor", "queue_entries")
+_COUNTS = "cores", "queue_entries", "remote_writes_in_flight"
+_DIVISORS = "clock_ghz", "vector_reduce_factor", "post_aicpu_us"
+_LEAST_DIVISOR, _MOST, _MOST_COUNTED = 1e-3, 1e6, 4096
+
+
+def extremes_of(constant: str, machine: str) -> tuple[float, float]:
+    """What any machine's constant lies between, far beyond what one has: times of it are 64-bit integers.
+
+    Args:
+        constant: its name.
+        machine: what it is of: one of `MACHINES`.
+    """
+    if constant in _COUNTS:
+        is_npu = machine != "cpu"
+        return 1, MAX_BLOCKS if is_npu and constant == "cores" else _MOST_COUNTED
+    return (_LEAST_DIVISOR if constant in _DIVISORS or "_per_" in constant else 0), _MOST
 
 
 def source_of(*machines: Machine) -> str:

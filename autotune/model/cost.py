@@ -11,12 +11,17 @@ import numpy as np
 
 from autotune.model.constants import Machine
 from autotune.model.traffic import Traffic
+from moe_triton.core.errors import MoeTritonError
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.core.plan import Hole, Launch, Part, Value
 
 
-class UnknownWorkError(LookupError):
+class UnknownWorkError(MoeTritonError, LookupError):
     """The model does not know what a launch has to do: a number, a table or a feature of its call."""
+
+
+class NoNetworkError(UnknownWorkError):
+    """A launch posts to other ranks, and the machine has no constants of a network."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from autotune.model.constants import Machine
@@ -24,6 +25,7 @@ _HOPS = {
 }
 
 
+@functools.cache
 def tiers(product: str, ranks: int, rank: int) -> tuple[Tier, ...]:
     """How far each rank of a group is from one of them.
 

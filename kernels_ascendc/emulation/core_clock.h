@@ -146,6 +146,9 @@ private:
     using Span = std::pair<Time, Time>;
 
     Span Do(const ClockedOp& op) {
+        const bool is_of_all = op.kind == Clocked::BARRIER && op.pipe == PIPE_ALL;
+        if ((op.pipe >= CLOCKED_PIPES && !is_of_all) || op.other >= CLOCKED_PIPES)
+            throw CheckFailed("an instruction of a pipe that there is not");
         switch (op.kind) {
             case Clocked::SCALAR: return Work(SCALARS, op.ticks);
             case Clocked::GLOBAL: return Work(GLOBALS, op.ticks);
@@ -160,7 +163,6 @@ private:
                 Stall(op.pipe, FLAG + op.other, Taken({op.other, op.pipe, op.event}));
                 break;
             case Clocked::BARRIER: {
-                const bool is_of_all = op.pipe == PIPE_ALL;
                 const uint32_t pipe = is_of_all ? uint32_t{PIPE_S} : op.pipe;
                 Take(pipe);
                 Stall(pipe, BARRIER, is_of_all ? End() : units_[pipe].done);
@@ -199,7 +201,7 @@ private:
     // done what was before it.
     Time Issue(uint32_t pipe) {
         Unit& unit = units_[pipe];
-        if (unit.begun.size() == settings_.queue_entries) {
+        if (!unit.begun.empty() && unit.begun.size() == settings_.queue_entries) {
             Stall(PIPE_S, FULL + pipe, unit.begun.front());
             unit.begun.pop_front();
         }

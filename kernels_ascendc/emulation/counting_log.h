@@ -1,4 +1,4 @@
-// What a block does, as the counting build notes it: `autotune/model/bodies/counted/log.py` reads it.
+// What a block does, as the counting build notes it: `autotune/model/bodies/counted/library.py` reads it.
 #ifndef MOE_EMULATION_COUNTING_LOG_H
 #define MOE_EMULATION_COUNTING_LOG_H
 

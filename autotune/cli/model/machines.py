@@ -27,5 +27,6 @@ def machine_of(name: str) -> Machine:
     try:
         return read_machine(Path(name))
     except OSError as error:
-        rule = f"it must be one of {list(products)}, or a file ({error.strerror})"
+        why = "it is a folder" if Path(name).is_dir() else error.strerror
+        rule = f"it must be one of {list(products)}, or a file ({why})"
         raise ArgumentError("machine", repr(name), rule, REMEDY) from None

@@ -63,8 +63,6 @@ PRICE_COLUMNS = (
 )
 TABLE_RANKS, TABLE_TOKENS, TABLE_ROWS = (8, 16, 64, 256), (8, 16, 32, 64, 128), ("int8", None)
 MOST_SHOWN = 3
-NETWORK = "rdma_gb_per_s"
-"""Of the constants of a machine that posts to others."""
 
 
 def plan(
@@ -96,12 +94,15 @@ def plan(
     as_markdown: Markdown = False,
     trace: Annotated[Path | None, typer.Option(help="file for Perfetto: streams, waits, pipes")] = None,
 ) -> None:
-    """Say where the time of dispatch and combine goes on an NPU, by the model: nothing is run."""
+    """Say where the time of dispatch and combine goes on an NPU, by the model: no NPU is needed."""
     from autotune.model.clusters.group import Group, Routing
     from moe_triton.core.errors import ArgumentError
+    from moe_triton.runtime.trace import TraceFile
 
     rows = None if quantize == "none" else quantize
     console = Console()
+    if trace is not None:
+        TraceFile(trace).check_writable()
     used = machine_of(machine)
     product = _product_of(comm_alg, used)
     fixed = ranks, tokens, hidden, topk, experts, rows, comm_alg, product, mode
@@ -112,7 +113,7 @@ def plan(
     if product != used.product and group.config.topology.num_servers == 1:
         rule = f"only between servers has a scheme of {product} a price on {used.product}"
         raise ArgumentError("comm_alg", repr(comm_alg), rule, "Pass --ranks-per-server, or another one.")
-    with _saying_what_has_a_price(group.comm_alg, used):
+    with _saying_what_has_a_price(group.comm_alg):
         call, found = _priced(group, used)
     if as_json:
         console.print_json(json.dumps(document(group, used, found)))
@@ -131,23 +132,21 @@ def _product_of(comm_alg: str, machine: Machine) -> Product:
 
 
 @contextmanager
-def _saying_what_has_a_price(comm_alg: str, machine: Machine) -> Iterator[None]:
+def _saying_what_has_a_price(comm_alg: str) -> Iterator[None]:
     """Around what prices plans.
 
     Raises:
         ArgumentError: the model has no price of the scheme's plans on this machine.
     """
-    from autotune.model.cost import UnknownWorkError
+    from autotune.model.cost import NoNetworkError
     from moe_triton.core.errors import ArgumentError
 
     try:
         yield
-    except UnknownWorkError as error:
+    except NoNetworkError as error:
         rule = f"the model cannot price its plans: {error}"
-        if NETWORK not in machine.constants:
-            remedy = "Pass --machine A2, or a file of constants with a network's."
-            raise ArgumentError("comm_alg", repr(comm_alg), rule, remedy) from None
-        raise
+        remedy = "Pass --machine A2, or a file of constants with a network's."
+        raise ArgumentError("comm_alg", repr(comm_alg), rule, remedy) from None
 
 
 def _with_chosen_scheme(group: Group, outputs: Outputs, console: Console | None) -> Group:
@@ -171,7 +170,7 @@ def prices(
 ) -> None:
     """Price the plans of all sizes that the documentation shows; H is 7168, of 256 experts 8 per token."""
     console, used = Console(), machine_of(machine)
-    with _saying_what_has_a_price(comm_alg, used):
+    with _saying_what_has_a_price(comm_alg):
         priced = price_table(comm_alg, used)
     if as_csv:
         made = io.StringIO()

@@ -132,7 +132,7 @@ def cores(ops: np.ndarray, ends: np.ndarray, machine: Machine, with_spans: bool 
     results = np.zeros(len(ends), _RESULT)
     pointers = [array.ctypes.data for array in (settings, results, events)]
     number = library.clock(ops.ctypes.data, ends.ctypes.data, len(ends), *pointers)
-    if number > len(events):
+    if number != len(events):
         raise ToolchainError(library.last_error)
     first = np.r_[0, ends[:-1].astype(np.int64)]
     of_core = np.searchsorted(ends, events["op"], side="right")

@@ -25,9 +25,8 @@ class NotedMachine(Machine):
     """
 
     def __init__(self, machine: Machine) -> None:
-        super().__init__(machine.name, machine.constants)
-        self.read: set[str] = set()
-        self.constants = _NotedConstants(machine.constants, self.read)
+        self.read: set[str] = set()  # the machine's constants are checked: its own `__init__` is not called
+        self.name, self.constants = machine.name, _NotedConstants(machine.constants, self.read)
 
     def __eq__(self, other: object) -> bool:
         return self is other

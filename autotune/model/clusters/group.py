@@ -171,8 +171,11 @@ class Group:
 
     def scheme(self, machine: Machine, rank: int = 0) -> Scheme:
         """How tokens travel from a rank, on as many cores as the machine has."""
-        blocks = int(machine.cores)
-        tuning = Tuning(communication_blocks=self.communication_blocks or 0)
+        blocks, communicating = int(machine.cores), self.communication_blocks or 0
+        if not 0 <= communicating < blocks:
+            rule = f"of {blocks} cores 0 to {blocks - 1} may only communicate"
+            raise ArgumentError("communication_blocks", communicating, rule, "Pass fewer.")
+        tuning = Tuning(communication_blocks=communicating)
         if self.parts is not None:
             each = -(-self.tokens // self.parts)
             half = blocks // 2 if self.parts > 1 and self.communication_blocks is None else 0

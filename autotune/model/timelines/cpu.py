@@ -15,7 +15,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from autotune.model.bodies.counted.library import Did
-from autotune.model.bodies.counted.steps import STAMP_BYTES
 from autotune.model.constants import Machine
 from autotune.model.cost import Body, Cost, Table, UnknownWorkError, Work
 from autotune.model.timelines.streams import cpu_walk
@@ -174,7 +173,7 @@ def _emulated(work: Work, machine: Machine) -> Cost:
         raise UnknownWorkError(f"{work.kernel.name} takes some time as a launch of a plan only")
     steps = work.place.run.ran(work.place.index)[work.place.number].steps
     did, amount = steps.records["did"], steps.records["amount"].astype(float)
-    is_row = steps.is_copy & (amount >= STAMP_BYTES)
+    is_row = steps.is_copy & ~steps.is_short
     is_number = (did == Did.LOCAL) | (did == Did.GLOBAL)
     is_sent = steps.records["address"] >> TOKEN_SHIFT <= steps.num_ranks  # to a window
     row_ns = np.where(is_sent, 1 / machine.cpu_send_gb_per_s, 2 / machine.cpu_gather_gb_per_s)

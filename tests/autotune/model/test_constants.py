@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.model.constants import MACHINES, Constant, Machine, machine_named
+from autotune.model.constants import MACHINES, Constant, Machine, extremes_of, machine_named
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.soc import SOCS
 
-NUMBERS = st.floats(min_value=1e-6, max_value=1e12)
 NAMES = st.sampled_from(MACHINES)
 BAD_NUMBERS = [float("nan"), float("inf"), -1.0, "7", None, True]
 
 
 def values_of(machine: str) -> st.SearchStrategy[dict[str, float]]:
-    return st.dictionaries(st.sampled_from(sorted(machine_named(machine).constants)), NUMBERS)
+    numbers = {name: st.floats(*extremes_of(name, machine)) for name in machine_named(machine).constants}
+    return st.fixed_dictionaries({}, optional=numbers)
 
 
 MACHINE_AND_VALUES = NAMES.flatmap(lambda name: st.tuples(st.just(name), values_of(name)))
@@ -184,6 +184,28 @@ def test_a_time_may_be_zero_and_a_rate_may_not() -> None:
             machine.measured({name: 0.0}, "x")
         with pytest.raises(ArgumentError, match=f"{name} is 0.*divided"):
             machine.replaced({name: 0.0})
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "said"),
+    [
+        ("cores", 49, "1 to 48"),
+        ("queue_entries", 0.5, "1 to 4096"),
+        ("queue_entries", 5e9, "1 to 4096"),
+        ("load_latency_cycles", 1e14, r"0 to 1e\+06"),
+        ("vector_bytes_per_cycle", 1e-300, r"0\.001 to 1e\+06"),
+    ],
+)
+def test_what_no_machine_has_is_refused_of_files_and_reports(name: str, number: float, said: str) -> None:
+    document = json.loads(machine_named("A3").to_json())
+    for changed in ({"value": number, "low": number, "high": number}, {"low": 0.0, "high": 1e15}):
+        entry = {**document["constants"][name], **changed}
+        text = json.dumps({**document, "constants": {**document["constants"], name: entry}})
+        with pytest.raises(ArgumentError, match=f"of {name} is .* must be "):
+            Machine.from_json(text)
+    with pytest.raises(ArgumentError, match=f"^value of {name} is .* must be {said}"):
+        machine_named("A3").measured({name: number}, "x")
+    assert machine_named("cpu").measured({"cores": 128}, "x").cores == 128
 
 
 def test_a_constant_that_does_not_exist_is_refused() -> None:

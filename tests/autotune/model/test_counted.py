@@ -224,6 +224,12 @@ def test_a_stamp_is_on_its_way_with_its_row() -> None:
     assert steps_of([(store, row, PEER), (store, row, PEER + row)]).is_trip.all()
 
 
+def test_a_short_row_is_a_row_and_entries_are_none() -> None:
+    short = [(Did.STORE, 64, PEER), (Did.STORE, STAMP_BYTES, PEER + 512)]
+    assert steps_of(short).is_trip.tolist() == [True, False]
+    assert steps_of([(Did.MARK, ascendc.TRACE_FLAG, 0), *short]).is_trip.tolist() == [False, True, True]
+
+
 def test_steps_begin_with_marks_or_with_the_first_copy_to_another_rank() -> None:
     marked = steps_of([(Did.LOAD, 64, OWN), (Did.MARK, ascendc.TRACE_FLAG, 0), (Did.STORE, 64, PEER)])
     assert marked.step.tolist() == [ascendc.TRACE_BLOCK, ascendc.TRACE_BLOCK, ascendc.TRACE_FLAG]

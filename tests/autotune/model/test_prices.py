@@ -102,7 +102,7 @@ def test_results_that_are_pulled_cross_the_link() -> None:
         ({"experts": 8}, "experts"),
         ({"parts": 17}, "parts"),
         ({"parts": 0}, "parts"),
-        ({"communication_blocks": 48}, "tuning.communication_blocks"),
+        ({"communication_blocks": 48}, "communication_blocks"),
         ({"quantize": "int9"}, "quantize"),
         ({"comm_alg": "hierarchy"}, "comm_alg"),
         ({"routing": Routing("best")}, "routing"),

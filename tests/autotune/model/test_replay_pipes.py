@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from autotune.model.bodies import clock
 from autotune.model.bodies.replay.result import Replay
 from moe_triton.core.errors import ToolchainError
 from tests.autotune.model.replay_ir import (
@@ -173,6 +175,14 @@ def test_a_flag_that_nobody_takes_is_refused() -> None:
         replay(tile("x"), flag("set", "MTE2", "V"))
     with pytest.raises(ToolchainError, match=r"MTE2.*V.*0.* set again"):
         replay(tile("x"), flag("set", "MTE2", "V"), flag("set", "MTE2", "V"))
+
+
+@pytest.mark.parametrize("field", ["pipe", "other"])
+def test_a_pipe_that_there_is_not_is_refused(field: str) -> None:
+    ops = np.zeros(1, clock.OP)
+    ops["kind"], ops[field] = clock.Kind.VECTOR, 9
+    with pytest.raises(ToolchainError, match="a pipe that there is not"):
+        clock.cores(ops, np.array([1]), MACHINE)
 
 
 def test_spans_are_kept_if_they_are_asked_for() -> None:

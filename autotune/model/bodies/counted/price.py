@@ -18,7 +18,7 @@ from autotune.model.bodies.counted.run import Ran
 from autotune.model.bodies.counted.steps import Steps
 from autotune.model.bodies.movement import us_of
 from autotune.model.constants import Machine
-from autotune.model.cost import Cost, Messages, UnknownWorkError, Work
+from autotune.model.cost import Cost, Messages, NoNetworkError, UnknownWorkError, Work
 from autotune.model.topology import hop_us
 from autotune.model.traffic import Tier
 from moe_triton.core import ascendc
@@ -44,12 +44,13 @@ def counted(work: Work, machine: Machine) -> Cost:
 
     Raises:
         UnknownWorkError: it is no launch of a plan, or it depends on what the model does not know.
+        NoNetworkError: it posts, and the machine cannot.
     """
     if work.place is None:
         raise UnknownWorkError(f"{work.kernel.name} has a price as a launch of a plan only")
     run, index = work.place.run, work.place.index
     if run.ran(index)[work.place.number].steps.posting and "rdma_gb_per_s" not in machine.constants:
-        raise UnknownWorkError(f"{work.kernel.name}: {machine.name} has no constants of a network; A2 has")
+        raise NoNetworkError(f"{work.kernel.name}: {machine.name} has no constants of a network; A2 has")
     return priced(run.ran(index)[work.place.number], work.traffic.tiers, machine, run.cores(index), run.rings)
 
 

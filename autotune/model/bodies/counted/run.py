@@ -82,12 +82,14 @@ class Group:
         plan: of the first of them.
         plan_of: a rank's plan; None where only its number differs, as where none passes on what others send.
         scheme_of: a rank's scheme: what it keeps, and where its queues lead.
+        known: traffics of ranks, which runs of the same ranks share.
     """
 
     traffics: Sequence[Traffic]
     plan: Plan
     plan_of: Callable[[int], Plan] | None
     scheme_of: Callable[[int], Scheme]
+    known: dict[int, Traffic]
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,7 @@ class PlanRun:
 
     Attributes:
         plan: of the first of them.
+        traffics: of ranks, those that count and others.
         rings: whether a processor of its own posts blocks (AICPU), for which cores ring.
 
     Raises:
@@ -156,7 +159,7 @@ class PlanRun:
             self._ranks.take(rank)
         self._numbers = np.full(self._config.num_ranks, -1)
         self._numbers[self._counting] = np.arange(len(self._counting))
-        self._traffics = {traffic.rank: traffic for traffic in group.traffics}
+        self.traffics = group.known
         self._words: dict[tuple[int, int], _Words] = {}
         self._segments: dict[str, int] = {}
         self._given: set[tuple[int, str]] = set()
@@ -308,10 +311,10 @@ class PlanRun:
         return segment_at(segment, hole.offset)
 
     def _traffic(self, rank: int) -> Traffic:
-        if rank not in self._traffics:
+        if rank not in self.traffics:
             ranks = range(self._config.num_ranks) if self._relays else self._counting
-            self._traffics[rank] = traffic_with(self._config, rank, self._ids, ranks)
-        return self._traffics[rank]
+            self.traffics[rank] = traffic_with(self._config, rank, self._ids, ranks)
+        return self.traffics[rank]
 
     def _contents(self, rank: int, name: str, arg: Arg) -> tuple[Contents, np.ndarray | None]:
         """What an argument points to before any kernel has run."""
@@ -374,18 +377,21 @@ def standing_for(
         plan_of: a rank's, where more than its number differs: where ranks pass on what others send.
         scheme_of: a rank's; one without settings if not given.
     """
-    key = counting_library(), plan.launches, tuple(map(id, traffics))
+    ranks = tuple(map(id, traffics))
+    key = counting_library(), plan.launches, ranks
     if key not in _RUNS:
+        known = next((run.traffics for (_, _, others), run in _RUNS.items() if others == ranks), None)
         while len(_RUNS) >= KEPT:
             del _RUNS[next(iter(_RUNS))]
         by_rank = functools.cache(plan_of) if plan_of else None
         schemes = functools.cache(scheme_of or functools.partial(_scheme, traffics[0].config))
-        _RUNS[key] = PlanRun(Group(tuple(traffics), plan, by_rank, schemes))
+        known = known or {traffic.rank: traffic for traffic in traffics}
+        _RUNS[key] = PlanRun(Group(tuple(traffics), plan, by_rank, schemes, known))
     return _RUNS[key]
 
 
 KEPT = 64
-_RUNS: dict[object, PlanRun] = {}
+_RUNS: dict[tuple[object, ...], PlanRun] = {}
 
 
 def _scheme(config: Config, rank: int) -> Scheme:

@@ -10,9 +10,10 @@ import numpy as np
 from autotune.model.bodies.counted.library import LOOKS, ROWS, Did
 from moe_triton.core import ascendc
 from moe_triton.core.reach import TOKEN_SHIFT
+from moe_triton.layout import STAMP_BYTES
 
-STAMP_BYTES = 512
-"""A store of fewer bytes is a stamp, a flag or an entry, and no row."""
+ENTRY_BYTES = 512
+"""A store of fewer bytes, in the step that posts flags, is of entries and no row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +96,14 @@ class Steps:
         return np.asarray((did == Did.LOAD) | (did == Did.STORE))
 
     @cached_property
+    def is_short(self) -> np.ndarray:
+        """(N,) whether each is a stamp, a flag or entries, and no row."""
+        amount = self.records["amount"]
+        return np.asarray(
+            (amount <= STAMP_BYTES) | ((amount < ENTRY_BYTES) & (self.step == ascendc.TRACE_FLAG))
+        )
+
+    @cached_property
     def is_trip(self) -> np.ndarray:
         """(N,) whether each is a copy to or from another device that is on its way by itself.
 
@@ -106,7 +115,7 @@ class Steps:
         amount, first = records["amount"].astype(np.int64), records["address"].astype(np.int64)
         pair = block * self.num_ranks + self.peer[found]
         is_trip = np.zeros(len(self.records), bool)
-        is_trip[found] = ~(_continues(block, first, amount) | _belongs(pair, amount < STAMP_BYTES))
+        is_trip[found] = ~(_continues(block, first, amount) | _belongs(pair, self.is_short[found]))
         return is_trip
 
     @cached_property
