@@ -57,7 +57,7 @@ DEAREST = (
     "distributed/test_posted.py",
     "bad_calls/test_bad_calls.py",
     "distributed/test_close.py",
-    "autotune/model/test_parts_table.py",
+    "autotune/model/test_parts.py",
     "autotune/model/test_page.py",
     "ascendc/test_receiving.py",
     "ascendc/test_blocks.py",

@@ -10,7 +10,6 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +28,6 @@ from autotune.selftest_reports.step_times import read_report
 from autotune.writing import LOCK
 from moe_triton.core.errors import ArgumentError, MoeTritonError
 from moe_triton.core.tables import Row, load_table
-from moe_triton.schemes import part_tokens
 from moe_triton.tables import KernelSettings, pipelines, schemes
 from moe_triton.tools.cli.app import app
 from moe_triton.tools.cli.trace import median_call
@@ -89,13 +87,6 @@ def read_study(path: Path) -> None:
         studies.begin([Bowl()], resume=False)
 
 
-def parts(folder: Path) -> Path:
-    path = folder / part_tokens.TABLE.name
-    table = part_tokens.kept()
-    path.write_text(replace(table, rows=table.rows[:2]).to_json())
-    return path
-
-
 def empty_lock(folder: Path) -> Path:
     (folder / LOCK).touch()
     return folder / LOCK
@@ -127,9 +118,6 @@ FILES = {
             folder, {pipelines.columns_of(of_pipelines.CONFIG, of_pipelines.CORES): of_pipelines.SETTINGS}
         ),
         lambda path: of_pipelines.fill(path.parent, spins=1),
-    ),
-    "parts": Read(
-        parts, lambda path: load_table(path, "none").nearest(("direct", "a2", "dispatch"), (1,) * 9)
     ),
     "constants": Read(constants, lambda path: machine_of(str(path))),
     "constants to tune by": Read(constants, lambda path: Scope("A3", constants=str(path)).priced_on()),

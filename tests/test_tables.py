@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from moe_triton import ArgumentError
-from moe_triton.core.tables import Row, Table, read_table
+from moe_triton.core.tables import Row, Table, load_table
 
 SIZES = [(4096, 16), (4096, 128), (7168, 16), (7168, 128)]
 ROWS = tuple(
@@ -60,7 +60,7 @@ def test_a_row_says_where_it_stands() -> None:
 def test_a_file_brings_back_the_table_and_has_a_row_a_line(tmp_path: Path) -> None:
     path = tmp_path / "parts.json"
     path.write_text(TABLE.to_json())
-    assert read_table(path, "make table") == TABLE
+    assert load_table(path, "make table") == TABLE
     assert sum('["A3", ' in line for line in TABLE.to_json().splitlines()) == len(ROWS)
 
 
@@ -93,7 +93,7 @@ def test_a_damaged_table_is_refused_and_the_error_says_how_to_write_it(
     path = tmp_path / "parts.json"
     path.write_text(json.dumps(document))
     with pytest.raises(ArgumentError, match=rule) as raised:
-        read_table(path, "make table")
+        load_table(path, "make table")
     assert raised.value.argument == "table parts"
     assert "make table" in str(raised.value)
 
@@ -104,4 +104,4 @@ def test_what_is_no_table_is_refused(tmp_path: Path, content: bytes | None) -> N
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ArgumentError, match="it must be a table that can be read"):
-        read_table(path, "make table")
+        load_table(path, "make table")

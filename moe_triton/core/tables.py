@@ -5,7 +5,6 @@ A row has keys, which a lookup must equal; sizes, of which it takes the nearest;
 
 from __future__ import annotations
 
-import functools
 import json
 import reprlib
 from collections.abc import Mapping, Sequence
@@ -148,12 +147,6 @@ def _is_text(cell: Any) -> bool:
 
 def _is_number(cell: Any) -> bool:
     return type(cell) is int and 1 <= cell <= MOST
-
-
-@functools.cache
-def read_table(path: Path, command: str) -> Table:
-    """`load_table` of a file that nobody changes while this process runs."""
-    return load_table(path, command)
 
 
 def load_table(path: Path, command: str) -> Table:

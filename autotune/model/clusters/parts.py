@@ -1,8 +1,4 @@
-"""How many parts pay, by the model: the rows of the table that buffers on an NPU look up.
-
-Each row is of the number of parts that takes the least time, where half of the cores communicate in those
-that have more than one (`moe_triton.schemes.part_tokens`).
-"""
+"""How many parts pay on an NPU, by the model, where half of the cores communicate in more than one."""
 
 from __future__ import annotations
 
@@ -13,11 +9,9 @@ from itertools import product
 from autotune.model.bodies.remembered import Bodies
 from autotune.model.clusters.group import OPERATORS, PLANNED, Group, OperatorName
 from autotune.model.clusters.prices import Call
-from autotune.model.constants import machine_named, source_of
+from autotune.model.constants import machine_named
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.tables import Row, Table
 from moe_triton.schemes import SCHEMES
-from moe_triton.schemes.part_tokens import COMMAND, KEYS, SIZES, TABLE, VALUES
 
 PARTS = 1, 2, 4
 HIDDEN, RANKS, TOKENS = (2048, 4096, 7168), (8, 16, 64, 256), (16, 64, 128, 256, 512)
@@ -42,15 +36,9 @@ class Priced:
         """What takes the least time; of as good ones the fewest."""
         return min(self.us, key=lambda parts: (self.us[parts], parts))
 
-    @property
-    def row(self) -> Row:
-        """Of the table."""
-        g = self.group
-        return Row((g.product, g.comm_alg, self.operator), (g.hidden, g.ranks, g.tokens), (self.parts,))
-
 
 def groups() -> Iterator[Group]:
-    """What the table has rows of: int8 rows, which dispatch quantises by parts; sizes that schemes take."""
+    """Of int8 rows, which dispatch quantises by parts; sizes that schemes take."""
     for name in PLANNED:
         for comm_alg, hidden, ranks, tokens in product(SCHEMES[name], HIDDEN, RANKS, TOKENS):
             group = Group(ranks, tokens, hidden, comm_alg=comm_alg, product=name)
@@ -79,13 +67,3 @@ def priced(group: Group, bodies: Bodies) -> list[Priced]:
             us = {parts: each.priced(operator, machine)[0].us for parts, each in calls.items()}
             found.append(Priced(group, operator, us))
     return found
-
-
-def table_of(rows: list[Row]) -> Table:
-    """The table as it is written."""
-    return Table(TABLE.stem, COMMAND, source(), KEYS, SIZES, VALUES, tuple(rows))
-
-
-def source() -> str:
-    """The model, with the constants of the machines that have plans."""
-    return source_of(*map(machine_named, PLANNED))
