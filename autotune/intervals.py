@@ -41,7 +41,7 @@ class Interval(NamedTuple):
 
     @staticmethod
     def exact(ratio: float) -> Interval:
-        """Of a ratio that is computed, not measured."""
+        """The interval of a ratio that is computed, not measured: both ends are the ratio itself."""
         return Interval(ratio, ratio, ratio)
 
     def decides(self, precision: float) -> bool:

@@ -28,9 +28,9 @@ from moe_triton.core.tables import Row, Table
 from moe_triton.tables import schemes
 
 SAME = 0.001
-"""Of a modelled time: as near is the same, but for rounding."""
+"""The relative difference up to which two modelled times are the same, but for rounding."""
 NOT_SLOWER = 1.03
-"""Of a measured ratio: up to here the high end of its interval counts as no slower."""
+"""The highest upper end of a measured ratio's interval that counts as no slower."""
 
 
 def why_not(kind: Kind, table: Table) -> str:

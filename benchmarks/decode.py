@@ -108,7 +108,7 @@ class Ours(Slots):
             self.combine_rows(rows)
 
     def combine(self) -> None:
-        """See `Route`."""
+        """Combines answers that lie in the window or in memory of the experts' own."""
         self.combine_rows(self._answers())
 
     def _answers(self) -> torch.Tensor:
@@ -141,18 +141,18 @@ class Traced(Ours):
         self.pairs: list[Pair] = []
 
     def dispatch(self) -> None:
-        """See `Route`."""
+        """Empties the trace, notes when the run begins, and dispatches."""
         self._log.take()
         self._begin_ns = time.perf_counter_ns()
         super().dispatch()
 
     def combine(self) -> None:
-        """See `Route`."""
+        """Combines, and notes when the run ends."""
         super().combine()
         self._end_ns = time.perf_counter_ns()
 
     def settle(self) -> None:
-        """See `Route`."""
+        """Lets go of what was delivered, and keeps what the trace has of the run."""
         super().settle()
         calls, events, _ = self._log.take()
         self.pairs.append(Pair.of(self._begin_ns, self._end_ns, calls, events))

@@ -128,7 +128,7 @@ def _taken(case: Case, rank: int, rounds: int, path: str) -> tuple[list[Taken], 
 
 
 def _spans(call: TracedCall, events: Sequence[TraceEvent]) -> Spans:
-    """Of a call, and of each of its launches from the first block's begin to the last one's end."""
+    """Begin and end in ns of a call, and of each launch: the first block's begin and the last one's end."""
     blocks = [e for e in events if e.call == call.number and e.kind == TRACE_BLOCK]
     spans = [(call.begin_ns, call.end_ns)]
     for index in range(len(call.plan.launches)):

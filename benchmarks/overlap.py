@@ -113,7 +113,7 @@ class Load:
     sent: float
 
     def gigabytes_per_s(self, wire: float) -> float:
-        """Of a link that has the sender sleep for ``wire`` times the local work."""
+        """GB/s of a link that has the sender sleep for ``wire`` times the local work."""
         return self.sent / (self.copying_us + wire * self.local_us) / 1e3
 
 
@@ -247,8 +247,10 @@ def measure(rank: int, num_ranks: int, setting: Setting, folder: str) -> Measure
 def hidden(
     path: Path, operator: Operator, local_steps: Sequence[str], iterations: int
 ) -> tuple[float, float, float]:
-    """Of the last calls in a trace: microseconds of local work a call, of it hidden, and of it what nothing
-    can hide: the first launch if it comes before all communication, the last if it comes after it.
+    """Mean microseconds per call of local work, of what is hidden of it, and of what nothing can hide.
+
+    Calls are the last ones in a trace. Nothing can hide the first launch if it comes before all
+    communication, or the last if it comes after it.
     """
     totals = []
     calls = calls_of(path, operator, iterations).values()

@@ -39,7 +39,7 @@ def _lies_in(step: Event, launch: Event) -> bool:
 
 
 def steps_in(events: Sequence[Event], launch: str, names: Collection[str]) -> list[Span]:
-    """Of a rank's launches of a name the steps of some names, on all of its cores."""
+    """Spans of the steps of some names within a rank's launches of one name, on all of its cores."""
     launches = [event for event in events if event["name"] == launch]
     return [
         span_of(step)
@@ -49,7 +49,7 @@ def steps_in(events: Sequence[Event], launch: str, names: Collection[str]) -> li
 
 
 def overlap_us(span: Span, others: Iterable[Span]) -> float:
-    """Of a span, what the union of others covers."""
+    """Microseconds of a span that the union of others covers."""
     covered, at = 0.0, span[0]
     for begin, end in sorted(others):
         begin, end = max(begin, at), min(end, span[1])

@@ -21,7 +21,7 @@ from moe_triton.tools.progress import progress
 from moe_triton.tools.text_table import TextTable, names, numbers
 
 NEAR = 1.3
-"""Of the floor: a kernel within it is as fast as one may ask."""
+"""How many times the floor a kernel may take and still be as fast as one may ask."""
 
 
 def explain(

@@ -73,7 +73,7 @@ class Estimate:
 
     @property
     def cycles(self) -> float:
-        """Of the largest figure."""
+        """The largest figure, in cycles."""
         return max(float(figure) for figure in astuple(self))
 
 

@@ -66,7 +66,7 @@ class Buffer:
 
     @property
     def num_bytes(self) -> int:
-        """Of the part of one tile that is used."""
+        """Bytes of the part of one tile that is used; 0 if its size or element is not known."""
         *dims, element = (self.part or self.tile).split("x")
         if element not in ELEMENT_BITS or "?" in dims:
             return 0

@@ -36,7 +36,7 @@ class Compiled:
     switched_off: tuple[str, ...] = ()
 
     def share(self, kind: str) -> float:
-        """Of a kind's copies those that are double-buffered; 1 where there are none."""
+        """The share of a kind's copies that is double-buffered; 1 where there are none."""
         doubled, number = (self.buffered or {}).get(kind, (0, 0))
         return doubled / number if number else 1.0
 

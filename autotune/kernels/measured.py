@@ -32,7 +32,7 @@ from moe_triton.core.space import Settings, text_of
 from moe_triton.kernels import Case, Shape, Sizes, families
 
 NARROW = 0.02
-"""Of the ratio: how wide its 95% interval may be for it to count as known."""
+"""How wide the 95% interval of a ratio may be for the ratio to count as known."""
 CLEARLY_WORSE = 1.1
 FEWEST, MOST = 15, 301  # rounds
 BATCH_S = 200e-6  # of calls that are timed together: the clock costs nothing then
@@ -132,7 +132,7 @@ class MeasuredTask(Task):
     target: ClassVar[str] = CPU
 
     def evaluate(self, settings: Settings, best: float | None) -> Outcome:
-        """See `Task`."""
+        """Measures a candidate against the default, once both have given the same bits."""
         default = self.subject.kernel
         case = case_of(self.subject, self.target)
         try:
@@ -216,7 +216,7 @@ def source() -> str:
 
 
 def digest_of_task(kernel: TritonKernel, *others: object) -> str:
-    """Of a kernel, and of what else decides its outcomes."""
+    """A digest of a kernel, and of what else decides its outcomes."""
     source_text = getattr(kernel.fn, "cache_key", kernel.name)
     decides = others, source_text, kernel.args, sorted(kernel.constants.items(), key=str)
     return digest_of_values((decides, tables.VALUES))

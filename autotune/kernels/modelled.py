@@ -83,7 +83,7 @@ class ModelledTask(Task):
     machine: Machine = field(kw_only=True)
 
     def evaluate(self, settings: Settings, best: float | None) -> Outcome:
-        """See `Task`."""
+        """Prices a candidate by the model: its mean nanoseconds over the situations."""
         default = self.subject.kernel
         kernel = default.with_settings(settings)
         if self._unpriced:  # no other settings could be better than what is not known

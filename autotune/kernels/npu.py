@@ -82,14 +82,14 @@ class MeasuredOnNpuTask(MeasuredTask):
     chip: str = field(kw_only=True)
 
     def copy_of(self, memory: Mapping[str, torch.Tensor]) -> Memory:
-        """See `MeasuredTask`."""
+        """Copies the memory of a case to the device."""
         device = device_of(self.chip).runtime.device
         return {name: tensor.clone().to(device) for name, tensor in memory.items()}
 
     def stop_watch(
         self, case: Case, kernel: TritonKernel, memory: Memory
     ) -> tuple[Callable[[], float], Memory]:
-        """See `MeasuredTask`."""
+        """Returns what gives a call's seconds by the device's clock, and all memory after the first call."""
         runtime, soc, _ = device_of(self.chip)
         launch = triton_kernels.launcher(kernel)
         programs = min(soc.vector_cores, kernel.programs or soc.vector_cores)

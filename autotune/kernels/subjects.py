@@ -132,7 +132,7 @@ def _joined(one: Subject, other: Subject) -> Subject:
 
 
 def _traffics(scope: Scope, config: Config) -> list[Traffic]:
-    """Of the rank that receives the median number of rows, and of the one that receives the most."""
+    """Traffic of the rank that receives the median number of rows, and of the one that receives the most."""
     sizes = config.num_ranks, config.num_max_tokens_per_rank, config.num_topk, config.num_experts
     ids = draw_ids("uniform", *sizes, scope.seed)
     received = np.bincount(ids.ravel() // config.num_local_experts, minlength=config.num_ranks)

@@ -133,7 +133,7 @@ def _imports(path: Path) -> Iterator[str]:
 
 
 def digest_of(files: list[Path]) -> str:
-    """Of their names and contents."""
+    """A digest of the names and contents of files."""
     digest = sha256()
     for path in files:
         content = path.read_bytes()
@@ -142,5 +142,5 @@ def digest_of(files: list[Path]) -> str:
 
 
 def digest_of_values(values: object) -> str:
-    """Of what has a text."""
+    """A digest of the text that `repr` makes of values."""
     return sha256(repr(values).encode()).hexdigest()[:DIGITS]

@@ -126,7 +126,7 @@ class Run(Protocol):
         """Tables that a launch finds, made by those before it."""
 
     def cores(self, index: int) -> int:
-        """Of the launch on the device that a launch is a phase of."""
+        """The number of cores of the launch on the device that a launch is a phase of."""
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ def _sensitivity(answer: Answer, machine: Machine, name: str, value: float) -> S
 
 
 def _elasticity(ends: Sequence[tuple[float, float]], constant: float, value: float) -> float:
-    """Of an answer's logarithm by the constant's; by differences where a constant may be 0."""
+    """Relative change of an answer per that of a constant: by logarithms, or differences if one may be 0."""
     (low, at_low), (high, at_high) = ends
     if min(low, at_low, at_high) > 0:
         return math.log(at_high / at_low) / math.log(high / low)

@@ -14,7 +14,7 @@ RANKS_PER_NODE = {"A2": 8, "A3": 16}
 DIES_PER_CARD = 2
 
 NETWORK = "network"
-"""Of a rank of another server, whom nothing but queues reaches."""
+"""The tier of a rank of another server, which nothing but queues reaches."""
 
 _OUTSIDE = {"A2": NETWORK, "A3": "far"}
 _HOPS = {

@@ -88,7 +88,7 @@ def _options(soc: Soc) -> tuple[str, ...]:
 
 @functools.cache
 def compiler_version() -> str:
-    """Of the NPU compiler."""
+    """The version of the NPU compiler."""
     return distribution_version("ascendnpu-ir")
 
 

@@ -39,7 +39,7 @@ class Sizes:
     product: Product = "A3"
 
     def config(self, scheme: str) -> Config:
-        """Of a buffer of this group."""
+        """The configuration of a buffer of this group with a scheme."""
         sizes = self.ranks, self.tokens, self.hidden, self.topk, self.experts
         return Config(*sizes, product=self.product, scheme=scheme, relaxed=True)
 

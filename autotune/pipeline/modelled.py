@@ -54,7 +54,7 @@ class TunedGroup(Group):
         )
 
     def scheme(self, machine: Machine, rank: int = 0) -> Scheme:
-        """See `Group`."""
+        """Makes the scheme of a rank as it is tuned, on its number of blocks."""
         blocks = int(machine.cores) if self.num_blocks is None else self.num_blocks
         self.tuning.check(blocks)
         at = rank, blocks, TIMEOUT_US, CAPABILITIES["npu"]

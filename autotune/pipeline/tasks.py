@@ -44,11 +44,11 @@ class PipelineTask(Task):
     only: Settings | None = field(default=None, kw_only=True)
 
     def candidates(self) -> list[dict[str, int]]:
-        """See `Task`."""
+        """Lists every combination that is allowed, or the task's own and the only other one."""
         return super().candidates() if self.only is None else [dict(self.own), dict(self.only)]
 
     def first(self, known: Mapping[str, Outcome | None]) -> list[dict[str, int]]:
-        """See `Task`. Settings one by one, then what is best by itself of all of them together."""
+        """Lists settings one by one, then what is best by itself of all of them together."""
         own = dict(self.own)
         ones = [each for each in self.candidates() if len(each.items() - own.items()) <= 1]
         outcomes = {text_of(each): known.get(text_of(each)) for each in ones}
@@ -61,7 +61,7 @@ class PipelineTask(Task):
         return [*ones, best] if self.space.allows(best) else ones
 
     def evaluate(self, settings: Settings, best: float | None) -> Outcome:
-        """See `Task`."""
+        """Prices a candidate against the default, by the high end of the ratio of their times."""
         default, candidate = self.candidate_of(self.own), self.candidate_of(settings)
         found = self.price(default, candidate, self.seed)
         if found.refused:

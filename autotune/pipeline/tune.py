@@ -32,7 +32,7 @@ from moe_triton.tables import folder_of_user, machine_of, pipelines, schemes
 CPU = "cpu"
 PRODUCT: Product = "A3"
 RANKS, TOKENS = (2, 4, 8), (16, 64, 256)
-"""Of the CPU, as `python -m benchmarks.compare` has them."""
+"""The usual numbers of ranks and of tokens on a CPU, as `python -m benchmarks.compare` has them."""
 NPU_RANKS, NPU_TOKENS = (8, 16, 64, 256), (1, 16, 64, 128, 256, 512)
 NPU_EXPERTS = 256
 SHIPPED_HIDDEN, SHIPPED_TOPK = occasions.HIDDEN, occasions.TOPK

@@ -42,7 +42,7 @@ class SearchError(MoeTritonError):
 
 
 LEAST_GAIN = 0.03
-"""Of the default's time: less is not worth other settings. Half of the model's mean error (docs/model.md)."""
+"""The share of the default's time that settings must save: half of the model's mean error (docs/model.md)."""
 
 
 @dataclass(frozen=True)

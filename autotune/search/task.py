@@ -16,7 +16,7 @@ from moe_triton.core.space import Settings, Space
 TIMES = "ns", "default_ns"
 """Facts that are times in nanoseconds."""
 FAR_WORSE = 1.5
-"""Of the best so far: a candidate beyond it need not be known exactly."""
+"""A multiple of the best value so far: a candidate beyond it need not be known exactly."""
 
 
 class WrongBitsError(MoeTritonError):
@@ -61,7 +61,7 @@ class Outcome:
 
     @staticmethod
     def infeasible(reason: str) -> Outcome:
-        """Of a candidate that cannot be had."""
+        """The outcome of a candidate that cannot be had."""
         return Outcome(None, reason)
 
 

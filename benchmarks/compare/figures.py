@@ -114,7 +114,7 @@ class Samples:
         return float(np.median([s.core_us for s in samples])) if samples else 0.0
 
     def median(self, case: Case, route: str, phase: Phase = "both") -> float:
-        """Of the times; they must be there."""
+        """The median of the times in microseconds, of which there must be some."""
         return float(np.median(list(self.times(case, route, phase).values())))
 
     def fastest(self, case: Case, routes: Sequence[str]) -> str | None:

@@ -38,7 +38,7 @@ class Report:
     def of(
         records: list[Record], samples: Samples, settings: dict[str, Any], mpi_version: str = ""
     ) -> Report:
-        """Of a run that has just ended, on this machine."""
+        """The report of a run that has just ended, on this machine."""
         sizes = {"hidden": HIDDEN, "topk": TOPK, "experts": EXPERTS, "dtype": "bfloat16"}
         described = machine(), versions(mpi_version)
         return Report(records, absences(samples), *described, {**sizes, **settings})

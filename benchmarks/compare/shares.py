@@ -33,7 +33,7 @@ COLUMNS = (BUSY, *STEPS, SMALL, REST)
 
 
 def shares(samples: Samples, case: Case, route: str, cores: int) -> dict[str, float]:
-    """Of the cores' time, by column; all but the first add up to 1. Empty where the route has no times."""
+    """Shares of the cores' time by column; all but the first add up to 1. Empty if the route has no times."""
     steps = samples.steps(case, route)
     if not steps:
         return {}

@@ -138,7 +138,7 @@ def reduce(runs: Sequence[Run], timed: list[Timed]) -> list[Sample]:
 
 
 def _means(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Of the ranks: each has the same steps."""
+    """Each step's mean over the ranks, which all have the same steps."""
     return {name: sum(of_rank[name] for of_rank in steps) / len(steps) for name in steps[0]} if steps else {}
 
 

@@ -1,4 +1,4 @@
-"""See `benchmarks.servers`."""
+"""Measures one figure of groups of several servers, which one machine plays."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Wires:
     posts: float
 
     def us(self, machine: Machine) -> tuple[float, float]:
-        """Of either wire."""
+        """Microseconds on the wire between servers, and on the wire inside a server."""
         inside = movement.wire(machine, self.inside) if self.inside else 0.0
         return rdma_us(self.between, machine), inside
 

@@ -81,7 +81,7 @@ def _beside_work(
 
 
 def _beside_link(times: dict[str, list[float]], shorter_s: float) -> tuple[float, float, float]:
-    """Of posts and link, which each come on top of a call that has neither."""
+    """Hidden share of the shorter of posts and link; each comes on top of a call that has neither of them."""
     rounds = zip(times[LINK], times[POSTS], times[ALONE], strict=True)
     apart = [link + posts - alone for link, posts, alone in rounds]
     return hidden(apart, times[BOTH], [shorter_s] * len(apart))

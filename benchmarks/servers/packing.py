@@ -81,7 +81,7 @@ def _compared(
 
 
 def packed(trace: Path, operator: str, last: int) -> list[float]:
-    """Of the last so many calls of an operator the share of copying rows that lay beside the link."""
+    """Share of the time of copying rows that lay beside the link, in each of an operator's last calls."""
     return [hidden_of(ranks) for ranks in calls_of(trace, operator, last).values()]
 
 

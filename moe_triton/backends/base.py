@@ -199,7 +199,7 @@ class Host(Protocol):
     """What calls need before there is a back end: where tensors are, and what the host may read."""
 
     is_asynchronous: bool
-    """See `Capabilities`."""
+    """Tells whether runs end later than the calls that start them: the host reads no ids then."""
     posts_from_one: bool
     """Whether kernels post from one window of a process at a time."""
 
@@ -235,7 +235,7 @@ class Backend(Protocol):
     device: torch.device
     capabilities: Capabilities
     is_asynchronous: bool
-    """See `Capabilities`."""
+    """Tells whether runs end later than the calls that start them: the host reads no ids then."""
     overlaps: bool
     """Whether launches can run beside each other."""
     keeps_order: bool

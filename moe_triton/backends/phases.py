@@ -66,7 +66,7 @@ class PhaseTimes:
 
 
 def _beside(phases: Phases, cycles: Sequence[int]) -> list[float]:
-    """Of a split launch: each phase since the end of the one before it on the same blocks."""
+    """Microseconds of each phase of a split launch, since the end of the one before it on the same blocks."""
     ends = {False: cycles[0], True: cycles[0]}
     found = []
     for phase, end in zip(phases, cycles[1:], strict=True):

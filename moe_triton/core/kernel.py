@@ -45,7 +45,7 @@ class Arg:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of a number, or of what a pointer points to."""
+        """The dtype of a number, or of what a pointer points to."""
         from moe_triton.core.dtypes import DTYPES
 
         return DTYPES[self.type.removeprefix("*")]
@@ -144,7 +144,7 @@ class AscendCKernel:
 
 
 MAX_PHASES = 6
-"""Of one launch."""
+"""The most phases that one launch can have."""
 
 
 @dataclass(frozen=True)

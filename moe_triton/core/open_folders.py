@@ -98,7 +98,7 @@ class _Walk:
         self._makes, self._why_unsafe, self._num_links = makes, "", 0
 
     def to(self, folder: Path) -> OpenFolder:
-        """See `opened`."""
+        """Opens a folder part by part, each of them in the one before it."""
         self._path, self._handle = Path("/"), os.open("/", _LOOK_UP)
         left = [*reversed(folder.absolute().parts[1:])]
         try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 MOST_BYTES = 64 << 20
-"""Of a file that is read whole: far more than any that this package writes, but for traces."""
+"""The most bytes of a file that is read whole: far more than any that this package writes, except traces."""
 
 # A pipe is opened without waiting for its other end, and found to be none of ours then.
 _FLAGS = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY

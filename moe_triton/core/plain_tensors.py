@@ -43,7 +43,7 @@ def fault_of(tensor: torch.Tensor) -> Fault | None:
 
 
 def describe(*tensors: object) -> Hashable | None:
-    """See `moe_triton.backends.base.Host.describe`; wherever the tensors are."""
+    """Returns a key of a call's tensors, wherever they are, or None if one of them may not be plain."""
     described: list[Hashable] = []
     for tensor in tensors:
         if tensor is None:

@@ -96,7 +96,7 @@ def _as_launched(s: Shape) -> Shape:
 
 
 def _of_window(name: str, *, parted: bool) -> Family:
-    """Of a kernel that finds all rows in the window."""
+    """The family of an arrange kernel that finds all rows in the window."""
     return Family(
         name,
         arrange_kernel,

@@ -48,7 +48,7 @@ def arrange_fallback(
     zone_stride: int = 0,
     **own: Any,
 ) -> None:
-    """See `moe_triton.kernels.arrange.arrange_kernel`."""
+    """Copies received rows to expert order, as `moe_triton.kernels.arrange.arrange_kernel` describes it."""
     in_zone(entries, kept_zone, zone_stride)[: num_entries * STATUS_ENTRY.num_words] = 0
     received = max(0, min(int(num_rows[0]), capacity))
     table = row_slots[:received].long()

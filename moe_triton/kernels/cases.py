@@ -58,7 +58,7 @@ class Shape:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Of tokens."""
+        """The torch dtype of tokens."""
         return DTYPES[self.dtype]
 
     def has(self, feature: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from moe_triton.kernels.language import tl, triton
 
 MOST_COLUMNS = 1024
-"""Of a store on an AI core: beside the rows that a kernel computes with, its buffer has room for little."""
+"""The most columns that one store on an AI core clears: a kernel's own rows leave its buffer little room."""
 
 
 @triton.jit

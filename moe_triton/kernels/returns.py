@@ -292,7 +292,7 @@ def own_offsets_kernel(target: str = "cpu") -> TritonKernel:
 
 
 def _shared_inputs(s: Shape, r: Draw) -> Inputs:
-    """Of V1's shared rank: its own tokens first, then those of the other ranks."""
+    """The inputs on a shared rank of V1: its own tokens come first, then those of the other ranks."""
     ends = (torch.arange(r.num_ranks, dtype=I32) - 1) * (r.tokens // 2) + r.tokens
     ends[:2] = torch.tensor([r.tokens // 2, r.tokens])
     rows = int(ends[-1])

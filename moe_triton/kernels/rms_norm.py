@@ -37,7 +37,7 @@ from moe_triton.reference.arithmetic import LANES, add_rms_norm
 
 @triton.jit
 def sum_row(row):
-    """Of a row as (H/LANES, LANES), lane by lane, or as (H,)."""
+    """The sum of a row of shape (H,), or (H/LANES, LANES): the latter is summed lane by lane first."""
     return tl.sum(tl.sum(row, 0), 0) if len(row.shape) == 2 else tl.sum(row, 0)
 
 

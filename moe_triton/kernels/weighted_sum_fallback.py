@@ -57,7 +57,7 @@ def weighted_sum_fallback(
     zone_stride: int = 0,
     **_: object,
 ) -> None:
-    """See `moe_triton.kernels.weighted_sum.weighted_sum_kernel`."""
+    """Sums tokens' combine slots, as `moe_triton.kernels.weighted_sum.weighted_sum_kernel` describes it."""
     turn_cell(zone, turned)
     slots = in_zone(slots, zone, zone_stride)
     if slot_scales is not None:

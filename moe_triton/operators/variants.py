@@ -62,7 +62,7 @@ class DispatchVariant:
 
     @cached_property
     def row_dtype(self) -> torch.dtype:
-        """Of the rows that travel."""
+        """The dtype of the rows that travel: the row format's, or `dtype` if rows travel as they are."""
         return self.row_format.dtype or self.dtype
 
     @property
@@ -123,7 +123,7 @@ class CombineVariant:
         return hash(astuple(self))
 
     def __hash__(self) -> int:
-        """See `DispatchVariant`."""
+        """Returns the hash, computed once: every call looks its plan up by its variant."""
         return self._hash
 
 

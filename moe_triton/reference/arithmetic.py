@@ -21,7 +21,7 @@ Mask: TypeAlias = NDArray[np.bool_]
 LANES = 32
 BLOCK_ELEMENTS = 8
 PARTIAL_BLOCK_ELEMENTS = {torch.bfloat16: BLOCK_ELEMENTS, torch.float16: 2 * BLOCK_ELEMENTS}
-"""Of the sums of a server that travel as int8."""
+"""Elements that share a scale where the sums of a server travel as int8, by the dtype of results."""
 
 
 def as_floats(tensor: torch.Tensor) -> Floats:

@@ -16,7 +16,7 @@ from moe_triton.reference.dispatch import DispatchInputs, dispatch_all, present
 from moe_triton.reference.hierarchy import sums_by_servers
 
 OWN_SUMS = {"hierarchy": sums_by_servers}
-"""Of schemes whose sums are specified in another order (`moe_triton.schemes.scheme.Scheme.sums_alike`)."""
+"""By scheme, functions that sum in another order (`moe_triton.schemes.scheme.Scheme.sums_alike`)."""
 
 
 @dataclass(frozen=True)

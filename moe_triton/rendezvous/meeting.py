@@ -151,7 +151,7 @@ class Meeting:
 
     @property
     def number(self) -> int:
-        """Of the attempt in which they have met: another one each time that these ranks meet."""
+        """The number of the attempt in which the ranks have met: another one each time that they meet."""
         assert self._attempt is not None
         return self._attempt.number
 

@@ -100,7 +100,7 @@ class BufferCalls:
             self._calls.add(self._combine_plan(variant, zone, parts), executable)
 
     def swap(self, prepared: PreparedCalls) -> PreparedCalls:
-        """See `moe_triton.backends.base.Calls`."""
+        """Replaces the buffer's registered plans, ``{}`` for none, and returns the previous ones."""
         return self._calls.swap(prepared)
 
     def _dispatch_program(self) -> tuple[CallProgram, dict[str, Seen]]:

@@ -30,7 +30,7 @@ class PlanCalls(Protocol):
         ...
 
     def swap(self, prepared: PreparedCalls) -> PreparedCalls:
-        """See `moe_triton.backends.base.Calls`."""
+        """Replaces the registered plans, ``{}`` for none, and returns the previous ones."""
         ...
 
 
@@ -139,7 +139,7 @@ class Executables:
         return [view for view in views if view is not None]
 
     def keys(self) -> list[Key]:
-        """Of everything compiled so far."""
+        """The keys of everything compiled so far."""
         return list(self._kept)
 
     def swap(self, kept: Kept) -> Kept:

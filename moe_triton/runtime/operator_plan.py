@@ -157,7 +157,7 @@ class OperatorPlan(Uncopied):
 
     @cached_property
     def tables(self) -> KeptTables | None:
-        """See `Scheme.tables_of`. With torch_npu's functions they stand behind the counts of dispatch."""
+        """Dispatch keeps these tables for combine; with torch_npu's functions they follow its counts."""
         return scheme_type(self.config).tables_of(self.deployment.config)
 
     @cached_property

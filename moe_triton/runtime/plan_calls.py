@@ -39,13 +39,13 @@ class NativeCalls:
     def add(
         self, variant: Variant, zone: int, parts: int, tokens: torch.Tensor | None, executable: Executable
     ) -> None:
-        """See `moe_triton.runtime.executables.PlanCalls`."""
+        """Registers a plan in every program of its variant and number of parts, now and later."""
         self._executables[variant, parts][zone] = executable
         for program in list(self._programs[variant, parts]):
             self._calls.add(program.plan_program(zone), executable)
 
     def swap(self, prepared: PreparedCalls) -> PreparedCalls:
-        """See `moe_triton.backends.base.Calls`."""
+        """Replaces the registered plans, ``{}`` for none, and returns the previous ones."""
         return self._calls.swap(prepared)
 
     def call(self, program: PlanCall, variant: Variant, parts: int) -> Callable[..., Any]:

@@ -171,7 +171,7 @@ class Scheme(SchemeFacts):
 
     @cached_property
     def layout(self) -> Layout:
-        """See `layout_of`."""
+        """Tells what lies where in the scheme's own window, the same on every rank."""
         return self.layout_of(self.site.config)
 
     @cached_property
@@ -182,7 +182,7 @@ class Scheme(SchemeFacts):
 
     @property
     def queued_peers(self) -> frozenset[int]:
-        """See `SchemeFacts`: those of other servers."""
+        """Names the ranks that this one reaches by a queue: those of other servers."""
         config = self.site.config
         return frozenset(range(config.num_ranks)) - frozenset(config.topology.neighbours(self.site.rank))
 

@@ -161,7 +161,7 @@ class Site:
 
     @property
     def target(self) -> str:
-        """See `Capabilities`."""
+        """Names the back end that Triton kernels are specialised for."""
         return self.capabilities.target
 
     @property
@@ -171,12 +171,12 @@ class Site:
 
     @property
     def zones_on_device(self) -> bool:
-        """See `RoundFacts`."""
+        """Tells whether kernels look their zone up in device memory."""
         return self.scheme.rounds.on_device
 
     @property
     def keeps_own(self) -> bool:
-        """See `Scheme`."""
+        """Tells whether rows from this rank to itself need not go through its window."""
         return self.scheme.keeps_own
 
     def zone_cell(self, operator: Operator) -> Hole:

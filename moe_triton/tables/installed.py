@@ -26,7 +26,7 @@ def source_said(table: Table) -> str:
 
 @functools.cache
 def version_of(name: str) -> str:
-    """Of a distribution that is installed; "none" if it is not."""
+    """The version of a distribution that is installed; "none" if it is not."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

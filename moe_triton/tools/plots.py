@@ -14,7 +14,7 @@ from moe_triton.core.errors import ToolchainError
 from moe_triton.core.installing import install
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#882255", "#F0E442")
-"""Of the palette of Okabe and Ito."""
+"""Colours of plots: all but "#882255" are of the palette of Okabe and Ito."""
 
 STYLE = {
     "svg.hashsalt": "moe_triton",

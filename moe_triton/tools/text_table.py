@@ -128,7 +128,7 @@ class TextTable:
             yield shown
 
     def _widths(self, shown: Sequence[int], cells: Sequence[Sequence[Text]], width: int) -> list[int] | None:
-        """Of the columns that are shown; None if they do not fit."""
+        """The widths of the columns that are shown; None if they do not fit."""
         least = [self._narrowest(index, cells) for index in shown]
         room = width - GAP * (len(shown) - 1)
         if sum(least) > room:

@@ -358,7 +358,7 @@ def _oldest_idle(name: str, kept: Kept) -> tuple[Place, settings.Settings]:
 
 
 class Access:
-    """See `moe_triton.runtime.operator_plan.Access`; short where the communicator is there already."""
+    """Leads a plan to its communicator, by a short way where the communicator is there already."""
 
     def __init__(self, place: Place, environment: Mapping[str, str]) -> None:
         self._place, self._environment = place, environment

@@ -172,7 +172,7 @@ class Tallies:
         return "".join(lines)
 
     def _fields_in(self, tally: Tally, ahead: Sequence[str]) -> Fields:
-        """Of a window in which a rank is ahead: that which it is in, if it is."""
+        """The fields of a window in which a rank is ahead: of the one that it is in, if it is ahead there."""
         if tally.window in ahead:
             return tally.fields
         return next((self._fields[window] for window in ahead if window in self._fields), tally.fields)

@@ -138,7 +138,7 @@ def parts(points: Sequence[Point]) -> tuple[TextTable | str, ...]:
 
 
 def all_crossings(points: Sequence[Point]) -> list[tuple[str, str, Crossing]]:
-    """Of dispatch + combine: what is fixed, along what, and where. BS for each EP, and EP for each BS."""
+    """Crossings of dispatch + combine: what is fixed, along what, and where; for each EP, then each BS."""
     found = []
     for along, fixed in (("BS", "EP"), ("EP", "BS")):
         values = sorted({_sizes(point)[fixed] for point in points})

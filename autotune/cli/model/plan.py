@@ -201,7 +201,7 @@ def price_table(comm_alg: str, machine: Machine) -> TextTable:
 
 
 def _figures(call: Call, machine: Machine, operator: OperatorName) -> tuple[str, str, str]:
-    """Of one operator: in a graph, launched by the host, and its floor."""
+    """Microseconds of one operator, as text: in a graph, launched by the host, and its floor."""
     in_stream = replace(call, group=replace(call.group, mode="stream"))
     (stream,), graph = in_stream.priced(operator, machine), ""
     if call.group.may_be_captured(machine):
@@ -233,7 +233,7 @@ def _priced(group: Group, machine: Machine) -> tuple[Call, list[tuple[PricedPlan
 
 
 def _parts(found: Iterable[tuple[PricedPlan, Judged]], machine: Machine) -> Iterator[TextTable | str]:
-    """Of each operator: its time and range, its steps, what it is made of, and what it depends on."""
+    """What is printed of each operator: its time and range, its steps, its parts, and what it depends on."""
     for priced, judged in found:
         timeline = priced.timeline
         parts = ", ".join(f"{part} {us:.1f}" for part, us in timeline.parts.items())

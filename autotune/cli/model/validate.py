@@ -78,7 +78,7 @@ def validate(
 
 
 def error_bars(found: Validation) -> list[Judged]:
-    """Of every published time, from the ranges of the constants that its prediction depends on."""
+    """Error bars of all published times, from the ranges of the constants that predictions depend on."""
     from autotune.model.fits.published import ROWS, predict
     from autotune.model.sensitivity import judged
 

@@ -46,7 +46,7 @@ def store_cycles(machine: Machine, num_bytes: float, cores: int) -> float:
 
 
 def vector_cycles(machine: Machine, num_bytes: float, instructions: int = 1) -> float:
-    """Of vector instructions that each go over so many bytes."""
+    """Cycles of vector instructions that each go over so many bytes."""
     return instructions * (machine.vector_latency_cycles + num_bytes / machine.vector_bytes_per_cycle)
 
 
@@ -68,7 +68,7 @@ def core_loop(machine: Machine, items: float, pipes: Sequence[float]) -> float:
 
 
 def remote(rows: np.ndarray, tiers: Sequence[str]) -> np.ndarray:
-    """Of rows to each rank, those that leave the device."""
+    """(EP,) rows to each rank that leave the device: 0 where the rank is this one."""
     return np.where(np.array(tiers) == "self", 0, rows)
 
 

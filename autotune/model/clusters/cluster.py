@@ -69,7 +69,7 @@ class Point:
 
     @property
     def us(self) -> float:
-        """Of both operators."""
+        """Microseconds that dispatch and combine take together."""
         return sum(operator.us for operator in self.operators.values())
 
 

@@ -69,7 +69,7 @@ class Call:
 
     @property
     def slot_bytes(self) -> int:
-        """Of a quantised row, its scale and its origin, as they are sent."""
+        """Bytes of a quantised row, its scale and its origin, as they are sent."""
         return align(self.hidden, UB_ALIGN) + 2 * UB_ALIGN
 
     def tiers(self) -> tuple[str, ...]:

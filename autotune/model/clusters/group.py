@@ -32,7 +32,7 @@ PLANNED: tuple[Product, ...] = ("A3",)
 """Products whose groups are priced by their plans; those of A2 have closed forms, hierarchy's among them."""
 MOST_RANKS = 768
 EXPERTS = 256
-"""Of DeepSeek-V3: as many, or the next multiple of a group's ranks."""
+"""Experts of DeepSeek-V3: a group has as many by default, or the next multiple of its ranks."""
 DTYPE = torch.bfloat16
 IDS = torch.int32  # of the ids that callers give
 TIMEOUT_US = 60_000_000  # of waits in plans; it makes no difference here
@@ -131,7 +131,7 @@ class Group:
 
     @cached_property
     def config(self) -> Config:
-        """Of a buffer of this group.
+        """The configuration of a buffer of this group.
 
         Raises:
             ArgumentError: it is none that the scheme takes, or the product has no plans.

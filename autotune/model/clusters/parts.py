@@ -38,7 +38,7 @@ class Priced:
 
 
 def groups() -> Iterator[Group]:
-    """Of int8 rows, which dispatch quantises by parts; sizes that schemes take."""
+    """Groups of int8 rows, which dispatch quantises by parts, in the sizes that schemes take."""
     for name in PLANNED:
         for comm_alg, hidden, ranks, tokens in product(SCHEMES[name], HIDDEN, RANKS, TOKENS):
             group = Group(ranks, tokens, hidden, comm_alg=comm_alg, product=name)

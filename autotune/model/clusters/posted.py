@@ -45,7 +45,7 @@ class Compared:
 
     @property
     def difference(self) -> float:
-        """Of the timeline to the closed form, as a part of this."""
+        """By how much the timeline is longer than the closed form, as a share of the latter."""
         return self.timeline_us / self.closed_us - 1
 
 

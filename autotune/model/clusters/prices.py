@@ -39,7 +39,7 @@ class PricedPlan:
 
     @property
     def us(self) -> float:
-        """Of the whole operator."""
+        """Microseconds that the whole operator takes."""
         return self.timeline.total_us
 
     def seen_by_host_us(self, machine: Machine) -> float:
@@ -63,7 +63,7 @@ class Call:
 
     @staticmethod
     def typical(group: Group, bodies: Bodies) -> Call:
-        """Of the rank that receives the median number of rows.
+        """The call of the rank that receives the median number of rows.
 
         Examples:
             >>> call = Call.typical(Group(ranks=8, tokens=16), body_of)
@@ -75,7 +75,7 @@ class Call:
 
     @staticmethod
     def of(group: Group, bodies: Bodies, ids: np.ndarray, *ranks: int) -> Call:
-        """Of some ranks.
+        """The call of some ranks.
 
         Args:
             group: of the ranks.

@@ -46,7 +46,7 @@ class LeftOut:
 
     @property
     def error(self) -> float:
-        """Of the prediction, relative to the published time."""
+        """The error of the prediction, relative to the published time."""
         return self.us / self.row.us - 1
 
 
@@ -72,7 +72,7 @@ class Validation:
 
     @property
     def errors(self) -> np.ndarray:
-        """Of the predictions, relative to the published times."""
+        """The errors of the predictions, relative to the published times."""
         errors: np.ndarray = self.us / _measured(ROWS) - 1
         return errors
 

@@ -24,7 +24,7 @@ class AllGather(Route):
         self._scales: torch.Tensor | None = None
 
     def dispatch(self) -> None:
-        """See `Route`."""
+        """Gathers the rows of all ranks, and keeps those of this rank's experts."""
         inputs, exchange = self._inputs, self._exchange
         rows = inputs.x
         # Ids, weights and scales together: one small collective instead of three.
@@ -47,7 +47,7 @@ class AllGather(Route):
             self._scales = all_words[:, 2 * TOPK].view(torch.float32)[token]
 
     def combine(self) -> None:
-        """See `Route`."""
+        """Sums this rank's answers by weight for every token, and reduce-scatters the sums."""
         y, inputs = self._inputs.answers, self._inputs
         sums = torch.zeros(inputs.num_ranks * inputs.num_tokens, y.shape[1])
         sums.index_add_(0, self._token_of_row, y.float().mul_(self._weights[:, None]))

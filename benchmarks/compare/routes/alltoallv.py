@@ -42,7 +42,7 @@ class AllToAllV(Route):
         self._scales: torch.Tensor | None = None
 
     def dispatch(self) -> None:
-        """See `Route`."""
+        """Sorts rows by expert, exchanges counts, and sends each row to its expert's rank."""
         x, exchange, num_ranks = self._inputs.x, self._exchange, self._inputs.num_ranks
         flat = self._inputs.ids.flatten()
         order = flat.argsort(stable=True)
@@ -73,7 +73,7 @@ class AllToAllV(Route):
         self._sent = Sent(order, send_splits, receive_splits, to_expert_order)
 
     def combine(self) -> None:
-        """See `Route`."""
+        """Sends answers back to the ranks of their tokens, and sums them there by weight."""
         sent, y, weights = self._sent, self._inputs.answers, self._inputs.weights
         assert sent is not None
         by_source = torch.empty_like(y)

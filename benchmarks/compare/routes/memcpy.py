@@ -91,9 +91,9 @@ class Memcpy(Route):
         self._combine = _Copy(combine_traffic(scheme, **sizes), *how)
 
     def dispatch(self) -> None:
-        """See `Route`."""
+        """Copies as many bytes as the scheme's dispatch moves."""
         self._dispatch.run()
 
     def combine(self) -> None:
-        """See `Route`."""
+        """Copies as many bytes as the scheme's combine moves."""
         self._combine.run()

@@ -107,7 +107,7 @@ class MpiNative(Route):
         self._sum = prepare(kernel, [values[arg.name] for arg in kernel.args])
 
     def dispatch(self) -> None:
-        """See `Route`."""
+        """Sends rows to their experts' ranks by MPI, with our own kernels for the work at both ends."""
         self._route()
         counts = self._expert_counts.numpy()
         starts = np.cumsum(counts) - counts
@@ -135,7 +135,7 @@ class MpiNative(Route):
         place_of_row[order] = self._rows
 
     def combine(self) -> None:
-        """See `Route`."""
+        """Sends answers back by MPI, and sums them by weight with our own kernel where they arrive."""
         self._fill_answers()
         self._exchange(self._answers, self._receive_rows, self._returned, self._send_rows)
         self._sum()

@@ -64,12 +64,12 @@ class NoWait(Slots):
         self._waits[plan.operator, zone] = self._executables.compile(replace(plan, launches=waits))
 
     def dispatch(self) -> None:
-        """See `Route`."""
+        """Dispatches without the launches that wait for flags."""
         with self._without_waits("dispatch"):
             super().dispatch()
 
     def combine(self) -> None:
-        """See `Route`."""
+        """Combines without the launches that wait for flags."""
         with self._without_waits("combine"):
             super().combine()
 

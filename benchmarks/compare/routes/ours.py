@@ -18,12 +18,12 @@ class Slots(Route):
         self._received: DispatchOutput | None = None
 
     def dispatch(self) -> None:
-        """See `Route`."""
+        """Sends tokens to their experts' ranks by the buffer's dispatch."""
         x, ids = self.inputs.x, self.inputs.ids32
         self._received = self.buffer.dispatch(x, ids, quantize=self.quantize or None)
 
     def combine(self) -> None:
-        """See `Route`."""
+        """Sends answers back by the buffer's combine, which sums them by weight."""
         self.combine_rows(self.inputs.answers)
 
     def combine_rows(self, rows: torch.Tensor) -> None:
@@ -35,7 +35,7 @@ class Slots(Route):
         self._received = None
 
     def steps_us(self) -> Steps:
-        """See `Route`."""
+        """Returns the microseconds of each step of the last dispatch and combine, as the buffer has them."""
         return {
             "dispatch": self.buffer.durations_us("dispatch"),
             "combine": self.buffer.durations_us("combine"),
@@ -56,7 +56,7 @@ class Direct(Slots):
         self._runs = 0
 
     def combine(self) -> None:
-        """See `Route`."""
+        """Combines answers that lie in the window, where the first runs have put them."""
         rows = self.buffer.expert_output()
         if self._runs < self.FILLED_RUNS:
             self._runs += 1

@@ -80,18 +80,18 @@ class CpuBackend:
         self._unread_rule = ctypes.byref(ctypes.c_int32(0))
 
     def is_capturing(self) -> bool:
-        """See `moe_triton.backends.base.Backend`."""
+        """Returns False: there are no graphs on a CPU."""
         return False
 
     def measure(self, on: bool) -> None:
         """Nothing: every run measures, at no cost."""
 
     def window_limit(self, environment: Mapping[str, str]) -> int | None:
-        """See `moe_triton.backends.base.Backend`."""
+        """Returns None: on a CPU HCCL's variables give a window no default limit."""
         return None
 
     def identity(self) -> dict[str, str]:
-        """See `moe_triton.backends.base.Backend`."""
+        """Names what must be the same on every rank: back end, kind of kernels, machine and byte order."""
         return {
             "backend": self.name,
             "kernels": self.kernels,
@@ -103,15 +103,15 @@ class CpuBackend:
         """Nothing to do: a run has ended when it returns."""
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """See `moe_triton.backends.base.Backend`."""
+        """Makes an uninitialised tensor from recycled memory."""
         return self._outputs.empty(shape, dtype)
 
     def empty_all(self, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
-        """See `moe_triton.backends.base.Backend`."""
+        """Makes several uninitialised tensors from recycled memory, cheaper than one by one."""
         return self._outputs.empty_all(specs)
 
     def close(self) -> None:
-        """See `moe_triton.backends.base.Backend`."""
+        """Gives back the memory that is kept for more outputs; there will be none."""
         self._outputs.close()
 
     def why_no_posts(self) -> str:
@@ -126,7 +126,7 @@ class CpuBackend:
         log: TraceLog | None = None,
         private_bytes: int = 0,
     ) -> SharedWindow:
-        """See `moe_triton.backends.base.Backend`."""
+        """Maps the windows of all ranks, files in shared memory; where there are queues it emulates a NIC."""
         # Who waits so long for a rank waits no longer for what that rank compiles.
         name = f"rank {meeting.rank} of {meeting.num_ranks}"
         self._patience = self._patience or (meeting.timeout_s, name)
@@ -138,13 +138,13 @@ class CpuBackend:
         return window
 
     def make_trace_log(self, max_events: int, last_entry: int) -> NativeTraceLog:
-        """See `moe_triton.backends.base.Backend`."""
+        """Allocates the rings of memory that native code writes traces to."""
         return NativeTraceLog(max_events, last_entry)
 
     def compile(
         self, plan: Plan, report: torch.Tensor, fixed: Bindings, log: TraceLog | None = None
     ) -> Executable:
-        """See `moe_triton.backends.base.Backend`."""
+        """Compiles a plan to native code, or has it run with the torch fallbacks of its Triton kernels."""
         assert log is None or isinstance(log, NativeTraceLog)
         if self.kernels == "torch":
             return TorchExecutable(plan, report, fixed, self._settings(fixed), self.waits, log)
@@ -159,7 +159,7 @@ class CpuBackend:
         return settings_of(self.tuning, num_ranks, link, self._nic)
 
     def make_calls(self, setting: CallSetting) -> NativeCalls | None:
-        """See `moe_triton.backends.base.Backend`."""
+        """Returns the buffer's native calls, or None without Triton kernels, extension or output pool."""
         # Native calls always take their outputs from the pool.
         module = extension() if self.kernels == "triton" and output_pool.ENABLED else None
         return NativeCalls(setting, self._outputs, module) if module else None
@@ -169,11 +169,11 @@ class CpuBackend:
         return usual_on_cpu(num_ranks, self.cores())["num_blocks"]
 
     def cores(self) -> int:
-        """See `moe_triton.backends.base.Backend`."""
+        """Counts the cores that this process may run on, which the ranks of this machine share."""
         return len(os.sched_getaffinity(0))
 
     def read_int32(self, tensor: torch.Tensor, index: int) -> int:
-        """See `moe_triton.backends.base.Backend`."""
+        """Reads an element of a contiguous int32 tensor straight from its memory."""
         if not 0 <= index < tensor.numel():
             raise IndexError(f"{index} is outside a tensor of {tensor.numel()} elements")
         return ctypes.c_int32.from_address(tensor.data_ptr() + 4 * index).value
@@ -181,7 +181,7 @@ class CpuBackend:
     def take_ids(
         self, topk_idx: torch.Tensor, num_experts: int
     ) -> tuple[torch.Tensor, tuple[int, str] | None]:
-        """See `moe_triton.backends.base.Backend`."""
+        """Copies ids to int32 in native code, and returns the copy, and its first bad id if there is one."""
         num_tokens, topk = topk_idx.shape
         taken = self._outputs.empty((num_tokens, topk), torch.int32)
         source, width = topk_idx.data_ptr(), topk_idx.dtype.itemsize
@@ -191,7 +191,7 @@ class CpuBackend:
         return taken, (None if good < 0 else self.first_bad_id(taken, num_experts))
 
     def digest_ids(self, topk_idx: torch.Tensor, mask: torch.Tensor | None) -> int | None:
-        """See `moe_triton.backends.base.Backend`."""
+        """Computes what stands for the entries of ids that take part, in native code."""
         flags, per_flag = None, 1
         if mask is not None:
             flags, per_flag = mask.data_ptr(), topk_idx.shape[1] if mask.dim() == 1 else 1
@@ -199,7 +199,7 @@ class CpuBackend:
         return digest
 
     def first_bad_id(self, topk_idx: torch.Tensor, num_experts: int) -> tuple[int, str] | None:
-        """See `moe_triton.backends.base.Backend`."""
+        """Returns the index of the first id that breaks a rule, and the rule; None if all ids are good."""
         num_tokens, topk = topk_idx.shape
         find, address = self._library.moe_first_bad_id, topk_idx.data_ptr()
         position: int = find(address, num_tokens, topk, num_experts, self._unread_rule)

@@ -22,7 +22,7 @@ from moe_triton.core.marks import MARK
 
 
 class NativeCalls:
-    """See `moe_triton.backends.base.Calls`.
+    """Checks, allocates and runs the common calls of operators in native code, without Python.
 
     Raises:
         ToolchainError: the module was built from other sources than this package.
@@ -59,7 +59,7 @@ class NativeCalls:
         self._programs: dict[str, Any] = {}
 
     def operator(self, program: CallProgram) -> Callable[..., Any]:
-        """See `moe_triton.backends.base.Calls`."""
+        """Makes the native program of an operator, and returns the function that calls it."""
         try:
             made = self._programs[program.label or program.name] = self._module.CallProgram(
                 operator_id=program.operator_id,
@@ -79,7 +79,7 @@ class NativeCalls:
         return call
 
     def add(self, plan: PlanProgram, executable: Executable) -> None:
-        """See `moe_triton.backends.base.Calls`."""
+        """Registers a plan that was compiled to native code; any other is left to Python."""
         if not isinstance(executable, NativeExecutable):
             return
         kept = plan.kept
@@ -102,11 +102,11 @@ class NativeCalls:
         self._programs[plan.name].add(prepared)
 
     def remove(self, label: str) -> None:
-        """See `moe_triton.backends.base.Calls`."""
+        """Forgets a program and its plans, if there is one of this label."""
         self._programs.pop(label, None)
 
     def swap(self, prepared: PreparedCalls) -> PreparedCalls:
-        """See `moe_triton.backends.base.Calls`."""
+        """Replaces the plans of all programs, ``{}`` for none, and returns the previous ones."""
         return {name: made.swap(prepared.get(name, [])) for name, made in list(self._programs.items())}
 
     def _steps(self, registers: Registers) -> bytes:

@@ -106,11 +106,11 @@ class NativeExecutable:
         ]
 
     def words_of(self, launch: int) -> ctypes.Array[ctypes.c_uint64]:
-        """See `moe_triton.backends.cpu.waits.Runner`."""
+        """Returns the current argument words of one of the launches."""
         return self._words[launch]
 
     def run(self, bindings: Bindings) -> int:
-        """See `moe_triton.backends.base.Executable`."""
+        """Fills the holes, runs every launch in one native call, and returns 0 or a report code."""
         self._values[: len(self.holes)] = [
             bound if isinstance(bound, int) else bound.data_ptr()
             for bound in map(bindings.__getitem__, self.holes)
@@ -132,11 +132,11 @@ class NativeExecutable:
         return code
 
     def outcome(self, wait: bool) -> int | None:
-        """See `moe_triton.backends.base.Executable`."""
+        """Returns 0: a run returns its report code itself, once it has ended."""
         return 0
 
     def durations_us(self) -> dict[str, float]:
-        """See `moe_triton.backends.base.Executable`."""
+        """Returns the microseconds that each step of the last run took."""
         return self.plan.by_step(self._times.durations_us(list(self._durations)))
 
 
@@ -168,11 +168,11 @@ class TorchExecutable:
         waits.add(id(self), self)
 
     def words_of(self, launch: int) -> ctypes.Array[ctypes.c_uint64]:
-        """See `moe_triton.backends.cpu.waits.Runner`."""
+        """Returns the current argument words of one of the launches; a Triton kernel has none here."""
         return self._words[launch]
 
     def run(self, bindings: Bindings) -> int:
-        """See `moe_triton.backends.base.Executable`."""
+        """Runs the launches one after the other from Python, and returns 0 or a report code."""
         bindings = {**self._fixed, **bindings}
         self._is_profiled = is_profiled()
         with self._range(self._name), torch.device(CPU):  # fallbacks go by torch's default device
@@ -247,11 +247,11 @@ class TorchExecutable:
             raise ToolchainError(f"{self.plan.operator}: {names_of(phases)} failed: {native.last_error()}")
 
     def outcome(self, wait: bool) -> int | None:
-        """See `moe_triton.backends.base.Executable`."""
+        """Returns 0: a run returns its report code itself, once it has ended."""
         return 0
 
     def durations_us(self) -> dict[str, float]:
-        """See `moe_triton.backends.base.Executable`."""
+        """Returns the microseconds that each step of the last run took."""
         return self.plan.by_step(self._times.durations_us(self._durations))
 
 

@@ -13,7 +13,7 @@ from moe_triton.core.checks import CPU
 
 
 class CpuHost:
-    """See `moe_triton.backends.base.Host`."""
+    """Tells calls what they need before there is a back end: tensors are in the host's own memory."""
 
     device = CPU
     is_asynchronous = CAPABILITIES.is_asynchronous
@@ -25,7 +25,7 @@ class CpuHost:
         self.describe: Callable[..., Hashable | None] = (
             new_pool(module).describe if module else plain_tensors.describe
         )
-        """See `moe_triton.backends.base.Host`."""
+        """Returns a key of the dtypes, sizes, contiguity and devices of a call's tensors, or None."""
 
     def is_capturing(self) -> bool:
         """Never: there are no graphs."""

@@ -26,7 +26,7 @@ _CALL_OF_EVENT, _NUMBER_OF_CALL = "f2", "f2"
 
 
 class NativeTraceLog:
-    """See `moe_triton.backends.base.TraceLog`.
+    """Keeps the newest of what the plans of one communicator did, in rings that native code writes to.
 
     Args:
         max_events: number of events that are kept, and of messages on the link.
@@ -96,7 +96,7 @@ class NativeTraceLog:
         self._struct.num_events += 1
 
     def take(self) -> tuple[list[TracedCall], list[TraceEvent], int]:
-        """See `moe_triton.backends.base.TraceLog`."""
+        """Returns and forgets the calls with all of their events, and the number of dropped calls."""
         num_calls, num_events = self._struct.num_calls, self._struct.num_events
         first = max(self._num_taken + 1, num_calls - len(self._calls) + 1)
         events = self._events[:num_events]

@@ -79,7 +79,7 @@ class Runner(Protocol):
 
 
 class NativeWaits(Waits):
-    """See `moe_triton.backends.waits.Waits`.
+    """Controls the waits of one communicator in native code, which the host can both end and see.
 
     Attributes:
         address: of the ``moe::WaitControl``.
@@ -111,7 +111,7 @@ class NativeWaits(Waits):
 
     @property
     def is_stopped(self) -> bool:  # type: ignore[override]
-        """See `Waits`."""
+        """Tells whether all waits end at once, as if at their deadline."""
         return bool(self._struct.stop)
 
     @is_stopped.setter
@@ -119,7 +119,7 @@ class NativeWaits(Waits):
         self._struct.stop = value
 
     def raise_stopped(self, operator: str) -> None:
-        """See `Waits`."""
+        """Raises what a signal handler raised during a wait, or else why waits were stopped, if they were."""
         kind, value, trace = self._struct.error
         if kind:
             self._struct.error[:] = (None, None, None)
@@ -133,7 +133,7 @@ class NativeWaits(Waits):
         tell_s: float,
         tell: Callable[[Waiting], None],
     ) -> None:
-        """See `Waits`."""
+        """Has long waits noted for peers, and later reported: again each time that the wait has doubled."""
         self._note, self._tell, self._tell_ns = note, tell, int(tell_s * _NS)
         self._struct.patience_ns = int(note_s * _NS)
 

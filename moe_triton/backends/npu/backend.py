@@ -68,13 +68,13 @@ class NpuBackend:
         self.waits = Waits()
 
     def identity(self) -> dict[str, str]:
-        """See `moe_triton.backends.base.Backend`."""
+        """Names what must be the same on every rank: back end, processor, CANN version and window library."""
         versions = self._versions
         cann = versions.cann.version.text if versions.cann.version else ""
         return {"backend": self.name, "soc": self.soc.name, "cann": cann, "windows": self._windows_by}
 
     def is_capturing(self) -> bool:
-        """See `moe_triton.backends.base.Backend`."""
+        """Tells whether the current stream is being captured into a graph."""
         return self.runtime.is_capturing()
 
     def window_limit(self, environment: Mapping[str, str]) -> int | None:
@@ -82,28 +82,28 @@ class NpuBackend:
         return buffer_megabytes(environment) * MEGABYTE if BUFFSIZE in environment else None
 
     def synchronize(self) -> None:
-        """See `moe_triton.backends.base.Backend`."""
+        """Waits until all streams of the device have ended their work."""
         self.runtime.synchronize()
 
     def measure(self, on: bool) -> None:
-        """See `moe_triton.backends.base.Backend`."""
+        """Turns the measuring of steps on or off, for plans that are compiled already and for later ones."""
         self._measures = on
         for executable in self._executables:
             executable.measure(on)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """See `moe_triton.backends.base.Backend`."""
+        """Makes an uninitialised tensor on the device, from the memory of torch's own allocator."""
         return torch.empty(shape, dtype=dtype, device=self.device)
 
     def empty_all(self, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
-        """See `moe_triton.backends.base.Backend`."""
+        """Makes an uninitialised tensor on the device for each shape and dtype."""
         return [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in specs]
 
     def close(self) -> None:
         """Nothing: memory of outputs is torch's."""
 
     def why_no_posts(self) -> str:
-        """See `moe_triton.backends.base.Backend`."""
+        """Says what is missing for posts by memfabric, and what to do; empty where kernels can post."""
         otherwise = "or make a group of each server's ranks."
         if self._windows_by != MEMFABRIC:
             return (
@@ -126,7 +126,7 @@ class NpuBackend:
         log: TraceLog | None = None,
         private_bytes: int = 0,
     ) -> NpuWindow:
-        """See `moe_triton.backends.base.Backend`. A device without memory says so itself, and kills nobody.
+        """Makes a window that peers can write to. A device without memory says so itself, and kills nobody.
 
         Raises:
             ToolchainError: queues are needed, and kernels do not post.
@@ -149,7 +149,7 @@ class NpuBackend:
     def compile(
         self, plan: Plan, report: torch.Tensor, fixed: Bindings, log: TraceLog | None = None
     ) -> Executable:
-        """See `moe_triton.backends.base.Backend`."""
+        """Checks that a plan's blocks fit the processor, and compiles it for one stream or two."""
         assert log is None
         for phases in device_launches(plan.launches):
             check_blocks(num_blocks(phases), self.soc)

@@ -83,7 +83,7 @@ class NpuExecutable:
         return {number: self._runtime.make_event() for number in numbers}
 
     def run(self, bindings: Bindings) -> int:
-        """See `moe_triton.backends.base.Executable`."""
+        """Launches every step in order, and returns 0 without waiting for the device."""
         if not is_profiled():
             return self._run(bindings, [])
         with recorded(self._range):
@@ -134,7 +134,7 @@ class NpuExecutable:
         self._copied.record(stream)
 
     def outcome(self, wait: bool) -> int | None:
-        """See `moe_triton.backends.base.Executable`."""
+        """Returns 0 or a code that was reported, or None if the last run has not ended yet."""
         if not self._reporting:
             return 0
         if wait:
@@ -163,7 +163,7 @@ class NpuExecutable:
         return self._timed
 
     def durations_us(self) -> dict[str, float]:
-        """See `moe_triton.backends.base.Executable`. Waits for the last run that was measured.
+        """Returns the microseconds that each step took. Waits for the last run that was measured.
 
         Raises:
             BufferStateError: none was.

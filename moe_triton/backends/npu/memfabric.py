@@ -50,7 +50,7 @@ class MemfabricMemory:
         self.peers = tuple(base + rank * stride for rank in range(num_ranks))
 
     def free(self) -> None:
-        """See `moe_triton.backends.npu.window.Memory`."""
+        """Gives this rank's part back, and the object's number with it."""
         self._handle.destroy()
         _used_ids.discard(self._number)
         _give_back(self._number)

@@ -89,7 +89,7 @@ class Runtime:
         return int(stream.npu_stream)
 
     def describe(self, *tensors: object) -> Hashable | None:
-        """See `moe_triton.backends.base.Host`."""
+        """Returns a key of the dtypes, sizes, contiguity and devices of a call's tensors, or None."""
         return plain_tensors.describe(*tensors)
 
     def is_capturing(self) -> bool:

@@ -38,7 +38,7 @@ class ShmemMemory:
             self.peers = tuple(int(core.get_peer_buffer(buffer, rank).addr) for rank in range(num_ranks))
 
     def free(self) -> None:
-        """See `moe_triton.backends.npu.window.Memory`."""
+        """Gives this rank's part back, and ends the instance that it belongs to."""
         with self._core.multi_instance(self._instance):
             self._core.free(self._buffer)
         self._core.finalize(self._instance)

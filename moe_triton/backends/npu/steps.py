@@ -63,12 +63,12 @@ class AscendCStep:
         self._function = library.launcher(packed.kernel)
 
     def note_times(self, on: bool) -> None:
-        """See `Step`."""
+        """Writes the addresses where phases note their times into the words, or 0 to turn that off."""
         for position, address in self._times:
             self._words[position] = address if on else 0
 
     def launch(self, values: Sequence[int], stream: int) -> None:
-        """See `Step`."""
+        """Fills in the call's values and puts the kernel straight on the stream."""
         words = self._words
         for position, number, part in self._fills:
             words[position] = part(values[number])
@@ -95,10 +95,10 @@ class TritonStep:
         self._launch = triton_kernels.launcher(launch.kernel)
 
     def note_times(self, on: bool) -> None:
-        """See `Step`: it has one phase."""
+        """Does nothing: the launch has one phase."""
 
     def launch(self, values: Sequence[int], stream: int) -> None:
-        """See `Step`."""
+        """Fills in the call's values and puts the kernel on the stream by torch_npu's queue."""
         arguments = self._arguments
         for position, number, part in self._fills:
             arguments[position] = part(values[number])

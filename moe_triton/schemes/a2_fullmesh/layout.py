@@ -150,7 +150,7 @@ class BlocksLayout(Layout):
 
     @property
     def out_bytes(self) -> int:
-        """See `Layout`: a mirror of the part that peers write, where there are several servers."""
+        """Counts the bytes of the out part, which mirrors what peers write; 0 inside one server."""
         return self.in_bytes if self.config.topology.num_servers > 1 else 0
 
     @property

@@ -62,7 +62,7 @@ class A2Fullmesh(SplitScheme):
 
     @classmethod
     def space(cls, config: Config, capabilities: Capabilities, cores: int) -> Space:
-        """See `Scheme`. Between servers the parts in which blocks are made as well."""
+        """Lists settings to search, between servers the parts in which blocks are made as well."""
         space, ranks = super().space(config, capabilities, cores), config.num_ranks
         if config.topology.num_servers == 1:
             return space
@@ -78,12 +78,12 @@ class A2Fullmesh(SplitScheme):
 
     @cached_property
     def layout(self) -> BlocksLayout:
-        """See `layout_of`."""
+        """Tells what lies where in a window of A2's fullmesh."""
         return BlocksLayout(self.site.config)
 
     @cached_property
     def rounds(self) -> RoundFacts:
-        """See `Scheme`."""
+        """Says that all operators wait for every rank, and that dispatch and combine share zones."""
         return RoundFacts(
             waiting=frozenset(OPERATORS),
             shared=frozenset({"dispatch", "combine"}),
@@ -92,13 +92,13 @@ class A2Fullmesh(SplitScheme):
 
     @cached_property
     def queued_peers(self) -> frozenset[int]:
-        """See `Scheme`. In a group of several servers those of this one take posts, as in the original."""
+        """Names who takes posts: in a group of several servers those of this one too, as in the original."""
         c = self.site.config
         return frozenset(range(c.num_ranks)) - {self.site.rank} if c.topology.num_servers > 1 else frozenset()
 
     @property
     def statuses(self) -> tuple[tuple[Operator, Region], ...]:
-        """See `Scheme`."""
+        """Names the entries of a barrier: dispatch and combine post none."""
         return (("barrier", self.layout.barrier_status),)
 
     def whole(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
@@ -108,19 +108,19 @@ class A2Fullmesh(SplitScheme):
         return self._combine.whole(variant, zone)
 
     def setup(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
-        """See `SplitScheme`."""
+        """Plans an operator up to and including its flags, in one part."""
         if isinstance(variant, DispatchVariant):
             return self._dispatch.setup(variant, zone)
         return self._combine.setup(variant, zone)
 
     def teardown(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
-        """See `SplitScheme`."""
+        """Plans an operator from the wait on, in one part."""
         if isinstance(variant, DispatchVariant):
             return self._dispatch.teardown(variant, zone)
         return self._combine.teardown(variant, zone)
 
     def scratch(self) -> dict[str, Scratch]:
-        """See `Scheme`."""
+        """Adds what blocks tell each other of parts, and numbers of rows by rank, to what schemes share."""
         return super().scratch() | {
             "part_lines": Scratch(MAX_BLOCKS * (UB_ALIGN // WORD_BYTES), is_zeroed=True),
             "rows_to": Scratch(self.site.config.num_ranks),
@@ -128,5 +128,5 @@ class A2Fullmesh(SplitScheme):
         }
 
     def barrier(self, zone: int, timeout_us: int | None = None) -> Plan:
-        """See `barrier_plan`."""
+        """Plans a flag to every rank, and the wait for every rank's; None stands for the site's deadline."""
         return barrier_plan(self.site, self.layout.barrier_status, zone, timeout_us)

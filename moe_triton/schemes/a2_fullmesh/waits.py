@@ -28,7 +28,7 @@ _CODE, _FIRST = REPORT.word("code"), REPORT.word("first")
 
 
 def _blocks_go_on(site: Site, arguments: dict[str, Any], ranks: range) -> Iterator[int]:
-    """Of a header whose counts are out of bounds it says nothing: its wait is over."""
+    """Yields the ranks whose blocks have not come; a header with counts out of bounds has ended its wait."""
     blocks: Region = arguments["peer_blocks"]
     number = running_round(arguments)
     flag = arguments["flag_word"]
@@ -46,7 +46,7 @@ def _blocks_go_on(site: Site, arguments: dict[str, Any], ranks: range) -> Iterat
 
 
 def _words(wait: GaveUp) -> Iterator[tuple[int, int]]:
-    """Of the headers that are there."""
+    """Yields (rank, call word) of each header that is there."""
     arguments, window = wait.arguments, wait.tensor("window")
     number = round_of(wait)
     for rank in range(wait.site.config.num_ranks):

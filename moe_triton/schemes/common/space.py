@@ -18,7 +18,7 @@ CACHED_BYTES = (0, 1 << 18, 1 << 22)
 SPINS, YIELDS = (0, 50, 1000), (0, 20, 200, 2000)
 PART_TOKENS = (16, 32, 64, 128, 256, 512)
 SHARES = (1 / 4, 1 / 3, 1 / 2, 2 / 3)
-"""Of a device's cores, that may do nothing but receive."""
+"""Shares of a device's cores that may do nothing but receive."""
 
 
 def waiting_space(config: Config, capabilities: Capabilities, cores: int) -> Space:

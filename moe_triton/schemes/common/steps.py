@@ -28,7 +28,7 @@ def slot_of(site: Site, variant: DispatchVariant, *, is_flagged: bool = False) -
 
 
 def blocks_of_words(site: Site) -> int:
-    """Of a kernel of few words, such as ids or counts, for which another thread takes too long to start."""
+    """Blocks of a kernel of few words (ids, counts): one where another thread takes too long to start."""
     return site.num_blocks if site.capabilities.owns_cores else 1
 
 
@@ -55,7 +55,7 @@ def true_offsets(site: Site) -> Hole:
 
 
 def rows_to_send(site: Site, variant: DispatchVariant, part: int = 0, parts: int = 1) -> dict[str, Value]:
-    """Of a kernel that sends rows: which rows, of which tokens, for which experts."""
+    """Arguments that tell a kernel which rows to send, of which tokens, and for which experts."""
     first_token, num_tokens = tokens_of(part, parts)
     c, slot = site.config, slot_of(site, variant)
     shared = c.num_shared_experts > 0

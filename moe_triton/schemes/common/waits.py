@@ -37,7 +37,7 @@ class GaveUp:
 
     @cached_property
     def arguments(self) -> dict[str, Any]:
-        """See `arguments_of`."""
+        """Gives the launch's arguments by name: holes, numbers and regions."""
         return arguments_of(self.launch)
 
     @property
@@ -152,5 +152,5 @@ def _posts_go_on(site: Site, arguments: dict[str, Any], ranks: range) -> Iterato
 
 
 POSTS = Finder(_posts_gave_up, _posts_go_on, said="the queues to them stayed full for")
-"""Of a kernel that posts."""
+"""Finds the ranks that a kernel that posts waits for: those whose queues have no room."""
 ENTRY_FINDERS = {DISPATCH_WAIT.name: Finder(entries_gave_up, _entries_go_on), POST_STATUS.name: POSTS}

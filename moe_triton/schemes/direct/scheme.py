@@ -82,12 +82,12 @@ class Direct(Scheme):
 
     @cached_property
     def layout(self) -> DirectLayout:
-        """See `layout_of`."""
+        """Tells what lies where in a window of direct."""
         return DirectLayout(self.site.config)
 
     @property
     def statuses(self) -> tuple[tuple[Operator, Region], ...]:
-        """See `Scheme`."""
+        """Names the entries of a barrier, of a dispatch's counts and rows, and of a combine's results."""
         layout = self.layout
         of_dispatch: tuple[tuple[Operator, Region], ...]
         of_dispatch = ("dispatch", layout.counts_status), ("dispatch", layout.rows_status)
@@ -95,7 +95,7 @@ class Direct(Scheme):
 
     @cached_property
     def rounds(self) -> RoundFacts:
-        """See `Scheme`."""
+        """Says that dispatch, combine and barrier all wait for every rank, and why no graph may hold them."""
         return RoundFacts(
             waiting=frozenset(OPERATORS),
             no_graph=f"comm_alg={self.site.config.scheme!r} cannot be captured: its outputs are another "
@@ -103,7 +103,7 @@ class Direct(Scheme):
         )
 
     def place(self, output: Output, itemsize: int) -> Region:
-        """See `Scheme`."""
+        """Returns where dispatched rows, or the results that combine takes, lie in this rank's window."""
         return self.layout.rows(itemsize) if output == "rows" else self.layout.results
 
     def whole(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
@@ -113,13 +113,13 @@ class Direct(Scheme):
         return Plan("combine", zone, tuple(self._combine(variant, zone)))
 
     def scratch(self) -> dict[str, Scratch]:
-        """See `Scheme`."""
+        """Adds the scales that travel in stamps, closely packed, to what schemes share."""
         c = self.site.config
         results = c.num_max_tokens_per_rank * c.num_results_per_token
         return super().scratch() | {"packed_scales": Scratch(results, torch.float32)}
 
     def barrier(self, zone: int, timeout_us: int | None = None) -> Plan:
-        """See `barrier_plan`."""
+        """Plans a flag to every rank, and the wait for every rank's; None stands for the site's deadline."""
         return barrier_plan(self.site, self.layout.barrier_status, zone, timeout_us)
 
     def _dispatch(self, variant: DispatchVariant, zone: int) -> list[Launch]:

@@ -34,7 +34,7 @@ from moe_triton.schemes.fullmesh.posts import dispatch_post
 from moe_triton.schemes.site import COMBINE_KIND, DISPATCH_WORD, Site, launch_matching, tokens_of
 
 MAX_RECEIVED_BYTES = 24 * 1024
-"""Of a row that a block has twice in its local memory, beside its tables (dispatch_receive.h)."""
+"""Most bytes of a row: a receiving block has two in local memory, beside its tables (dispatch_receive.h)."""
 
 
 @dataclass(frozen=True)

@@ -161,7 +161,7 @@ class WindowLayout(Layout):
 
     @property
     def out_bytes(self) -> int:
-        """See `Layout`: the mirror of what peers write, results, and flags."""
+        """Counts the bytes of the out part: the mirror of what peers write, results, and flags."""
         return self.out_flags.end - self.in_bytes if self._posts else 0
 
     @property

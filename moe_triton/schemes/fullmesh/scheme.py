@@ -60,7 +60,7 @@ class Fullmesh(SplitScheme):
 
     @classmethod
     def space(cls, config: Config, capabilities: Capabilities, cores: int) -> Space:
-        """See `Scheme`. Operators are cut as well, into parts or by blocks, unless they post."""
+        """Lists settings to search. Operators are cut as well, into parts or by blocks, unless they post."""
         space = waiting_space(config, capabilities, cores)
         if config.topology.num_servers > 1:
             return space
@@ -68,12 +68,12 @@ class Fullmesh(SplitScheme):
 
     @staticmethod
     def layout_of(config: Config) -> WindowLayout:
-        """See `Scheme`."""
+        """Lays a window out by V1's rules, with results by expert, or by V2's, with results by token."""
         return ExpertSlotsLayout(config) if config.version == 1 else WindowLayout(config)
 
     @cached_property
     def layout(self) -> WindowLayout:
-        """See `layout_of`."""
+        """Tells what lies where in the scheme's own window."""
         return self.layout_of(self.site.config)
 
     @cached_property
@@ -86,7 +86,7 @@ class Fullmesh(SplitScheme):
 
     @cached_property
     def rounds(self) -> RoundFacts:
-        """See `Scheme`."""
+        """Says that in V1 all operators wait for every rank, and that dispatch and combine share zones."""
         facts = super().rounds
         if not self.site.is_version_1:
             return facts
@@ -94,7 +94,7 @@ class Fullmesh(SplitScheme):
 
     @property
     def statuses(self) -> tuple[tuple[Operator, Region], ...]:
-        """See `Scheme`."""
+        """Names the entries of a barrier, of a dispatch to this rank, and of V1's combine."""
         layout = self.layout
         return (
             ("barrier", layout.barrier_status),
@@ -103,25 +103,25 @@ class Fullmesh(SplitScheme):
         )
 
     def whole(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
-        """See `Scheme`."""
+        """Plans a whole dispatch or combine, in as many parts as its tokens are cut into."""
         if isinstance(variant, DispatchVariant):
             return self._dispatch.whole(variant, zone, parts)
         return self._combine.whole(variant, zone, parts)
 
     def setup(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
-        """See `SplitScheme`."""
+        """Plans an operator up to and including its flags; only a dispatch is cut into parts."""
         if isinstance(variant, DispatchVariant):
             return self._dispatch.setup(variant, zone, parts)
         return self._combine.setup(variant, zone)
 
     def teardown(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
-        """See `SplitScheme`."""
+        """Plans an operator from the wait on; only a combine is cut into parts."""
         if isinstance(variant, DispatchVariant):
             return self._dispatch.teardown(variant, zone)
         return self._combine.teardown(variant, zone, parts)
 
     def scratch(self) -> dict[str, Scratch]:
-        """See `Scheme`."""
+        """Adds quantised rows, progress of parts, ready tokens and the like to what schemes share."""
         site, tokens = self.site, self.site.config.num_max_tokens_per_rank
         return shared_scratch(site) | {
             "quantized_rows": Scratch(site.capacity * site.quantized_row_bytes, torch.uint8),
@@ -137,7 +137,7 @@ class Fullmesh(SplitScheme):
         }
 
     def barrier(self, zone: int, timeout_us: int | None = None) -> Plan:
-        """See `Scheme`."""
+        """Plans a flag to every rank, and the wait for every rank's; None stands for the site's deadline."""
         return barrier_plan(self.site, self.layout.barrier_status, zone, timeout_us)
 
     def wordless_flags(
@@ -179,5 +179,5 @@ class InbandFullmesh(Fullmesh):
 
     @staticmethod
     def layout_of(config: Config) -> WindowLayout:
-        """See `Scheme`."""
+        """Lays a window out with dispatch slots cut into blocks that carry their flags."""
         return InbandLayout(config)

@@ -45,7 +45,7 @@ class Piece(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """Of all of them."""
+        """The number of rows on all of these servers together."""
         return len(self.places) * len(self.rows)
 
 
@@ -86,7 +86,7 @@ class CombinePlans:
         return Plan("combine", zone, tuple(steps))
 
     def _norm(self, variant: CombineVariant) -> list[Launch]:
-        """Of the sums. Those of tokens that a mask leaves out are zeros already: they went to no server."""
+        """Launches that normalise the sums. Tokens that a mask leaves out have zeros: no server got them."""
         steps = [select(self.site, variant)] if variant.mask != "none" else []
         return [*steps, rms_norm(self.site, variant)]
 
@@ -206,7 +206,7 @@ class CombinePlans:
         return [flag, wait, lost]
 
     def _server_sums(self, variant: CombineVariant, zone: int, piece: Piece) -> list[Launch]:
-        """Of each token that came by the rail the results of this server's experts, ascending, by weight."""
+        """Launches that sum this server's results per token from the rail, by weight, experts ascending."""
         c, site, slots = self.site.config, self.site, self.layout.result_slots
         itemsize, first = variant.dtype.itemsize, self._first_token(piece)
         features = SumFeatures(masked=True, by_expert=True, zoned=site.zones_on_device)

@@ -192,7 +192,7 @@ class DispatchPlans:
         )
 
     def _slot_of(self, variant: DispatchVariant) -> SlotLayout:
-        """Of a forwarded row."""
+        """How the slot of a forwarded row is packed."""
         return local.slot_of(self.site, variant)
 
     def _arrange(self, variant: DispatchVariant, zone: int) -> Launch:

@@ -221,12 +221,12 @@ class HierarchyLayout(Layout):
 
     @property
     def data_bytes(self) -> int:
-        """See `Layout`."""
+        """Counts the bytes from the rails to the last result, which HCCL_BUFFSIZE has to cover."""
         return align(self.result_slots.end, SLOT_ALIGN) - self.state_bytes
 
     @property
     def out_bytes(self) -> int:
-        """See `Layout`: a mirror of what other servers write."""
+        """Counts the bytes of the out part, a mirror of what other servers write."""
         return self.posted_bytes
 
     @property

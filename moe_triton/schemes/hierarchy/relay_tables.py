@@ -99,12 +99,12 @@ class RelayTables(KeptTables):
         return tables[table.offset : table.offset + math.prod(table.shape)].view(table.shape)
 
     def keep(self, bindings: Bindings) -> None:
-        """See `KeptTables`: the weights, ``topk_weights`` (T, K) fp32."""
+        """Keeps the weights that dispatch was given, ``topk_weights`` (T, K) fp32."""
         given = bindings["topk_weights"]
         self.of(bindings[TABLES], "own_weights")[: len(given)] = given.view(torch.int32)
 
     def check(self, bindings: Bindings, called: Mapping[str, str]) -> None:
-        """See `KeptTables`: dispatch's weights, tables as a dispatch leaves them, origins that can be."""
+        """Checks for dispatch's weights, tables as a dispatch leaves them, and origins that can be."""
         self._check_weights(bindings, called["topk_weights"])
         self._check_tables(bindings, called[TABLES])
         if "origins" in called:

@@ -93,7 +93,7 @@ class Hierarchy(Scheme):
 
     @classmethod
     def space(cls, config: Config, capabilities: Capabilities, cores: int) -> Space:
-        """See `Scheme`. Who posts to other servers may be chosen as well, where several can."""
+        """Lists settings to search. Who posts to other servers may be chosen as well, where several can."""
         space = super().space(config, capabilities, cores)
         posters = tuple(map(POSTS.index, capabilities.posters))
         if len(posters) == 1 or config.topology.num_servers == 1:
@@ -102,17 +102,17 @@ class Hierarchy(Scheme):
 
     @cached_property
     def layout(self) -> HierarchyLayout:
-        """See `layout_of`."""
+        """Tells what lies where in a window of hierarchy."""
         return HierarchyLayout(self.site.config)
 
     @cached_property
     def rounds(self) -> RoundFacts:
-        """See `Scheme`."""
+        """Says that dispatch, combine and barrier all wait for every rank."""
         return RoundFacts(waiting=frozenset(OPERATORS), on_device=self.site.capabilities.captures_graphs)
 
     @property
     def statuses(self) -> tuple[tuple[Operator, Region], ...]:
-        """See `Scheme`."""
+        """Names the entries that hold a call word: those of a barrier and of a dispatch."""
         return (("barrier", self.layout.barrier_status), ("dispatch", self.layout.token_counts))
 
     def whole(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
@@ -122,7 +122,7 @@ class Hierarchy(Scheme):
         return self._combine.whole(variant, zone)
 
     def scratch(self) -> dict[str, Scratch]:
-        """See `Scheme`."""
+        """Adds words of routes, sums for each server and what was seen of rails to what schemes share."""
         c = self.site.config
         tokens, servers = c.num_max_tokens_per_rank, c.topology.num_servers
         return super().scratch() | {
@@ -133,5 +133,5 @@ class Hierarchy(Scheme):
         }
 
     def barrier(self, zone: int, timeout_us: int | None = None) -> Plan:
-        """See `barrier_plan`."""
+        """Plans a flag to every rank, and the wait for every rank's; None stands for the site's deadline."""
         return barrier_plan(self.site, self.layout.barrier_status, zone, timeout_us)

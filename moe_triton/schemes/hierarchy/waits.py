@@ -124,7 +124,7 @@ def _rank_itself(wait: GaveUp, number: int) -> int:
 
 
 def _entry_words(wait: GaveUp) -> Iterator[tuple[int, int]]:
-    """Of the entries that are there; those that were as expected are gone."""
+    """Yields (rank, call word) of the entries that have come; the wait has cleared those that it expected."""
     status, window = wait.arguments["status"], wait.tensor("window")
     is_of_server = _is_of_server(wait.site, status)
     if not is_of_server:
@@ -162,7 +162,7 @@ def _rails_go_on(site: Site, arguments: dict[str, Any], servers: range) -> Itera
 
 
 def _rail_words(wait: GaveUp) -> Iterator[tuple[int, int]]:
-    """Of the end flags that are there, and of ranks that made another call, as they say."""
+    """Yields (rank, call word) of the end flags there are, and of ranks that they say made another call."""
     ends, window = wait.arguments["ends"], wait.tensor("window")
     number = round_of(wait)
     for server in range(ends.extent("server")):

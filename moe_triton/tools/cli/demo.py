@@ -169,7 +169,7 @@ class _Teller(logging.Handler):
     """Tells who runs the ranks which kernels are compiled."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler`."""
+        """Tells of a kernel that is being compiled, and passes over every other record."""
         if record.msg == COMPILING:
             tell(f"{record.getMessage()}; it is kept for the next time")
 

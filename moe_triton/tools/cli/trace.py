@@ -66,7 +66,7 @@ def _checked(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def median_call(trace: Path, operator: str, rank: int, calls: int) -> Call:
-    """Of the last ``calls`` calls of an operator in a trace, the one of median duration.
+    """The one of median duration among the last ``calls`` calls of an operator in a trace.
 
     Raises:
         ArgumentError: the file is no trace, or has no such call.

@@ -140,7 +140,7 @@ class CountingLibrary:
         library.moe_last_error.restype = ctypes.c_char_p
 
     def launcher(self, kernel: AscendCKernel) -> Callable[..., int]:
-        """Of a kernel.
+        """The library's function that launches a kernel.
 
         Raises:
             ToolchainError: the build has no such kernel, or with other arguments.

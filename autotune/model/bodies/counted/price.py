@@ -88,7 +88,7 @@ def priced(ran: Ran, tiers: Sequence[Tier], machine: Machine, cores: int, rings:
 
 
 def _away(steps: Steps, tiers: Sequence[Tier], machine: Machine) -> dict[int, tuple[float, float]]:
-    """Of each kind of step in which anything leaves the device: microseconds of the wire, and of hops."""
+    """Microseconds of the wire, and of hops, in each kind of step in which anything leaves the device."""
     away = steps.peer >= 0
     step, peer, is_trip = steps.step[away], steps.peer[away], steps.is_trip[away]
     amount = steps.records["amount"][away].astype(np.int64)

@@ -20,7 +20,7 @@ from moe_triton.core.kernel import AscendCKernel
 from moe_triton.core.reach import TOKEN_SHIFT
 
 FIRST_SEGMENT = 4096
-"""Of what arguments point to; those before are windows."""
+"""The number of the first segment that an argument points to; those before it are windows."""
 
 
 @dataclass(frozen=True)

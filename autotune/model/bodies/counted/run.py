@@ -33,7 +33,7 @@ WINDOW, PEERS, REPORT, CALL_WORDS = "window", "peers", "report", "call_words"
 """Holes that every buffer fills, beside those of a call."""
 NOBODY = np.zeros(0, np.uint64)
 MOST_WORDS = 1 << 20
-"""Of a table that kernels make for others."""
+"""The most words that are read of a table that kernels make for others."""
 _FLOATS = "*fp32", "*bf16", "*fp16"
 _INTEGERS = ("*i32",)
 
@@ -233,7 +233,7 @@ class PlanRun:
         return [num_blocks(phases) for phases in device_launches(self.plan.launches) for _ in phases]
 
     def cores(self, index: int) -> int:
-        """Of the launch on the device that a launch is a phase of."""
+        """The number of cores of the launch on the device that a launch is a phase of."""
         return self._cores[index]
 
     def _run_to(self, index: int) -> None:
@@ -288,7 +288,7 @@ class PlanRun:
             self._check_report(self.plan.launches[index], rank)
 
     def _words_of(self, index: int, rank: int) -> _Words:
-        """Of a launch; on one server the same for all ranks but for their numbers."""
+        """The words of a launch's arguments; on one server the same for all ranks but for their numbers."""
         key = index, rank if self._group.plan_of else self._counting[0]
         if key not in self._words:
             plan = self._group.plan_of(rank) if self._group.plan_of else self.plan

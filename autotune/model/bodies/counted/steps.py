@@ -137,12 +137,12 @@ class Steps:
         return {kind: float(self.share[self.step == kind].max()) for kind in np.unique(self.step).tolist()}
 
     def num_bytes(self, did: Did) -> int:
-        """Of all copies of a kind."""
+        """Bytes of all copies of a kind."""
         return int(self.records["amount"][self.records["did"] == did].sum(dtype=np.int64))
 
     @cached_property
     def num_bytes_sent(self) -> int:
-        """Of copies to other devices, or from them."""
+        """Bytes of all copies to other devices, or from them."""
         return int(self.records["amount"][self.peer >= 0].sum(dtype=np.int64))
 
     @property
@@ -169,7 +169,7 @@ class Steps:
 
 
 def _firsts_and_lasts(places: np.ndarray, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of some records in order the first and the last of each block."""
+    """Places of the first and of the last record of each block, among some records in order."""
     of = block[places]
     return places[np.diff(of, prepend=-1) != 0], places[np.diff(of, append=-1) != 0]
 

@@ -38,7 +38,7 @@ class MemRef:
 
     @property
     def element_bits(self) -> int:
-        """Of one element."""
+        """The number of bits of one element."""
         return ELEMENT_BITS[self.element]
 
 

@@ -37,7 +37,7 @@ _FLOATS = (
     *("arith.addf", "arith.subf", "arith.mulf", "arith.divf", "arith.cmpf", "arith.bitcast", "arith.extf"),
     *("arith.sitofp", "arith.fptosi", "math.sqrt"),
 )
-"""Of data: their results are unknown."""
+"""Operations on data, whose results are unknown."""
 
 FREE = ("arith.constant", *_CASTS)
 """They take no instruction: constants are immediate, and all registers have 64 bits."""
@@ -57,12 +57,12 @@ def remainder(left: Number, right: Number) -> Number:
 
 
 def largest(*values: Number) -> Number:
-    """Of integers, if all are known."""
+    """The largest of some integers; unknown if any of them is."""
     return UNKNOWN if any(value is UNKNOWN for value in values) else max(int(value) for value in values)
 
 
 def smallest(*values: Number) -> Number:
-    """Of integers, if all are known."""
+    """The smallest of some integers; unknown if any of them is."""
     return UNKNOWN if any(value is UNKNOWN for value in values) else min(int(value) for value in values)
 
 

@@ -213,7 +213,7 @@ def _finding(measure: Callable[[], Mapping[str, float]], constants: Sequence[str
 
 
 def _iterations(settings: Settings) -> int:
-    """Of one pass."""
+    """The number of iterations in one pass."""
     return 4 if settings.quick else 40
 
 

@@ -171,7 +171,7 @@ def _spans(findings: Sequence[Finding], name: str) -> list[float]:
 
 
 def _own_times(findings: Sequence[Finding], name: str) -> list[float]:
-    """Of each rank by itself."""
+    """Microseconds of each call of a name, from a rank's own begin to its own end."""
     return [
         end - begin
         for finding in findings
