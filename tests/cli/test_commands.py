@@ -208,6 +208,17 @@ def test_plan_prints_the_steps_in_order(comm_alg: str) -> None:
     assert steps == STEPS[comm_alg]
 
 
+def test_the_npu_back_ends_plan_is_that_of_all_cores() -> None:
+    usual = run("plan", "--backend", "npu", "--comm-alg", "fullmesh_v1")
+    assert "dispatch_sendx24(" in usual
+    assert "dispatch_receivex24(" in usual
+    a2 = run("plan", "--backend", "npu", "--product", "A2", "--comm-alg", "fullmesh", "--ranks", "8")
+    assert "blocks_sendx40(" in a2
+    in_turn = run("plan", "--backend", "npu", "--comm-alg", "fullmesh_v1", "--blocks", "1")
+    assert "dispatch_sendx1(" in in_turn
+    assert "dispatch_receive" not in in_turn
+
+
 def test_the_npu_back_ends_plan_finds_its_zone_in_memory() -> None:
     npu, cpu = (run("plan", "--backend", backend) for backend in ("npu", "cpu"))
     assert "zone_at=<zones+4>" in npu

@@ -157,7 +157,9 @@ def plan(
     comm_alg: Annotated[str, typer.Option(help=COMM_ALG_HELP)] = "auto",
     outputs: Annotated[Outputs, typer.Option(help=OUTPUTS_HELP)] = "own",
     backend: Annotated[Literal["cpu", "npu"], typer.Option(help="whose plans")] = "cpu",
-    blocks: Annotated[int, typer.Option(help="per kernel", min=1)] = 1,
+    blocks: Annotated[
+        int | None, typer.Option(help="per kernel; 1, or on an NPU one for each vector core", min=1)
+    ] = None,
     communication_blocks: Annotated[int, typer.Option(help="of those, see Tuning")] = 0,
     dispatch_tokens: Annotated[int | None, typer.Option(help="of a part, see Tuning")] = None,
     combine_tokens: Annotated[int | None, typer.Option(help="of a part, see Tuning")] = None,

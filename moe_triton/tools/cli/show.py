@@ -12,6 +12,7 @@ from rich.console import Console
 from moe_triton.backends import CAPABILITIES
 from moe_triton.core.config import Config, Product
 from moe_triton.core.row_formats import row_format_of
+from moe_triton.core.soc import SOC_OF_PRODUCT, SOCS
 from moe_triton.core.tuning import Tuning
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.runtime.chosen_scheme import Asked, ChosenScheme, choose_scheme
@@ -89,13 +90,15 @@ def size_of(num_bytes: int) -> str:
     return f"{num_bytes / 1e6:.2f} MB" if num_bytes >= MB else f"{num_bytes / 1e3:.2f} KB"
 
 
-def show_plans(group: Group, quantize: str | None, blocks: int, tuning: Tuning, console: Console) -> None:
+def show_plans(
+    group: Group, quantize: str | None, blocks: int | None, tuning: Tuning, console: Console
+) -> None:
     """The launches of dispatch and combine of as many tokens as there may be, and who says in how many parts.
 
     Args:
         group: whose.
         quantize: how dispatched rows travel.
-        blocks: per kernel.
+        blocks: per kernel; None for what a buffer has by itself where each rank has a chip, or a core, alone.
         tuning: how operators are cut into parts, and who posts.
         console: to print to.
 
@@ -104,6 +107,9 @@ def show_plans(group: Group, quantize: str | None, blocks: int, tuning: Tuning, 
     """
     found, capabilities = group.chosen(), CAPABILITIES[group.asked.backend]
     config = found.config
+    if blocks is None:
+        is_npu = group.asked.backend == "npu"
+        blocks = SOCS[SOC_OF_PRODUCT[config.product]].vector_cores if is_npu else 1
     row_format = row_format_of(quantize, config.hidden)
     scheme_type(config).check_rows(row_format)
     check_tuning(tuning, config, blocks, capabilities)
