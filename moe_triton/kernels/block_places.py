@@ -206,7 +206,6 @@ def block_places_kernel(target: str = "cpu") -> TritonKernel:
     Ids outside [0, M) are no expert: offset 0, not counted; M is W * E. On the CPU the first program does
     all, and ``counts`` (M,) becomes the place behind each expert's last row.
 
-
     Example, of two ranks::
 
         topk_idx = [3, 0, 2, 3]

@@ -193,7 +193,6 @@ def inner_table_kernel(topk: int, target: str = "cpu", zoned: bool = False) -> T
     ``first_expert`` is the first one of this server. With ``zoned``, ``tokens`` is zone 0's, and
     ``zone_stride`` words lead to the other.
 
-
     Example, with K 2: one token, whose experts are 3, for which it is its rank's second, and 2::
 
         tokens = [65539, 2, -1, -1, -1, -1, -1, -1, 7, 8]

@@ -180,7 +180,6 @@ def outer_table_kernel(topk: int, num_servers: int, target: str = "cpu") -> Trit
 
     Ids outside [0, M) are no expert. On the CPU the first program does all.
 
-
     Example, with K 2 and two servers::
 
         topk_idx = [0, 1, 3, 0, 2, 3]

@@ -172,7 +172,6 @@ def returns_kernel(shared: bool, target: str = "cpu") -> TritonKernel:
         shared: on a rank of the shared expert, whose first rows are its own tokens; otherwise
             experts are numbered from ``first_expert`` on.
 
-
     Example, of two ranks; experts 2 and 3 are here, and expert 2 has one row from rank 0 and two from 1::
 
         recv_offsets = [1, 3, 3, 4]
@@ -265,7 +264,6 @@ def own_offsets_kernel(target: str = "cpu") -> TritonKernel:
 
     Its tokens come from itself alone, yet ``out[i]`` for i < R ends at the i-th piece of them; from R on the
     offsets are the true ones. The same form serves every target.
-
 
     Example, of rank 0 of 3, two of which are of the shared expert, with 3 tokens::
 

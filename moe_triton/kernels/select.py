@@ -161,7 +161,6 @@ def select_kernel(topk: int, per_entry: bool, target: str = "cpu", int64: bool =
     memory of a bool tensor, (T, K) with ``per_entry`` and (T,) without. The first program does all. Ids are
     int32, or ``int64``, of which those of `ID_LIMIT` or more, of either sign, become -1.
 
-
     Example, with K 2 and a mask (T,)::
 
         expert_ids = [4, 5, 6, 7, 8, 9, 4, 6]

@@ -183,7 +183,6 @@ def share_kernel(by_position: bool, masked: bool, target: str = "cpu") -> Triton
         masked: ``active`` numbers the tokens that take part and is negative for the others (`select`).
         target: the same form serves every target; on an NPU blocks are wider.
 
-
     Example, of 3 tokens of rank 3 with two ranks of shared experts, by position::
 
         num_tokens = 3

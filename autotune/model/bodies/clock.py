@@ -124,6 +124,7 @@ def cores(ops: np.ndarray, ends: np.ndarray, machine: Machine, with_spans: bool 
     """
     library = counting_library()
     ops, ends = np.ascontiguousarray(ops, OP), np.ascontiguousarray(ends, np.uint64)
+    # Only what counts is read: remembered prices depend on the constants that were.
     scalar = machine.scalar_cycles if np.isin(ops["kind"], (Kind.SET, Kind.WAIT, Kind.BARRIER)).any() else 0.0
     spans = ticks_of(machine.issue_cycles), ticks_of(scalar)
     settings = np.array((*spans, int(machine.queue_entries), with_spans), _SETTINGS)

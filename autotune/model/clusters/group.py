@@ -179,7 +179,7 @@ class Group:
         if self.parts is not None:
             each = -(-self.tokens // self.parts)
             half = blocks // 2 if self.parts > 1 and self.communication_blocks is None else 0
-            tuning = Tuning(each, each, half or self.communication_blocks or 0)
+            tuning = Tuning(each, each, half or communicating)
         tuning = replace(tuning, posts=self.posts, tables=FOLDER)  # a user's own are no part of the model
         tuning.check(blocks)
         return make_scheme(Site(self.config, rank, blocks, TIMEOUT_US, CAPABILITIES["npu"], tuning=tuning))

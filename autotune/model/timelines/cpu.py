@@ -22,7 +22,6 @@ from autotune.model.timelines.timeline import Timeline, walk_ranks
 from autotune.model.traffic import Tier, Traffic
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.core.plan import Plan
-from moe_triton.core.reach import TOKEN_SHIFT
 from moe_triton.layout import WORD_BYTES
 
 TIMES = (
@@ -175,8 +174,7 @@ def _emulated(work: Work, machine: Machine) -> Cost:
     did, amount = steps.records["did"], steps.records["amount"].astype(float)
     is_row = steps.is_copy & ~steps.is_short
     is_number = (did == Did.LOCAL) | (did == Did.GLOBAL)
-    is_sent = steps.records["address"] >> TOKEN_SHIFT <= steps.num_ranks  # to a window
-    row_ns = np.where(is_sent, 1 / machine.cpu_send_gb_per_s, 2 / machine.cpu_gather_gb_per_s)
+    row_ns = np.where(steps.owner >= 0, 1 / machine.cpu_send_gb_per_s, 2 / machine.cpu_gather_gb_per_s)
     kinds = {
         "entries": (steps.is_copy & ~is_row, machine.cpu_entry_ns),
         "ids": (is_number, amount * machine.cpu_id_ns),

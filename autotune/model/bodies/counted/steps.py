@@ -83,11 +83,15 @@ class Steps:
         return np.asarray(marks[last])
 
     @cached_property
+    def owner(self) -> np.ndarray:
+        """(N,) whose window a copy goes to, or comes from; -1 for other memory, and for all else."""
+        owner = (self.records["address"] >> TOKEN_SHIFT).astype(np.int64) - 1
+        return np.where(self.is_copy & (owner < self.num_ranks), owner, -1)
+
+    @cached_property
     def peer(self) -> np.ndarray:
-        """(N,) whose window a copy goes to, or comes from; -1 for this device's memory, and for all else."""
-        is_copy = self.is_copy
-        peer = (self.records["address"] >> TOKEN_SHIFT).astype(np.int64) - 1
-        return np.where(is_copy & (peer < self.num_ranks) & (peer != self.rank), peer, -1)
+        """(N,) the same of other ranks' windows: -1 for this device's memory."""
+        return np.where(self.owner != self.rank, self.owner, -1)
 
     @cached_property
     def is_copy(self) -> np.ndarray:
