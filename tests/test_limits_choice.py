@@ -111,7 +111,7 @@ def test_a_buffer_inside_one_server_says_that_it_is_fullmesh(monkeypatch: pytest
     assert chosen("fullmesh", 4, None) == ("fullmesh", "fullmesh: comm_alg='fullmesh'")
     # The switches are about the original's "", and "auto", a buffer's default, is ours.
     for own in ("auto", None):
-        assert chosen(own, 4, None)[1].startswith("fullmesh: no table")
+        assert chosen(own, 4, None)[1].startswith("fullmesh: the product's own; no table")
 
 
 def test_a_buffer_on_several_servers_goes_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +167,9 @@ def test_auto_takes_no_scheme_that_stays_inside_a_server(tmp_path: Path) -> None
         assert choose_scheme(asked, config, range(4), False).config.scheme == scheme
         several = choose_scheme(asked, replace(config, ranks_per_server=2), range(4), False)
         assert several.config.scheme == "fullmesh_v1"
-        assert several.source.startswith("fullmesh_v1: no table has a scheme that serves the group")
+        assert several.source.startswith(
+            "fullmesh_v1: the product's own; no table names another that serves the group"
+        )
 
 
 def test_the_size_hint_goes_by_the_same_choice() -> None:

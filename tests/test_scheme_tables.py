@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from autotune.model.constants import machine_named
-from autotune.model.constants import source_of as model_source
 from moe_triton import ArgumentError, EPBuffer, Tuning
 from moe_triton import tables as kernel_tables
 from moe_triton.core.config import Config
@@ -25,6 +23,9 @@ from moe_triton.tables.schemes import COMMAND, KEYS, KIND, OUTPUTS, SIZES, VALUE
 CONFIG = Config(4, 64, 1024, 8, 32)
 MACHINE = machine_of("cpu", "A3")
 SCHEMES = {("own", 64): "fullmesh_v2", ("own", 512): "fullmesh_v1", ("window", 64): "direct"}
+
+
+OWN = f"fullmesh_v1: the product's own; no table names another that serves the group on {MACHINE}"
 
 
 def write(folder: Path, named: dict[tuple[str, int], str], machine: str = MACHINE) -> Path:
@@ -98,7 +99,7 @@ def test_what_lacks_something_that_the_group_needs_is_not_taken(
 def test_without_a_table_the_products_own_scheme_is_taken(tmp_path: Path, nothing_shipped: Path) -> None:
     found = chosen(None)
     assert found.config.scheme == "fullmesh_v1"
-    assert found.source == f"fullmesh_v1: no table has a scheme that serves the group on {MACHINE}"
+    assert found.source == OWN
 
 
 def test_a_users_table_goes_before_the_packages_row_by_row(tmp_path: Path, nothing_shipped: Path) -> None:
@@ -178,25 +179,24 @@ def test_the_size_hint_is_that_of_the_scheme_that_is_taken(tmp_path: Path, outpu
     assert (bytes_of[0] == bytes_of[2]) == (outputs == "own")
 
 
-def test_the_shipped_tables_can_be_used_and_leave_own_outputs_to_the_products_scheme() -> None:
-    paths = sorted(kernel_tables.FOLDER.glob(f"{KIND}-*.json"))
-    assert {path.stem for path in paths} >= {f"{KIND}-{found.CPU_WITH_TABLES}", f"{KIND}-Ascend910_9391"}
-    for path in paths:
-        is_a2 = path.stem == f"{KIND}-{SOC_OF_PRODUCT['A2']}"
-        rows = checked_table(path, BY_PRODUCT["A2" if is_a2 else "A3"]).rows
-        sizes = {row.sizes for row in rows}
-        assert {(row.keys, row.sizes) for row in rows} == {((o,), s) for o in OUTPUTS for s in sizes}
-        # `EPBuffer`'s default: what a serving framework gets without asking is no other scheme than before.
-        assert {row.values[0] for row in rows if row.keys == ("own",)} == {
-            "fullmesh" if is_a2 else "fullmesh_v1"
-        }
-        assert all(row.values[1] <= row.values[2] for row in rows)
+def test_the_shipped_table_can_be_used_and_leaves_own_outputs_to_the_products_scheme() -> None:
+    """Of chips none is shipped: by the model no scheme of theirs is faster than the product's own."""
+    (path,) = kernel_tables.FOLDER.glob(f"{KIND}-*.json")
+    assert path.stem == f"{KIND}-{found.CPU_WITH_TABLES}"
+    rows = checked_table(path, BY_PRODUCT["A3"]).rows
+    sizes = {row.sizes for row in rows}
+    assert {(row.keys, row.sizes) for row in rows} == {((o,), s) for o in OUTPUTS for s in sizes}
+    # `EPBuffer`'s default: what a serving framework gets without asking is no other scheme than before.
+    assert {row.values[0] for row in rows if row.keys == ("own",)} == {"fullmesh_v1"}
+    assert {row.values[0] for row in rows} == {"fullmesh_v1", "direct"}
+    assert all(row.values[1] <= row.values[2] for row in rows)
     assert chosen(None, "window").config.scheme == "direct"
 
 
-@pytest.mark.parametrize("product", SOC_OF_PRODUCT)
-def test_what_is_shipped_for_an_npu_is_of_the_models_constants(product: str) -> None:
-    table = checked_table(
-        kernel_tables.FOLDER / f"{KIND}-{SOC_OF_PRODUCT[product]}.json", BY_PRODUCT[product]
-    )
-    assert table.source == model_source(machine_named(product)), table.command
+@pytest.mark.parametrize(("product", "own"), [("A3", "fullmesh_v1"), ("A2", "fullmesh")])
+@pytest.mark.parametrize("outputs", OUTPUTS)
+def test_on_a_chip_the_products_own_scheme_is_taken(product: Any, own: str, outputs: str) -> None:
+    config = replace(CONFIG, num_ranks=8, num_experts=64, product=product)
+    taken = choose_scheme(Asked(AUTO, outputs, "npu"), config, range(8), exchange=False)
+    assert taken.config.scheme == own
+    assert taken.source.endswith(f"no table names another that serves the group on {SOC_OF_PRODUCT[product]}")

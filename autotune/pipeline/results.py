@@ -82,6 +82,15 @@ def path_of(kind: str, target: Target) -> Path:
     return target.folder / kind_named(kind).file(target.machine)
 
 
+def drop_without_decision(target: Target, own: str) -> None:
+    """Removes a table of schemes of which every row names the product's own scheme."""
+    path = path_of(schemes.KIND, target)
+    if os.path.lexists(path) and {row.values[0] for row in kind_named(schemes.KIND).check(path).rows} == {
+        own
+    }:
+        path.unlink()
+
+
 def write(kind: str, target: Target, rows: list[Row]) -> Path:
     """Adds rows to a table, in the place of those of the same keys and sizes; a reader sees all or nothing.
 

@@ -27,7 +27,7 @@ from moe_triton.core.errors import ArgumentError
 from moe_triton.core.soc import SOC_OF_PRODUCT
 from moe_triton.core.tables import Row
 from moe_triton.schemes.rules import check_config
-from moe_triton.tables import folder_of_user, machine_of, pipelines, schemes
+from moe_triton.tables import FOLDER, folder_of_user, machine_of, pipelines, schemes
 
 CPU = "cpu"
 PRODUCT: Product = "A3"
@@ -173,6 +173,8 @@ def tune(
     """Searches group by group, and writes the tables as soon as there are rows.
 
     Every candidate that was priced is kept in the study, so that nothing of it is lost whatever comes after.
+    A table of the package's whose rows all name the product's own scheme is not left there: without it a
+    buffer takes the same one.
 
     Args:
         sizes: the groups.
@@ -204,6 +206,8 @@ def tune(
         with nullcontext(Modelled(one, product)) if product else Measured(one, effort) as prices:
             backend = "npu" if product else "cpu"
             yield _Search(one, target, options, prices.price, report, backend).tuned(settings)
+    if target.folder == FOLDER:
+        results.drop_without_decision(target, sizes[0].schemes[0])
 
 
 def priced_schemes(sizes: Sizes, soc: str) -> list[Row]:

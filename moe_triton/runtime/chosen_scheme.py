@@ -82,4 +82,5 @@ def choose_scheme(asked: Asked, whole: Config, members: Sequence[int], exchange:
     for name, source in named(machine, usual, outputs, SCHEMES, asked.folder):
         with contextlib.suppress(ArgumentError):  # it lacks what the group needs
             return ChosenScheme(left_of(replace(usual, scheme=name), members, exchange), f"{name}: {source}")
-    return ChosenScheme(taken, f"{choice.scheme}: no table has a scheme that serves the group on {machine}")
+    own = f"{choice.scheme}: the product's own; no table names another that serves the group on {machine}"
+    return ChosenScheme(taken, own)

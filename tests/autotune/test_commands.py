@@ -19,6 +19,8 @@ from typer.testing import CliRunner
 
 from autotune import results
 from autotune.kernels.modelled import ModelledTask
+from autotune.pipeline.candidate import Sizes
+from autotune.pipeline.tune import priced_schemes, target_of
 from autotune.search import Outcome
 from moe_triton import tables
 from moe_triton.core.config import Config
@@ -26,6 +28,7 @@ from moe_triton.core.cpu_family import cpu_family
 from moe_triton.core.installing import install, reinstall
 from moe_triton.core.space import Settings
 from moe_triton.core.tables import Row, Table
+from moe_triton.tables import schemes
 from moe_triton.tools.cli import extensions
 from moe_triton.tools.cli.app import app
 
@@ -49,6 +52,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     said = run("kernels", *SMALL, "--study", made / "study.db", "--output", made)
     assert f"kept: {made / NAME}.json" in said
     assert "best / floor" in said
+    rows = tuple(
+        Row(
+            (outputs,),
+            (hidden, topk, ranks, tokens),
+            ("fullmesh_v1", tokens * ranks * 1000, tokens * ranks * 1000),
+        )
+        for outputs in schemes.OUTPUTS
+        for hidden, topk, ranks, tokens in ((2048, 8, 256, 1), (7168, 1, 8, 1), (8192, 16, 16, 512))
+    )
+    columns = schemes.KEYS, schemes.SIZES, schemes.VALUES
+    of_schemes = Table(SCHEMES, schemes.COMMAND, "by hand", *columns, rows)
+    (made / f"{SCHEMES}.json").write_text(of_schemes.to_json())
     return made
 
 
@@ -102,16 +117,17 @@ def test_show_prints_the_rows_that_are_asked_for_in_microseconds(kept: Path) -> 
     shown = re.findall(r"^(?:rms_norm|stamps) .*", few, re.M)
     named = [row for table in (mine, shipped) for row in table.rows if row.keys[0] in ("rms_norm", "stamps")]
     assert len(shown) == len([row for row in named if row.sizes[0] in (7168, 1) and row.sizes[3] == 128])
-    schemes = run("show", "--topk", "1", "--ranks", "8")
-    assert re.search(r"^own +7168 +1 +8 +1  fullmesh_v1 ", schemes, re.M)
-    assert not re.search(r"^own +7168 +8 ", schemes, re.M)
+    of_schemes = run("show", "--topk", "1", "--ranks", "8")
+    assert re.search(r"^own +7168 +1 +8 +1  fullmesh_v1  8.00 ", of_schemes, re.M)
+    assert not re.search(r"^own +(2048|8192) ", of_schemes, re.M)
+    assert re.search(r"^own +fullmesh_v1 +8.00 ", of_schemes, re.M)
 
 
 def test_show_has_everything_on_demand(kept: Path) -> None:
     said = run("show", "--all")
     every = [
         Table.from_json((folder / f"{name}.json").read_text(), name)
-        for folder, name in ((kept, NAME), (tables.FOLDER, NAME), (tables.FOLDER, SCHEMES))
+        for folder, name in ((kept, NAME), (tables.FOLDER, NAME), (kept, SCHEMES))
     ]
     rows = [row for table in every for row in table.rows]
     for row in rows:
@@ -165,7 +181,7 @@ def test_diff_tells_what_changed(folder: Path, tmp_path: Path) -> None:
 
 
 def test_diff_of_schemes(folder: Path, tmp_path: Path) -> None:
-    table = tables.FOLDER / f"{SCHEMES}.json"
+    table = folder / f"{SCHEMES}.json"
     assert "as each other" in run("diff", table, table)
     other = tmp_path / f"{SCHEMES}.json"
     other.write_text(table.read_text().replace('512, "fullmesh_v1"', '512, "fullmesh_v2"', 1))
@@ -187,15 +203,15 @@ def test_verify_prices_again(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_verify_prices_schemes_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    shipped = tables.FOLDER / f"{SCHEMES}.json"
     monkeypatch.setattr(tables, "FOLDER", tmp_path)
-    table = Table.from_json(shipped.read_text(), SCHEMES)
-    row, *_ = (row for row in table.rows if row.sizes == (7168, 8, 8, 1))
-    copy = tmp_path / f"{SCHEMES}.json"
-    copy.write_text(replace(table, rows=(row,)).to_json())
-    assert f"{copy.name}: as kept" in run("verify")
+    row, *_ = priced_schemes(Sizes(8, 1, 7168, 8, 256), CHIP)
+    columns = schemes.KEYS, schemes.SIZES, schemes.VALUES
+    table = Table(SCHEMES, schemes.COMMAND, target_of(CHIP, tmp_path).source, *columns, (row,))
+    kept = tmp_path / f"{SCHEMES}.json"
+    kept.write_text(table.to_json())
+    assert f"{kept.name}: as kept" in run("verify")
     wrong = replace(row, values=("direct", *row.values[1:]))
-    copy.write_text(replace(table, source="another", rows=(wrong,)).to_json())
+    kept.write_text(replace(table, source="another", rows=(wrong,)).to_json())
     said = run("verify", code=1)
     assert f"source: another -> {table.source}" in said
     assert f"tokens 1: direct, {row.values[1]} ns of {row.values[2]} -> fullmesh_v1, " in said

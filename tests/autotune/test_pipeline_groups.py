@@ -15,10 +15,9 @@ from autotune.pipeline.candidate import Candidate, Sizes
 from autotune.pipeline.measured import Effort
 from autotune.pipeline.modelled import Modelled
 from autotune.pipeline.race import Result
-from autotune.pipeline.tune import sizes_of, target_of, tune
+from autotune.pipeline.tune import priced_schemes, sizes_of, target_of, tune
 from moe_triton import ArgumentError
-from moe_triton.schemes import SCHEMES
-from moe_triton.tables import FOLDER, schemes
+from moe_triton.tables import FOLDER
 from tests.autotune.test_pipeline import playing
 
 
@@ -137,5 +136,32 @@ def test_targets_are_of_processors_that_there_are(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="soc is 'Ascend310'"):
         target_of("Ascend310", tmp_path)
     assert target_of("A3", tmp_path).machine == target_of("Ascend910_9391", tmp_path).machine
-    shipped = schemes.checked_table(FOLDER / "schemes-Ascend910_9391.json", SCHEMES["A3"])
-    assert target_of("A3", tmp_path).source == shipped.source
+
+
+@pytest.mark.parametrize(
+    ("ranks", "tokens", "hidden", "topk"),
+    [(8, 1, 7168, 8), (16, 128, 7168, 8), (64, 16, 2048, 1), (8, 512, 4096, 6)],
+)
+def test_the_model_finds_no_scheme_that_is_faster_than_the_own_one_of_a3(
+    ranks: int, tokens: int, hidden: int, topk: int
+) -> None:
+    """Which is why no table of schemes is shipped for it; of A2's, none stands for another on one server."""
+    (sizes,) = sizes_of("A3", ranks=[ranks], tokens=[tokens], hidden=[hidden], topk=[topk])
+    assert len(sizes.alike) == 3
+    for row in priced_schemes(sizes, "A3"):
+        assert row.values[0] == "fullmesh_v1"
+
+
+@pytest.mark.parametrize("us_of_v2", [5.0, 20.0])
+def test_of_the_packages_folder_only_a_table_with_a_decision_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, us_of_v2: float
+) -> None:
+    monkeypatch.setattr("autotune.pipeline.tune.FOLDER", tmp_path / "shipped")
+    modelled(monkeypatch, lambda group: us_of_v2 if group.comm_alg == "fullmesh_v2" else 10.0)
+    groups = sizes_of("A3", ranks=[8], tokens=[16, 64])
+    for folder in (tmp_path / "shipped", tmp_path / "own"):
+        folder.mkdir()
+        given = {"folder": folder, "study": folder / "s.db", "settings": False}
+        assert len(list(tune(groups, "A3", **given))) == 2
+    assert (tmp_path / "own" / "schemes-Ascend910_9391.json").exists()
+    assert (tmp_path / "shipped" / "schemes-Ascend910_9391.json").exists() == (us_of_v2 < 10)
