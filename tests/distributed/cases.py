@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 
 from moe_triton.core.config import Config
 from moe_triton.core.row_formats import ROW_FORMATS
+from moe_triton.core.tuning import Tuning
 from moe_triton.schemes import product_of
 from moe_triton.tools.selftest.cases import Case, Inputs, experts_of, ids_of, inputs_of, smooth_scales_of
 
 __all__ = [
     "Case",
     "Inputs",
+    "as_on_npu",
     "cases",
     "experts_of",
     "ids_of",
@@ -66,6 +68,11 @@ def cases(draw: st.DrawFn, num_ranks: int, scheme: str | None = None) -> Case:
         rounds=draw(st.sampled_from([1, 2, 4])),
         num_blocks=draw(st.sampled_from([None, 1, 2, 3])),
     )
+
+
+def as_on_npu(case: Case) -> Tuning:
+    """Half of a case's blocks receive while the others send, as an NPU's do by default."""
+    return Tuning(receiving_blocks=(case.num_blocks or 1) // 2)
 
 
 def with_scheme(case: Case, scheme: str) -> Case:

@@ -50,6 +50,7 @@ FEATURES: dict[str, tuple[Any, ...]] = {
     "elastic": ("none", "unscaled", "routed", "shared", "both"),
     "performance_info": (False, True),
     "num_blocks": (None, 1, 3),
+    "receiving_blocks": (None, 1),
     "kernels": ("triton", "torch"),
     "stragglers": (False, True),
 }
@@ -95,6 +96,8 @@ class OperatorCase:
             expert, or "both".
         performance_info: given.
         num_blocks: blocks per kernel, None for what suits the machine.
+        receiving_blocks: of them, those that receive while the others send, as an NPU's do by default; None
+            for what a CPU does.
         kernels: "triton" or "torch".
         stragglers: every process is late to each call by another time.
     """
@@ -131,6 +134,7 @@ class OperatorCase:
     elastic: str = "none"
     performance_info: bool = False
     num_blocks: int | None = None
+    receiving_blocks: int | None = None
     kernels: str = "triton"
     stragglers: bool = False
 
@@ -211,6 +215,7 @@ def is_valid(case: OperatorCase) -> bool:
             (case.mask != "none", case.tokens in ("equal", "global_bs")),
             (case.shared_expert_x != "none", case.shared[1] == 0),
             (case.norm, case.dtype == torch.bfloat16),
+            (case.receiving_blocks is not None, (case.num_blocks or 1) > 1),
             (case.alphas == "rows", SPECIAL[case.special][2] > 0),
         )
         if applies

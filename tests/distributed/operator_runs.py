@@ -18,7 +18,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from moe_triton import reference, torch_npu_ops
+from moe_triton import Tuning, reference, torch_npu_ops
 from moe_triton.backends.cpu import output_pool
 from tests.distributed.operator_cases import SPECIAL, OperatorCase, Tensors, experts_of, tensors_of
 from tests.patience import seconds
@@ -83,6 +83,7 @@ def run_rank(
             ranks_per_server=case.servers or None,
             timeout_s=seconds(30.0),
             num_blocks=case.num_blocks,
+            tuning=Tuning(receiving_blocks=case.receiving_blocks),
             kernels=case.kernels,
             backend=backend,
         )

@@ -11,10 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moe_triton import Tuning
 from moe_triton.core.config import Config
 from moe_triton.processes import RankGroup
 from moe_triton.schemes import product_of
-from tests.distributed.cases import SCHEMES, Case, cases, small_case
+from tests.distributed.cases import SCHEMES, Case, as_on_npu, cases, small_case
 from tests.distributed.workers import bits_of_a_round, compare_rounds, make_buffer, many_rounds
 from tests.patience import seconds
 from tests.test_reference import CUMULATIVE, EXPAND_IDX, RECV_COUNTS, ints, worked_example
@@ -22,8 +23,8 @@ from tests.test_reference import CUMULATIVE, EXPAND_IDX, RECV_COUNTS, ints, work
 Groups = Callable[[int], RankGroup]
 
 
-def assert_bit_equal(ranks: Groups, case: Case, timeout_s: float = 120.0) -> None:
-    results = ranks(case.config.num_ranks).run(compare_rounds, case, timeout_s=timeout_s)
+def assert_bit_equal(ranks: Groups, case: Case, tuning: Tuning | None = None) -> None:
+    results = ranks(case.config.num_ranks).run(compare_rounds, case, tuning, timeout_s=seconds(120.0))
     assert results == [[]] * case.config.num_ranks
 
 
@@ -44,6 +45,16 @@ def test_four_ranks(ranks: Groups, data: st.DataObject, scheme: str) -> None:
 @given(case=cases(8))
 def test_eight_ranks(ranks: Groups, case: Case) -> None:
     assert_bit_equal(ranks, case)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@settings(max_examples=10)
+@given(data=st.data(), num_blocks=st.sampled_from([2, 3, 4]))
+def test_as_an_npu_does_by_default(
+    ranks: Groups, data: st.DataObject, num_ranks: int, num_blocks: int
+) -> None:
+    case = replace(data.draw(cases(num_ranks)), num_blocks=num_blocks)
+    assert_bit_equal(ranks, case, as_on_npu(case))
 
 
 @settings(max_examples=6)

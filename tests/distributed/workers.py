@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from moe_triton import EPBuffer
+from moe_triton import EPBuffer, Tuning
 from moe_triton.tools.selftest import cases
 from moe_triton.tools.selftest.cases import expected_round, one_round
 from moe_triton.tools.selftest.comparison import wrong_received
@@ -56,12 +56,12 @@ def by_turns(make: Callable[[int], Any], count: int) -> list[Any]:
     return made
 
 
-def compare_rounds(rank: int, num_ranks: int, case: Case) -> list[str]:
+def compare_rounds(rank: int, num_ranks: int, case: Case, tuning: Tuning | None = None) -> list[str]:
     """Runs a case and names everything that is not bit-equal to the reference."""
     wrong = []
     smooth = smooth_scales_of(case)
     expected = by_turns(lambda number: expected_round(case, number), case.rounds)
-    with make_buffer(case) as buffer:
+    with make_buffer(case, tuning=tuning) as buffer:
         for number in range(case.rounds):
             inputs = inputs_of(case, rank, number)
             output, combined = one_round(buffer, case, inputs, smooth)
