@@ -77,12 +77,7 @@ class RankGroup:
     """
 
     def __init__(
-        self,
-        num_ranks: int,
-        *,
-        num_threads: int = 1,
-        timeout_s: float = 120.0,
-        imports_main: bool = True,
+        self, num_ranks: int, *, num_threads: int = 1, timeout_s: float = 120.0, imports_main: bool = True
     ) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOAD)

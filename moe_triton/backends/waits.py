@@ -70,11 +70,7 @@ class Waits:
             raise BufferStateError(f"the buffer was closed while it was in a {operator}")
 
     def tell_after(
-        self,
-        note_s: float,
-        note: Callable[[Waiting], None],
-        tell_s: float,
-        tell: Callable[[Waiting], None],
+        self, note_s: float, note: Callable[[Waiting], None], tell_s: float, tell: Callable[[Waiting], None]
     ) -> None:
         """Has long waits noted for peers, and later reported: again each time that the wait has doubled.
 

@@ -71,11 +71,7 @@ def _fits(sizes: Sequence[int], shape: Sequence[int | str]) -> bool:
 
 
 def _reason(
-    name: str,
-    value: object,
-    shape: Sequence[int | str],
-    dtypes: Sequence[torch.dtype],
-    device: torch.device,
+    name: str, value: object, shape: Sequence[int | str], dtypes: Sequence[torch.dtype], device: torch.device
 ) -> ArgumentError:
     """The first thing that is wrong with a tensor."""
     error = not_plain_error(name, value, device)

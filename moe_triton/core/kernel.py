@@ -56,9 +56,7 @@ def numbers(type_name: str, names: str) -> tuple[Arg, ...]:
     return tuple(Arg(name, type_name, "value") for name in names.split())
 
 
-def chosen_args(
-    arguments: Iterable[tuple[bool, Arg]],
-) -> tuple[tuple[Arg, ...], dict[str, int | None]]:
+def chosen_args(arguments: Iterable[tuple[bool, Arg]]) -> tuple[tuple[Arg, ...], dict[str, int | None]]:
     """The arguments of a variant of a kernel, and constants in place of its other arguments.
 
     Args:

@@ -90,9 +90,7 @@ def _fault(tensor: torch.Tensor) -> Fault:
         return Fault(f"of layout {tensor.layout}", "it must be a dense tensor", "Pass {name}.to_dense().")
     if tensor.is_neg():
         return Fault(
-            "a negated view of its memory",
-            "its memory must hold its values",
-            "Pass {name}.resolve_neg().",
+            "a negated view of its memory", "its memory must hold its values", "Pass {name}.resolve_neg()."
         )
     if tensor.requires_grad and _grad_is_on():
         return Fault(

@@ -8,20 +8,8 @@ from moe_triton.core.config import Config
 from moe_triton.core.errors import INVALID_ARGUMENT
 from moe_triton.core.hccl import SWITCHES_SET
 from moe_triton.limits.call import Call
-from moe_triton.limits.common import (
-    hidden_step,
-    mask_dimensions,
-)
-from moe_triton.limits.rule import (
-    ONLY_V4,
-    CallRule,
-    ConfigRule,
-    Rule,
-    RuleSet,
-    absent,
-    between,
-    only,
-)
+from moe_triton.limits.common import hidden_step, mask_dimensions
+from moe_triton.limits.rule import ONLY_V4, CallRule, ConfigRule, Rule, RuleSet, absent, between, only
 
 NO_PAIRS = "A2 has no tensor parallelism"
 

@@ -185,9 +185,7 @@ _CALL: tuple[CallRule, ...] = (
         value="given",
     ).of(UNTIL_V3),
     absent(
-        "elastic_info",
-        "the limits of v4 have none on A3",
-        "Pass None, or choose generation 'v3' or none.",
+        "elastic_info", "the limits of v4 have none on A3", "Pass None, or choose generation 'v3' or none."
     ).of(ONLY_V4),
     scales_only_quantized,
     Rule(

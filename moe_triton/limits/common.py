@@ -218,11 +218,7 @@ COMMON = RuleSet(
         ),
         _needed_by("ori_x", "copy", "has_ori_x"),
         _needed_by("ori_x", "const", "has_ori_x"),
-        _needed_by(
-            "const_expert_alpha_1, const_expert_alpha_2 or const_expert_v",
-            "const",
-            "has_const_args",
-        ),
+        _needed_by("const_expert_alpha_1, const_expert_alpha_2 or const_expert_v", "const", "has_const_args"),
         Rule(
             "x_active_mask",
             "not with global_bs > BS * ep_world_size",

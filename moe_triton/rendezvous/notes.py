@@ -119,11 +119,7 @@ class Inquiry:
     """
 
     def __init__(
-        self,
-        rank: int,
-        num_ranks: int,
-        before: Mapping[int, tuple[str, float]],
-        absent_after_s: float | None,
+        self, rank: int, num_ranks: int, before: Mapping[int, tuple[str, float]], absent_after_s: float | None
     ) -> None:
         self._rank, self._num_ranks = rank, num_ranks
         self._before, self._absent_after_s = before, absent_after_s

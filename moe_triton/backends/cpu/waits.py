@@ -127,11 +127,7 @@ class NativeWaits(Waits):
         super().raise_stopped(operator)
 
     def tell_after(
-        self,
-        note_s: float,
-        note: Callable[[Waiting], None],
-        tell_s: float,
-        tell: Callable[[Waiting], None],
+        self, note_s: float, note: Callable[[Waiting], None], tell_s: float, tell: Callable[[Waiting], None]
     ) -> None:
         """Has long waits noted for peers, and later reported: again each time that the wait has doubled."""
         self._note, self._tell, self._tell_ns = note, tell, int(tell_s * _NS)

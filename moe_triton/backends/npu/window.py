@@ -12,12 +12,7 @@ from typing import Protocol
 import torch
 
 from moe_triton.backends.npu.runtime import Runtime
-from moe_triton.core.errors import (
-    CommunicationTimeoutError,
-    ConfigMismatchError,
-    ToolchainError,
-    WindowError,
-)
+from moe_triton.core.errors import CommunicationTimeoutError, ConfigMismatchError, ToolchainError, WindowError
 from moe_triton.core.reach import Queues
 from moe_triton.core.soc import Soc
 from moe_triton.layout import BLOCK_BYTES
@@ -58,12 +53,7 @@ class NpuWindow:
     """
 
     def __init__(
-        self,
-        memory: Memory,
-        num_bytes: int,
-        meeting: Meeting,
-        runtime: Runtime,
-        queues: Queues | None = None,
+        self, memory: Memory, num_bytes: int, meeting: Meeting, runtime: Runtime, queues: Queues | None = None
     ) -> None:
         self._memory, self._meeting, self._runtime = memory, meeting, runtime
         places = memory.peers

@@ -231,9 +231,7 @@ ASSUMPTIONS = (
         "a tensor over device memory that is not torch's", f"{TORCH_NPU}: torchair utils.py", _tensor_at
     ),
     Assumption(
-        "the window library's functions",
-        "memfabric_hybrid, shmem: their Python API references",
-        _windows,
+        "the window library's functions", "memfabric_hybrid, shmem: their Python API references", _windows
     ),
     Assumption(
         "a compiled Triton kernel takes addresses", "triton-ascend 3.2.0: backends/ascend/driver.py", _triton
