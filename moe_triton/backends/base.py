@@ -36,15 +36,12 @@ class Window(Protocol):
 
     def tensor(self) -> torch.Tensor:
         """This rank's window as a flat uint8 tensor."""
-        ...
 
     def barrier(self) -> None:
         """Waits for every rank of the group."""
-        ...
 
     def close(self) -> None:
         """Gives the memory back. May be called twice."""
-        ...
 
 
 class TraceEvent(NamedTuple):
@@ -99,7 +96,6 @@ class TraceLog(Protocol):
 
     def take(self) -> tuple[list[TracedCall], list[TraceEvent], int]:
         """Returns and forgets the calls with all of their events, and the number of dropped calls."""
-        ...
 
 
 class Executable(Protocol):
@@ -108,12 +104,10 @@ class Executable(Protocol):
     @property
     def failed_launch(self) -> Launch | None:
         """The launch that reported something in the last failed run, or None."""
-        ...
 
     @property
     def failed_report(self) -> torch.Tensor:
         """Its report, (blocks, words) int32 on the host."""
-        ...
 
     def run(self, bindings: Bindings) -> int:
         """Runs every launch in order.
@@ -125,7 +119,6 @@ class Executable(Protocol):
             0, or a report code (`moe_triton.core.ascendc`) of the first launch that reported one; later
             launches have then not run. Always 0 on an asynchronous back end: see `outcome`.
         """
-        ...
 
     def outcome(self, wait: bool) -> int | None:
         """What the runs so far have reported, if `run` does not wait for them to end.
@@ -136,11 +129,9 @@ class Executable(Protocol):
         Returns:
             0 or a report code, or None if the last run has not ended yet.
         """
-        ...
 
     def durations_us(self) -> dict[str, float]:
         """Microseconds that each step of the last run took."""
-        ...
 
 
 class CallSetting(NamedTuple):
@@ -180,19 +171,15 @@ class Calls(Protocol):
             A function of the operator's arguments that returns its outputs, or None for a call that native
             code does not handle; nothing has happened then.
         """
-        ...
 
     def add(self, plan: PlanProgram, executable: Executable) -> None:
         """Registers a plan: from now on calls that need it take the native path."""
-        ...
 
     def remove(self, label: str) -> None:
         """Forgets a program and its plans, if there is one of this label."""
-        ...
 
     def swap(self, prepared: PreparedCalls) -> PreparedCalls:
         """Replaces the registered plans, ``{}`` for none, and returns the previous ones."""
-        ...
 
 
 class Host(Protocol):
@@ -206,7 +193,6 @@ class Host(Protocol):
     @property
     def device(self) -> torch.device:
         """The device that tensors must be on."""
-        ...
 
     def describe(self, *tensors: object) -> Hashable | None:
         """A key of the dtypes, sizes, contiguity and devices of a call's tensors.
@@ -217,15 +203,12 @@ class Host(Protocol):
         Returns:
             The key, or None if one of them may not be a plain tensor (`moe_triton.core.plain_tensors`).
         """
-        ...
 
     def is_capturing(self) -> bool:
         """Whether the current stream is being captured into a graph."""
-        ...
 
     def on_host(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor's contents in host memory; waits for the device. Not allowed while `is_capturing`."""
-        ...
 
 
 class Backend(Protocol):
@@ -246,46 +229,36 @@ class Backend(Protocol):
     @property
     def waits(self) -> Waits:
         """The waits of its runs: a back end serves one communicator."""
-        ...
 
     def is_capturing(self) -> bool:
         """Whether the current stream is being captured into a graph."""
-        ...
 
     def measure(self, on: bool) -> None:
         """Whether runs measure each step, if that costs something."""
-        ...
 
     def window_limit(self, environment: Mapping[str, str]) -> int | None:
         """The default limit of a data window in bytes, by HCCL's variables; None for none."""
-        ...
 
     def identity(self) -> dict[str, str]:
         """Versions and settings that must be the same on every rank."""
-        ...
 
     def synchronize(self) -> None:
         """Waits until all runs have ended: a run may return before it has ended.
 
         Reads through torch's own operators are ordered without it; timings on the host are not.
         """
-        ...
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """An uninitialised tensor on the device, from recycled memory."""
-        ...
 
     def empty_all(self, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
         """`empty` for each, cheaper than one by one."""
-        ...
 
     def close(self) -> None:
         """Gives back memory that is kept for more outputs; there will be none. May be called twice."""
-        ...
 
     def why_no_posts(self) -> str:
         """Why kernels cannot post to queues, and what to do; empty where they can."""
-        ...
 
     def make_window(
         self,
@@ -304,7 +277,6 @@ class Backend(Protocol):
             log: of `make_trace_log`, to trace what an emulated link carries.
             private_bytes: that this rank's calls will take besides.
         """
-        ...
 
     def make_trace_log(self, max_events: int, last_entry: int) -> TraceLog:
         """Allocates a trace log.
@@ -313,7 +285,6 @@ class Backend(Protocol):
             max_events: number of events that it keeps, and of messages on an emulated link.
             last_entry: index of the total number of rows in ``recv_offsets``.
         """
-        ...
 
     def compile(
         self, plan: Plan, report: torch.Tensor, fixed: Bindings, log: TraceLog | None = None
@@ -326,23 +297,18 @@ class Backend(Protocol):
             fixed: contents of the holes that are the same in every call.
             log: of `make_trace_log`, to trace its runs.
         """
-        ...
 
     def make_calls(self, setting: CallSetting) -> Calls | None:
         """The native calls of a buffer, or None if this machine has none."""
-        ...
 
     def cores(self) -> int:
         """Cores that the ranks of this machine share; where each has a device, those of its own."""
-        ...
 
     def num_blocks(self, num_ranks: int) -> int:
         """Blocks per kernel that suit this machine when ``num_ranks`` ranks share it."""
-        ...
 
     def read_int32(self, tensor: torch.Tensor, index: int) -> int:
         """An element of a contiguous int32 tensor, as the host sees it. The index is within the tensor."""
-        ...
 
     def take_ids(
         self, topk_idx: torch.Tensor, num_experts: int
@@ -351,7 +317,6 @@ class Backend(Protocol):
 
         Ids that do not fit 32 bits become other invalid ids.
         """
-        ...
 
     def digest_ids(self, topk_idx: torch.Tensor, mask: torch.Tensor | None) -> int | None:
         """What stands for the entries of ids that take part; None where the host does not read them.
@@ -360,8 +325,6 @@ class Backend(Protocol):
             topk_idx: (T, K) int32, contiguous. Those of -1 count as left out.
             mask: (T,) or (T, K) bool, contiguous; or None.
         """
-        ...
 
     def first_bad_id(self, topk_idx: torch.Tensor, num_experts: int) -> tuple[int, str] | None:
         """Index in the flattened ids of the first one that breaks a rule, and the rule."""
-        ...

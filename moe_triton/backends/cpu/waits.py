@@ -71,11 +71,9 @@ class Runner(Protocol):
     @property
     def plan(self) -> Plan:
         """What it runs."""
-        ...
 
     def words_of(self, launch: int) -> ctypes.Array[ctypes.c_uint64]:
         """The current argument words of one of its launches."""
-        ...
 
 
 class NativeWaits(Waits):

@@ -26,7 +26,6 @@ class Step(Protocol):
 
     def note_times(self, on: bool) -> None:
         """Whether launches of several phases note their times from now on, which takes a store for each."""
-        ...
 
     def launch(self, values: Sequence[int], stream: int) -> None:
         """Puts it on a stream.
@@ -38,7 +37,6 @@ class Step(Protocol):
         Raises:
             ToolchainError: CANN refuses the launch.
         """
-        ...
 
 
 Fill = tuple[int, int, Callable[[int], int]]

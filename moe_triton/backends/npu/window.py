@@ -31,7 +31,6 @@ class Memory(Protocol):
 
     def free(self) -> None:
         """Gives this rank's part back."""
-        ...
 
 
 class NpuWindow:
