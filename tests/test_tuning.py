@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from moe_triton import ArgumentError, Tuning
 from moe_triton.backends import CAPABILITIES
-from moe_triton.backends.cpu.tuning import settings_of
+from moe_triton.backends.cpu.executable import settings_of
 from moe_triton.core.ascendc import MAX_BLOCKS
 from moe_triton.core.config import Config
 from moe_triton.core.plan import Part, Plan

@@ -15,13 +15,12 @@ from moe_triton.backends.base import Bindings, CallSetting, Executable, TensorSp
 from moe_triton.backends.cpu import native, nic, output_pool, paced_link
 from moe_triton.backends.cpu.calls import NativeCalls
 from moe_triton.backends.cpu.capabilities import CAPABILITIES
-from moe_triton.backends.cpu.executable import NativeExecutable, TorchExecutable
+from moe_triton.backends.cpu.executable import CpuSettings, NativeExecutable, TorchExecutable, settings_of
 from moe_triton.backends.cpu.extension import extension
 from moe_triton.backends.cpu.output_pool import OutputPool
 from moe_triton.backends.cpu.trace_log import NativeTraceLog
 from moe_triton.backends.cpu.triton import cache
 from moe_triton.backends.cpu.triton.toolchain import find_toolchain
-from moe_triton.backends.cpu.tuning import CpuSettings, settings_of
 from moe_triton.backends.cpu.waits import NativeWaits
 from moe_triton.backends.cpu.window import QueuedWindow, SharedWindow
 from moe_triton.core.checks import CPU

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 
 from moe_triton.backends.base import Bindings
 from moe_triton.backends.cpu import native
+from moe_triton.backends.cpu.nic import Nic
+from moe_triton.backends.cpu.paced_link import PacedLink
 from moe_triton.backends.cpu.trace_log import NativeTraceLog
 from moe_triton.backends.cpu.triton import load
-from moe_triton.backends.cpu.tuning import CpuSettings
 from moe_triton.backends.cpu.waits import NativeWaits
 from moe_triton.backends.phases import PhaseTimes, names_of
 from moe_triton.backends.ranges import is_profiled, name_of, recorded, step_names
@@ -24,11 +26,81 @@ from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import Arg, AscendCKernel, TritonKernel
 from moe_triton.core.plan import Hole, Launch, Part, Phases, Plan, num_blocks
 from moe_triton.core.reports import first_code
+from moe_triton.core.tuning import Tuning, usual_on_cpu
 
 KIND_TRITON, KIND_ASCEND_C = 0, 1
 
 
-class NativeExecutable:
+class CpuSettings(NamedTuple):
+    """The settings of `Tuning` that only this back end has, all decided; a paced link and a NIC, if any."""
+
+    cached_bytes: int
+    spins: int
+    yields: int
+    link: PacedLink | None = None
+    nic: Nic | None = None
+
+
+def settings_of(
+    tuning: Tuning, num_ranks: int, link: PacedLink | None = None, nic: Nic | None = None
+) -> CpuSettings:
+    """A rank's settings, when ``num_ranks`` ranks share the machine: what changes speed and never results."""
+    usual = usual_on_cpu(num_ranks, len(os.sched_getaffinity(0)))
+    given = {name: getattr(tuning, name) for name in ("cached_bytes", "spins", "yields")}
+    chosen = {name: usual[name] if value is None else value for name, value in given.items()}
+    return CpuSettings(**chosen, link=link, nic=nic)
+
+
+class _Executable:
+    """What both kinds have: a plan, the native settings of its launches, and how long its steps took."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        report: torch.Tensor,
+        fixed: Bindings,
+        settings: CpuSettings,
+        waits: NativeWaits,
+        log: NativeTraceLog | None,
+        holes: Sequence[str],
+    ) -> None:
+        self.plan = plan
+        self.failed_launch: Launch | None = None
+        self._report, self.failed_report = report, report[0]
+        self._waits, self._emulated = waits, settings  # the native settings hold addresses of theirs
+        self._settings = settings_struct(settings, fixed, waits)
+        self._fixed = fixed  # the words hold addresses of its memory
+        self._log, self._trace = log, log.add_plan(plan, holes, fixed) if log else None
+        self._durations = (ctypes.c_double * len(plan.launches))()
+        self._times = PhaseTimes(plan)
+        # Of each phase; where Python runs the launches, up to the one that runs.
+        self._words: list[ctypes.Array[ctypes.c_uint64]] = []
+        self._step_names = step_names(plan)
+        # One at least, for native code.
+        self._c_names = (ctypes.c_char_p * max(len(plan.launches), 1))(*map(str.encode, self._step_names))
+
+    def _lay_out(self, words: Sequence[int], firsts: Sequence[int]) -> ctypes.Array[ctypes.c_uint64]:
+        """A launch's words in memory, of which each phase's begin with its own first one."""
+        array = (ctypes.c_uint64 * len(words))(*words)
+        self._words += [
+            (ctypes.c_uint64 * (len(words) - first)).from_buffer(array, 8 * first) for first in firsts
+        ]
+        return array
+
+    def words_of(self, launch: int) -> ctypes.Array[ctypes.c_uint64]:
+        """Returns the current argument words of one of the launches."""
+        return self._words[launch]
+
+    def outcome(self, wait: bool) -> int | None:
+        """Returns 0: a run returns its report code itself, once it has ended."""
+        return 0
+
+    def durations_us(self) -> dict[str, float]:
+        """Returns the microseconds that each step of the last run took."""
+        return self.plan.by_step(self._times.durations_us(list(self._durations)))
+
+
+class NativeExecutable(_Executable):
     """A plan as arrays of C structs. A call fills the holes and enters native code once.
 
     Attributes:
@@ -45,26 +117,15 @@ class NativeExecutable:
         waits: NativeWaits,
         log: NativeTraceLog | None = None,
     ) -> None:
-        self.plan = plan
-        self.failed_launch: Launch | None = None
-        self.failed_report = report[0]
-        self._waits, self._emulated = waits, settings  # the native settings hold addresses of theirs
-        self._settings = settings_struct(settings, fixed, waits)
-        self._fixed = fixed  # the words hold addresses of its memory
         self.holes = tuple(name for name in plan.holes if name not in fixed)
-        self._trace = log.add_plan(plan, self.holes, fixed) if log else None
+        super().__init__(plan, report, fixed, settings, waits, log, self.holes)
         self._values = (ctypes.c_uint64 * max(len(self.holes), 1))()
         self._values_address = ctypes.addressof(self._values)
-        self._durations = (ctypes.c_double * len(plan.launches))()
-        self._times = PhaseTimes(plan)
-        self._report = report
-        self._words: list[ctypes.Array[ctypes.c_uint64]] = []  # of each phase
         self._launches = (native.LaunchStruct * len(self._times.launches))()
         patches: list[native.PatchStruct] = []
         for struct, phases in zip(self._launches, self._times.launches, strict=True):
             patches += self._pack(struct, phases, {**fixed, abi.TIMES: self._times.of(len(self._words))})
         self._patches = (native.PatchStruct * max(len(patches), 1))(*patches)
-        self._step_names = _c_strings(step_names(plan))
         self._struct = native.PlanStruct(
             ctypes.addressof(self._launches),
             len(self._launches),
@@ -78,7 +139,7 @@ class NativeExecutable:
             plan.overlap,
             ctypes.addressof(self._trace) if self._trace else None,
             name_of(plan).encode(),
-            ctypes.addressof(self._step_names),
+            ctypes.addressof(self._c_names),
         )
         self.address = ctypes.addressof(self._struct)
         self._run = native.library().moe_run_plan
@@ -86,28 +147,27 @@ class NativeExecutable:
 
     def _pack(self, struct: native.LaunchStruct, phases: Phases, fixed: Bindings) -> list[native.PatchStruct]:
         """Fills in a launch, and returns what calls change in it."""
-        (entry, kind), words, holes, firsts = _packed(phases, _report_bytes(self._report))
+        kernel, firsts = phases[0].kernel, [0]
+        if isinstance(kernel, AscendCKernel):
+            launched, words, holes, firsts = abi.phase_words(phases, _report_bytes(self._report))
+            struct.entry, struct.kind = native.address_of(native.launcher(launched)), KIND_ASCEND_C
+        else:
+            # Compiled on the promise that no output overlaps an input: outputs are always our own fresh
+            # tensors.
+            struct.entry, struct.kind = load(kernel).entry, KIND_TRITON
+            words, holes = abi.words(phases[0])
         for position, hole in holes:
             if hole.name in fixed:
                 words[position] = abi.word_of(fixed[hole.name]) + hole.offset
-        array = (ctypes.c_uint64 * len(words))(*words)
-        struct.entry, struct.kind = entry, kind
-        struct.blocks = num_blocks(phases)
-        struct.words = ctypes.addressof(array)
-        struct.alongside = phases[0].alongside
+        struct.blocks, struct.alongside = num_blocks(phases), phases[0].alongside
         struct.first = len(self._words)
-        self._words += [
-            (ctypes.c_uint64 * (len(words) - first)).from_buffer(array, 8 * first) for first in firsts
-        ]
+        array = self._lay_out(words, firsts)
+        struct.words = ctypes.addressof(array)
         return [
             patch_struct(ctypes.addressof(array) + 8 * position, self.holes.index(hole.name), hole)
             for position, hole in holes
             if hole.name not in fixed
         ]
-
-    def words_of(self, launch: int) -> ctypes.Array[ctypes.c_uint64]:
-        """Returns the current argument words of one of the launches."""
-        return self._words[launch]
 
     def run(self, bindings: Bindings) -> int:
         """Fills the holes, runs every launch in one native call, and returns 0 or a report code."""
@@ -131,16 +191,8 @@ class NativeExecutable:
         self.failed_report = self._report[phase]
         return code
 
-    def outcome(self, wait: bool) -> int | None:
-        """Returns 0: a run returns its report code itself, once it has ended."""
-        return 0
 
-    def durations_us(self) -> dict[str, float]:
-        """Returns the microseconds that each step of the last run took."""
-        return self.plan.by_step(self._times.durations_us(list(self._durations)))
-
-
-class TorchExecutable:
+class TorchExecutable(_Executable):
     """A plan that runs each Triton kernel's torch fallback: slow, for machines without the toolchain."""
 
     def __init__(
@@ -152,24 +204,9 @@ class TorchExecutable:
         waits: NativeWaits,
         log: NativeTraceLog | None = None,
     ) -> None:
-        self.plan = plan
-        self._log = log
-        self._trace = log.add_plan(plan, (), fixed) if log else None
-        self.failed_launch: Launch | None = None
-        self._waits, self._emulated = waits, settings  # the native settings hold addresses of theirs
-        self._settings = settings_struct(settings, fixed, waits)
-        self._report, self.failed_report = report, report[0]
-        self._fixed = fixed
-        self._durations = [0.0] * len(plan.launches)
-        self._times = PhaseTimes(plan)
-        self._words: list[ctypes.Array[ctypes.c_uint64]] = []  # of each phase, up to the launch that runs
-        self._name, self._step_names, self._is_profiled = name_of(plan), step_names(plan), False
-        self._native_step_names = _c_strings(self._step_names)
+        super().__init__(plan, report, fixed, settings, waits, log, ())
+        self._name, self._is_profiled = name_of(plan), False
         waits.add(id(self), self)
-
-    def words_of(self, launch: int) -> ctypes.Array[ctypes.c_uint64]:
-        """Returns the current argument words of one of the launches; a Triton kernel has none here."""
-        return self._words[launch]
 
     def run(self, bindings: Bindings) -> int:
         """Runs the launches one after the other from Python, and returns 0 or a report code."""
@@ -213,7 +250,7 @@ class TorchExecutable:
     def _run_triton(self, launch: Launch, bindings: Bindings) -> None:
         assert isinstance(launch.kernel, TritonKernel)
         number, begin = len(self._words), time.monotonic_ns()
-        self._words.append((ctypes.c_uint64 * 0)())
+        self._lay_out([], [0])
         arguments = {
             arg.name: _argument(arg, value, bindings)
             for arg, value in zip(launch.kernel.args, launch.values, strict=True)
@@ -228,13 +265,10 @@ class TorchExecutable:
         packed = abi.phase_words(phases, _report_bytes(self._report))
         for position, hole in packed.holes:
             packed.words[position] = _filled(hole, bindings)
-        array = (ctypes.c_uint64 * len(packed.words))(*packed.words)
-        self._words += [
-            (ctypes.c_uint64 * (len(array) - first)).from_buffer(array, 8 * first) for first in packed.firsts
-        ]
+        array = self._lay_out(packed.words, packed.firsts)
         library = native.library()
         function = native.launcher(packed.kernel)
-        steps = ctypes.addressof(self._native_step_names) if self._is_profiled else None
+        steps = ctypes.addressof(self._c_names) if self._is_profiled else None
         traced = native.TracedLaunchStruct(self._log.address if self._log else None, number, 0, steps)
         stream = ctypes.byref(traced) if self._log or self._is_profiled else None
         self._waits.begin(id(self), number)
@@ -245,14 +279,6 @@ class TorchExecutable:
             library.moe_use_settings(None)
         if failed:
             raise ToolchainError(f"{self.plan.operator}: {names_of(phases)} failed: {native.last_error()}")
-
-    def outcome(self, wait: bool) -> int | None:
-        """Returns 0: a run returns its report code itself, once it has ended."""
-        return 0
-
-    def durations_us(self) -> dict[str, float]:
-        """Returns the microseconds that each step of the last run took."""
-        return self.plan.by_step(self._times.durations_us(self._durations))
 
 
 def settings_struct(settings: CpuSettings, fixed: Bindings, waits: NativeWaits) -> native.SettingsStruct:
@@ -278,11 +304,6 @@ def settings_struct(settings: CpuSettings, fixed: Bindings, waits: NativeWaits) 
     )
 
 
-def _c_strings(texts: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
-    """An array that native code reads; one text at least."""
-    return (ctypes.c_char_p * max(len(texts), 1))(*map(str.encode, texts))
-
-
 def _filled(hole: Hole, bindings: Bindings) -> int:
     """The argument word of a hole, in a call."""
     bound = bindings[hole.name]
@@ -297,18 +318,6 @@ def patch_struct(word: int, number: int, hole: Hole) -> native.PatchStruct:
     if isinstance(hole, Part):
         return native.PatchStruct(word, number, 0, hole.index, hole.parts, hole.is_count)
     return native.PatchStruct(word, number, hole.offset, 0, 0, 0)
-
-
-def _packed(
-    phases: Phases, report_bytes: int
-) -> tuple[tuple[int, int], list[int], list[tuple[int, Hole]], list[int]]:
-    """A launch's entry and kind, its words, the holes in them, and the first word of each phase."""
-    kernel = phases[0].kernel
-    if isinstance(kernel, AscendCKernel):
-        launched, words, holes, firsts = abi.phase_words(phases, report_bytes)
-        return (native.address_of(native.launcher(launched)), KIND_ASCEND_C), words, holes, firsts
-    # Compiled on the promise that no output overlaps an input: outputs are always our own fresh tensors.
-    return (load(kernel).entry, KIND_TRITON), *abi.words(phases[0]), [0]
 
 
 def _report_bytes(report: torch.Tensor) -> int:

@@ -17,126 +17,116 @@ from moe_triton.core.kernel import AscendCKernel, FusedKernel
 LIBRARY = "libmoe_kernels.so"
 REBUILD = "Build it anew: moe-triton build --backend cpu, or install moe_triton again."
 
+# Types of fields and arguments.
+U64, U32, I64, I32 = ctypes.c_uint64, ctypes.c_uint32, ctypes.c_int64, ctypes.c_int32
+POINTER, TEXT = ctypes.c_void_p, ctypes.c_char_p
+
+
+def fields(**types: Any) -> tuple[tuple[str, Any], ...]:
+    """The fields of a C struct: their types by name, in order."""
+    return tuple(types.items())
+
 
 class LaunchStruct(ctypes.Structure):
     """``MoeLaunch``."""
 
-    _fields_ = (
-        ("entry", ctypes.c_uint64),
-        ("kind", ctypes.c_uint32),
-        ("blocks", ctypes.c_uint32),
-        ("words", ctypes.c_void_p),
-        ("alongside", ctypes.c_uint32),
-        ("first", ctypes.c_uint32),
-    )
+    _fields_ = fields(entry=U64, kind=U32, blocks=U32, words=POINTER, alongside=U32, first=U32)
 
 
 class PatchStruct(ctypes.Structure):
     """``MoePatch``."""
 
-    _fields_ = (
-        ("word", ctypes.c_void_p),
-        ("hole", ctypes.c_uint64),
-        ("offset", ctypes.c_uint64),
-        ("part", ctypes.c_uint32),
-        ("parts", ctypes.c_uint32),
-        ("is_count", ctypes.c_uint64),
-    )
+    _fields_ = fields(word=POINTER, hole=U64, offset=U64, part=U32, parts=U32, is_count=U64)
 
 
 class WindowGroupStruct(ctypes.Structure):
     """``moe::WindowGroup``."""
 
-    _fields_ = (
-        ("addresses", ctypes.c_void_p),
-        ("count", ctypes.c_uint64),
-        ("window_bytes", ctypes.c_uint64),
-        ("own", ctypes.c_uint64),
-    )
+    _fields_ = fields(addresses=POINTER, count=U64, window_bytes=U64, own=U64)
 
 
 class SettingsStruct(ctypes.Structure):
     """``moe::LaunchSettings``."""
 
-    _fields_ = (
-        ("cached_bytes", ctypes.c_uint64),
-        ("spins", ctypes.c_uint32),
-        ("yields", ctypes.c_uint32),
-        ("num_groups", ctypes.c_uint64),
-        ("groups", ctypes.POINTER(WindowGroupStruct)),
-        ("control", ctypes.c_void_p),
-        ("link", ctypes.c_void_p),
-        ("nic", ctypes.c_void_p),
+    _fields_ = fields(
+        cached_bytes=U64,
+        spins=U32,
+        yields=U32,
+        num_groups=U64,
+        groups=ctypes.POINTER(WindowGroupStruct),
+        control=POINTER,
+        link=POINTER,
+        nic=POINTER,
     )
 
 
 class PlanStruct(ctypes.Structure):
     """``MoePlan``."""
 
-    _fields_ = (
-        ("launches", ctypes.c_void_p),
-        ("num_launches", ctypes.c_uint64),
-        ("patches", ctypes.c_void_p),
-        ("num_patches", ctypes.c_uint64),
-        ("report", ctypes.c_void_p),
-        ("report_words", ctypes.c_uint64),
-        ("phase_words", ctypes.c_uint64),
-        ("durations_us", ctypes.c_void_p),
-        ("settings", ctypes.c_void_p),
-        ("overlap", ctypes.c_uint64),
-        ("trace", ctypes.c_void_p),
-        ("name", ctypes.c_char_p),
-        ("steps", ctypes.c_void_p),
+    _fields_ = fields(
+        launches=POINTER,
+        num_launches=U64,
+        patches=POINTER,
+        num_patches=U64,
+        report=POINTER,
+        report_words=U64,
+        phase_words=U64,
+        durations_us=POINTER,
+        settings=POINTER,
+        overlap=U64,
+        trace=POINTER,
+        name=TEXT,
+        steps=POINTER,
     )
 
 
 class TraceLogStruct(ctypes.Structure):
     """``TraceLog``."""
 
-    _fields_ = (
-        ("events", ctypes.c_void_p),
-        ("max_events", ctypes.c_uint64),
-        ("num_events", ctypes.c_uint64),
-        ("calls", ctypes.c_void_p),
-        ("max_calls", ctypes.c_uint64),
-        ("num_calls", ctypes.c_uint64),
+    _fields_ = fields(
+        events=POINTER, max_events=U64, num_events=U64, calls=POINTER, max_calls=U64, num_calls=U64
     )
 
 
 class LinkLogStruct(ctypes.Structure):
     """``LinkLog``."""
 
-    _fields_ = (
-        ("spans", ctypes.c_void_p),
-        ("max_spans", ctypes.c_uint64),
-        ("num_spans", ctypes.c_uint64),
-        ("call", ctypes.c_void_p),
-    )
+    _fields_ = fields(spans=POINTER, max_spans=U64, num_spans=U64, call=POINTER)
 
 
 class TracedPlanStruct(ctypes.Structure):
     """``TracedPlan``."""
 
-    _fields_ = (
-        ("log", ctypes.c_void_p),
-        ("number", ctypes.c_uint32),
-        ("tokens_hole", ctypes.c_int32),
-        ("rows_hole", ctypes.c_int32),
-        ("last_entry", ctypes.c_uint32),
-        ("traffic", ctypes.c_void_p),
-        ("traffic_blocks", ctypes.c_uint64),
+    _fields_ = fields(
+        log=POINTER,
+        number=U32,
+        tokens_hole=I32,
+        rows_hole=I32,
+        last_entry=U32,
+        traffic=POINTER,
+        traffic_blocks=U64,
     )
 
 
 class TracedLaunchStruct(ctypes.Structure):
     """``TracedLaunch``."""
 
-    _fields_ = (
-        ("log", ctypes.c_void_p),
-        ("number", ctypes.c_uint32),
-        ("first_core", ctypes.c_uint32),
-        ("steps", ctypes.c_void_p),
-    )
+    _fields_ = fields(log=POINTER, number=U32, first_core=U32, steps=POINTER)
+
+
+# What each of the library's functions returns and takes.
+_FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "moe_run_plan": (I64, POINTER, POINTER),
+    "moe_use_settings": (None, POINTER),
+    "moe_nic_open": (POINTER, POINTER),
+    "moe_nic_close": (None, POINTER),
+    "moe_first_bad_id": (I64, POINTER, U64, U64, I64, ctypes.POINTER(I32)),
+    "moe_take_ids": (I64, POINTER, U32, POINTER, U64, U64, I64, ctypes.POINTER(I32)),
+    "moe_digest_ids": (I64, POINTER, U64, POINTER, U64),
+    "moe_last_error": (TEXT,),
+    "moe_use_profiler": (None, POINTER, POINTER, POINTER),
+    "moe_forget_threads": (None,),
+}
 
 
 def find() -> Path | None:
@@ -166,39 +156,10 @@ def _loaded() -> tuple[ctypes.CDLL, abi.Abi]:
     except OSError as error:
         raise ToolchainError(f"{path} cannot be loaded: {error}. {REBUILD}") from error
     said = abi.Abi(lib, path, REBUILD)
-    lib.moe_run_plan.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
-    lib.moe_run_plan.restype = ctypes.c_int64
-    lib.moe_use_settings.argtypes = (ctypes.c_void_p,)
-    lib.moe_use_settings.restype = None
-    lib.moe_nic_open.argtypes = (ctypes.c_void_p,)
-    lib.moe_nic_open.restype = ctypes.c_void_p
-    lib.moe_nic_close.argtypes = (ctypes.c_void_p,)
-    lib.moe_nic_close.restype = None
-    lib.moe_first_bad_id.argtypes = (
-        ctypes.c_void_p,
-        ctypes.c_uint64,
-        ctypes.c_uint64,
-        ctypes.c_int64,
-        ctypes.POINTER(ctypes.c_int32),
-    )
-    lib.moe_first_bad_id.restype = ctypes.c_int64
-    lib.moe_take_ids.argtypes = (
-        ctypes.c_void_p,
-        ctypes.c_uint32,
-        ctypes.c_void_p,
-        ctypes.c_uint64,
-        ctypes.c_uint64,
-        ctypes.c_int64,
-        ctypes.POINTER(ctypes.c_int32),
-    )
-    lib.moe_take_ids.restype = ctypes.c_int64
-    lib.moe_digest_ids.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64)
-    lib.moe_digest_ids.restype = ctypes.c_int64
-    lib.moe_last_error.restype = ctypes.c_char_p
-    lib.moe_use_profiler.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-    lib.moe_use_profiler.restype = None
+    for name, (result, *arguments) in _FUNCTIONS.items():
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
     lib.moe_use_profiler(*profiler.functions())
-    lib.moe_forget_threads.restype = None
     os.register_at_fork(after_in_child=lib.moe_forget_threads)
     return lib, said
 

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 from collections.abc import Iterator
 
+from moe_triton.backends.cpu.native import U64, fields
 from moe_triton.core.checks import check_number
 from moe_triton.core.errors import ArgumentError
 
@@ -22,13 +23,7 @@ _in_use: list[PacedLink] = []
 class PacedLinkStruct(ctypes.Structure):
     """``moe::PacedLink``."""
 
-    _fields_ = (
-        ("bytes_per_second", ctypes.c_uint64),
-        ("latency_ns", ctypes.c_uint64),
-        ("bucket_bytes", ctypes.c_uint64),
-        ("idle_at_ns", ctypes.c_uint64),
-        ("taken_bytes", ctypes.c_uint64),
-    )
+    _fields_ = fields(bytes_per_second=U64, latency_ns=U64, bucket_bytes=U64, idle_at_ns=U64, taken_bytes=U64)
 
 
 class PacedLink:
