@@ -15,7 +15,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moe_triton.core.deadlines import Deadline
+from moe_triton.core.threads import Deadline
 from moe_triton.rendezvous.attempts import Attempt, BadStateError, RefusedError, RoundGivenUpError
 from moe_triton.rendezvous.notes import Culprits
 from moe_triton.rendezvous.stores import Seal, SealedStore

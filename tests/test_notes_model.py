@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from moe_triton.core.deadlines import Deadline
+from moe_triton.core.threads import Deadline
 from moe_triton.rendezvous.notes import Culprits, Notes, noted_after_s
 
 RANKS = 3

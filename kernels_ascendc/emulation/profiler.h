@@ -6,7 +6,7 @@
 
 namespace moe {
 
-// Functions of torch's libraries by address, from Python (moe_triton/backends/cpu/profiler.py); null where this torch
+// Functions of torch's libraries by address, from Python (moe_triton/backends/cpu/native.py); null where this torch
 // lacks one. Nothing of Python's runs in them, so that ranges need no lock and swallow no signal.
 struct TorchProfiler {
     bool (*is_on)();  // whether a profiler, or another observer, looks at this thread

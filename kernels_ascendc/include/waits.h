@@ -16,7 +16,7 @@ public:
     }
 
     // A process that has not run for a quarter of its time waits as long again, once: where all ranks of a machine were
-    // paused together, what others have to send comes soon (`moe_triton/core/deadlines.py`).
+    // paused together, what others have to send comes soon (`moe_triton/core/threads.py`).
     __aicore__ inline bool Passed() const {
         const int64_t now = AscendC::GetSystemCycle();
         if constexpr (CAN_BE_PAUSED) {

@@ -31,7 +31,7 @@ import json
 import threading
 import time
 
-from moe_triton.core.deadlines import Deadline
+from moe_triton.core.threads import Deadline
 from moe_triton.rendezvous.membership import Membership
 from moe_triton.rendezvous.notes import ASK_S, PERIOD_S, Culprits, Inquiry, Note, State
 from moe_triton.rendezvous.stores import Store, read_key

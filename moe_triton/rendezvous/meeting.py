@@ -22,7 +22,6 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from moe_triton.core.deadlines import Deadline
 from moe_triton.core.errors import (
     INVALID_ARGUMENT,
     ArgumentError,
@@ -31,7 +30,7 @@ from moe_triton.core.errors import (
     MoeTritonError,
     ThreadError,
 )
-from moe_triton.core.threads import in_thread
+from moe_triton.core.threads import Deadline, in_thread
 from moe_triton.rendezvous.attempts import (
     Attempt,
     BadStateError,

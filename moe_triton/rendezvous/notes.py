@@ -16,9 +16,8 @@ import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeVar, cast
 
-from moe_triton.core.deadlines import Deadline
 from moe_triton.core.errors import ThreadError
-from moe_triton.core.threads import in_thread
+from moe_triton.core.threads import Deadline, in_thread
 from moe_triton.rendezvous.stores import Store, read_key
 
 Result = TypeVar("Result")

@@ -10,10 +10,9 @@ import torch
 
 from moe_triton.backends.base import CallSetting
 from moe_triton.backends.cpu.calls import NativeCalls, layout_of
-from moe_triton.backends.cpu.executable import NativeExecutable
+from moe_triton.backends.cpu.executable import NativeExecutable, settings_of
 from moe_triton.backends.cpu.extension import DTYPE_CODES, extension, new_pool, why_not
 from moe_triton.backends.cpu.output_pool import OutputPool
-from moe_triton.backends.cpu.tuning import settings_of
 from moe_triton.backends.cpu.waits import NativeWaits
 from moe_triton.backends.waits import Waits
 from moe_triton.core.call_program import Argument, CallProgram, Output, PlanProgram, Registers

@@ -24,8 +24,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from moe_triton import CommunicationTimeoutError, ConfigMismatchError
-from moe_triton.core.deadlines import Deadline
 from moe_triton.core.errors import WindowError
+from moe_triton.core.threads import Deadline
 from moe_triton.processes import RankFailedError, run_ranks
 from moe_triton.rendezvous import hosting, meeting
 from moe_triton.rendezvous.attempts import Attempt

@@ -18,7 +18,7 @@ from moe_triton import CommunicationTimeoutError, ConfigMismatchError, WindowErr
 from moe_triton.backends.cpu import window
 from moe_triton.backends.cpu.room import Limit
 from moe_triton.backends.cpu.window import SHM, UNLOCKED, SharedWindow, _create_locked
-from moe_triton.core.deadlines import Deadline
+from moe_triton.core.threads import Deadline
 from moe_triton.processes import RankFailedError, RankGroup, run_ranks
 from moe_triton.rendezvous.attempts import Attempt
 from moe_triton.rendezvous.meeting import Meeting, _store_of

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from moe_triton import Tuning
 from moe_triton import torch_npu_ops as ops
-from moe_triton.backends.cpu import native, profiler
+from moe_triton.backends.cpu import native
 from moe_triton.processes import RankGroup
 from tests.distributed.cases import Case, inputs_of, small_case
 from tests.distributed.workers import compare_rounds, make_buffer
@@ -177,7 +177,7 @@ def questions(rank: int, num_ranks: int, case: Case) -> tuple[int, int]:
                 out = buffer.dispatch(inputs.x, inputs.topk_idx)
                 buffer.combine(out.tokens, out.handle, inputs.topk_weights)
         finally:
-            use(*profiler.functions())
+            use(*native.profiler_functions())
     return len(asked), len(begun)
 
 
@@ -186,9 +186,9 @@ def test_where_no_profiler_looks_a_call_asks_once_and_does_nothing(ranks: Groups
 
 
 def test_a_torch_that_lacks_a_function_has_no_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    functions = profiler.functions.__wrapped__
+    functions = native.profiler_functions.__wrapped__
     assert all(functions())
-    monkeypatch.setattr(profiler, "SYMBOLS", (*profiler.SYMBOLS[:2], "aoti_none_such"))
+    monkeypatch.setattr(native, "PROFILER_SYMBOLS", (*native.PROFILER_SYMBOLS[:2], "aoti_none_such"))
     assert functions() == (None, None, None)
 
 

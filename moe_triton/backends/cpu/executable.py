@@ -18,8 +18,7 @@ from moe_triton.backends.cpu.paced_link import PacedLink
 from moe_triton.backends.cpu.trace_log import NativeTraceLog
 from moe_triton.backends.cpu.triton import load
 from moe_triton.backends.cpu.waits import NativeWaits
-from moe_triton.backends.phases import PhaseTimes, names_of
-from moe_triton.backends.ranges import is_profiled, name_of, recorded, step_names
+from moe_triton.backends.phases import PhaseTimes, is_profiled, name_of, names_of, recorded, step_names
 from moe_triton.core import abi
 from moe_triton.core.checks import CPU
 from moe_triton.core.errors import ToolchainError

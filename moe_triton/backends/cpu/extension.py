@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from moe_triton.backends.cpu.native import REBUILD
+from moe_triton.backends.cpu.native import REBUILD, address_of
 from moe_triton.core import native_files
 from moe_triton.core.errors import ToolchainError
 
@@ -96,8 +96,7 @@ def torch_functions() -> dict[str, int]:
         AttributeError: this torch lacks one.
     """
     library = ctypes.CDLL(torch._C.__file__)
-    found = {name: ctypes.cast(getattr(library, symbol), ctypes.c_void_p) for name, symbol in SYMBOLS.items()}
-    return {name: address.value or 0 for name, address in found.items()}
+    return {name: address_of(getattr(library, symbol)) for name, symbol in SYMBOLS.items()}
 
 
 def _tensors_are_as_expected() -> bool:

@@ -8,7 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from moe_triton.backends.cpu import profiler
+import torch
+
 from moe_triton.core import abi, native_files
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.installing import reinstall
@@ -114,6 +115,27 @@ class TracedLaunchStruct(ctypes.Structure):
     _fields_ = fields(log=POINTER, number=U32, first_core=U32, steps=POINTER)
 
 
+# Symbols of torch's libraries, in the order of `TorchProfiler` in kernels_ascendc/emulation/profiler.h.
+PROFILER_SYMBOLS = (
+    "_ZN2at12hasCallbacksEv",  # at::hasCallbacks(): the only one that sees a profiler of all threads, too
+    "aoti_record_function_start",
+    "aoti_record_function_end",
+)
+
+
+@functools.cache
+def profiler_functions() -> tuple[int | None, ...]:
+    """Addresses of what native code calls of torch's profiler: a call that waits has left Python.
+
+    None for all where torch lacks one: there are no ranges then.
+    """
+    library = ctypes.CDLL(torch._C.__file__)
+    try:
+        return tuple(address_of(getattr(library, symbol)) for symbol in PROFILER_SYMBOLS)
+    except AttributeError:
+        return (None,) * len(PROFILER_SYMBOLS)
+
+
 # What each of the library's functions returns and takes.
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "moe_run_plan": (I64, POINTER, POINTER),
@@ -159,7 +181,7 @@ def _loaded() -> tuple[ctypes.CDLL, abi.Abi]:
     for name, (result, *arguments) in _FUNCTIONS.items():
         function = getattr(lib, name)
         function.restype, function.argtypes = result, arguments
-    lib.moe_use_profiler(*profiler.functions())
+    lib.moe_use_profiler(*profiler_functions())
     os.register_at_fork(after_in_child=lib.moe_forget_threads)
     return lib, said
 
