@@ -5,49 +5,157 @@ Offsets come from nowhere else than from this folder and the layouts of schemes
 Triton kernels get its strides, Ascend C kernels get it as a struct from the generated header
 (`moe_triton.tools.codegen`), and ``moe-triton layout`` prints it. Everything in it is linear: a base and one
 stride per dimension.
+
+A dispatch slot::
+
+    0             row, Align32(H * itemsize)
+    scale_offset  the row's fp32 scales, Align32(4 * n); 32 bytes where it has none
+    stamp_offset  32 bytes, `moe_triton.core.records.STAMP`
+
+A stamp that is the flag of its row is where that of a 16-bit row is, whatever the row: no row of any format
+has a byte there, and what another call has left can look like no flag.
 """
 
 from __future__ import annotations
 
-from moe_triton.core.records import ORIGIN, STAMP
-from moe_triton.layout.call_word import CALL_WORD
-from moe_triton.layout.common import (
-    BLOCK_BYTES,
-    BLOCK_DATA_BYTES,
-    FLAG_BITS,
-    NUM_ZONES,
-    SLOT_ALIGN,
-    STAMP_BYTES,
-    STATE_COMBINE_OFFSET,
-    STATUS_ENTRY_BYTES,
-    TRAILER_MARK,
-    TRAILER_WORDS,
-    UB_ALIGN,
-    WORD_BYTES,
-    Layout,
-    SlotLayout,
-    align,
-)
-from moe_triton.layout.exchange import ExchangeLayout
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
-__all__ = [
-    "BLOCK_BYTES",
-    "BLOCK_DATA_BYTES",
-    "CALL_WORD",
-    "FLAG_BITS",
-    "NUM_ZONES",
-    "ORIGIN",
-    "SLOT_ALIGN",
-    "STAMP",
-    "STAMP_BYTES",
-    "STATE_COMBINE_OFFSET",
-    "STATUS_ENTRY_BYTES",
-    "TRAILER_MARK",
-    "TRAILER_WORDS",
-    "UB_ALIGN",
-    "WORD_BYTES",
-    "ExchangeLayout",
-    "Layout",
-    "SlotLayout",
-    "align",
-]
+import torch
+
+from moe_triton.core import records
+from moe_triton.core.config import Config
+from moe_triton.core.records import STATUS_ENTRY, TRAILER
+from moe_triton.core.region import Region, region_of
+from moe_triton.core.row_formats import RowFormat
+
+if TYPE_CHECKING:  # in typing since Python 3.11
+    from typing_extensions import Self
+
+ORIGIN, STAMP = records.ORIGIN, records.STAMP
+UB_ALIGN, WORD_BYTES, FLAG_BITS = records.UB_ALIGN, records.WORD_BYTES, records.FLAG_BITS
+BLOCK_BYTES, BLOCK_DATA_BYTES = records.BLOCK_BYTES, records.BLOCK_DATA_BYTES
+SLOT_ALIGN = 512
+NUM_ZONES = 2
+STATUS_ENTRY_BYTES, CALL_WORD = STATUS_ENTRY.num_bytes, STATUS_ENTRY.word("call")
+STAMP_BYTES = STAMP.num_bytes
+TRAILER_MARK, TRAILER_WORDS = records.TRAILER_MARK, TRAILER.num_words
+# So far into a zone of A3's state window combine's entries begin: hence the rule localE * EP <= 2048.
+STATE_COMBINE_OFFSET = 64 * 1024
+
+
+def align(size: int, to: int) -> int:
+    """``size`` rounded up to a multiple of ``to``."""
+    return -(-size // to) * to
+
+
+@dataclass(frozen=True)
+class SlotLayout:
+    """How one dispatch slot is packed, for rows of ``itemsize`` bytes an element and their scales.
+
+    Attributes:
+        is_flagged: the stamp is the row's flag.
+    """
+
+    hidden: int
+    itemsize: int
+    num_scales: int = 0
+    is_flagged: bool = False
+
+    @classmethod
+    def of(cls, hidden: int, row_format: RowFormat, dtype: torch.dtype, *, is_flagged: bool = False) -> Self:
+        """That of tokens of this dtype."""
+        itemsize = (row_format.dtype or dtype).itemsize
+        return cls(hidden, itemsize, row_format.num_scales(hidden), is_flagged)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the row itself."""
+        return self.hidden * self.itemsize
+
+    @property
+    def scale_offset(self) -> int:
+        """Where the scales begin."""
+        return align(self.row_bytes, UB_ALIGN)
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of the scales themselves."""
+        return WORD_BYTES * self.num_scales
+
+    @property
+    def scale_stride(self) -> int:
+        """Bytes that are there for the scales: those of one at least."""
+        return align(max(self.scale_bytes, WORD_BYTES), UB_ALIGN)
+
+    @property
+    def scaled_bytes(self) -> int:
+        """Bytes of the row with what is there for its scales."""
+        return self.scale_offset + self.scale_stride
+
+    @property
+    def stamp_offset(self) -> int:
+        """Where the 32 bytes of the stamp begin."""
+        return SlotLayout(self.hidden, 2).scaled_bytes if self.is_flagged else self.scaled_bytes
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes in use, a multiple of 32."""
+        return self.scaled_bytes + STAMP_BYTES
+
+
+def entry_per_rank(
+    name: str, base: int, zone_stride: int, num_ranks: int, num_zones: int = NUM_ZONES
+) -> Region:
+    """One status entry for each ``source`` (``expert`` is 0)."""
+    entry = STATUS_ENTRY_BYTES
+    dims = (num_zones, zone_stride), (1, num_ranks * entry), (num_ranks, entry)
+    return region_of("dispatch_status", base, entry, *dims, name=name)
+
+
+@dataclass(frozen=True)
+class Layout(ABC):
+    """What lies where in a scheme's own window, the same on every rank: state, then the data of each zone."""
+
+    config: Config
+    num_zones: ClassVar[int] = NUM_ZONES
+
+    @property
+    @abstractmethod
+    def state_bytes(self) -> int:
+        """Bytes in front of the data: status entries and the like."""
+
+    @property
+    @abstractmethod
+    def zone_bytes(self) -> int:
+        """Bytes of data from one zone to the next."""
+
+    @property
+    @abstractmethod
+    def regions(self) -> tuple[Region, ...]:
+        """All of them."""
+
+    @property
+    def data_bytes(self) -> int:
+        """What HCCL_BUFFSIZE has to cover."""
+        return self.num_zones * self.zone_bytes
+
+    @property
+    def in_bytes(self) -> int:
+        """The part of a window that peers write: it comes first."""
+        return self.state_bytes + self.data_bytes
+
+    @property
+    def out_bytes(self) -> int:
+        """The part behind it, of what is posted to peers that queues lead to."""
+        return 0
+
+    @property
+    def window_bytes(self) -> int:
+        """What one rank allocates."""
+        return self.in_bytes + self.out_bytes
+
+    def region(self, name: str) -> Region:
+        """The region of this name."""
+        return next(region for region in self.regions if region.name == name)

@@ -1,9 +1,10 @@
 """The call word: what a status entry says of the call that posted it, so that ranks notice that calls differ.
 
-One int32 of packed fields, word `CALL_WORD` of an entry. It holds what peers have to agree on and nothing
-else: masks, smooth scales and whatever a rank does with rows that it has may differ. A dispatch's word also
-says what the combine before it was, since a combine's flags are summed and carry no word. This is the only
-place that knows the fields; kernels compare whole words, and join them with a bitwise or.
+One int32 of packed fields, word `CALL_WORD` of an entry (`moe_triton.layout`). It holds what peers have to
+agree on and nothing else: masks, smooth scales and whatever a rank does with rows that it has may differ. A
+dispatch's word also says what the combine before it was, since a combine's flags are summed and carry no
+word. This is the only place that knows the fields; kernels compare whole words, and join them with a bitwise
+or.
 """
 
 from __future__ import annotations
@@ -11,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from moe_triton.core.records import PROTOCOL_VERSION, STATUS_ENTRY
+from moe_triton.core.records import PROTOCOL_VERSION
 from moe_triton.core.row_formats import QUANTIZED
 
-CALL_WORD = STATUS_ENTRY.word("call")
 WORD_BITS = 32
 
 OPERATORS = ("none", "dispatch", "combine", "barrier", "tensor-parallel exchange")

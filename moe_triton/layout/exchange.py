@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moe_triton.core.region import Region, region_of
-from moe_triton.layout.common import NUM_ZONES, SLOT_ALIGN, STATUS_ENTRY_BYTES, UB_ALIGN, SlotLayout, align
+from moe_triton.layout import NUM_ZONES, SLOT_ALIGN, STATUS_ENTRY_BYTES, UB_ALIGN, SlotLayout, align
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from moe_triton.core.plan import Hole, Launch, Part, Stream, Value, launch
 from moe_triton.core.records import TRAFFIC
 from moe_triton.core.region import Region
 from moe_triton.core.tuning import POSTS, Posts, Tuning
-from moe_triton.layout import NUM_ZONES, UB_ALIGN, WORD_BYTES, ExchangeLayout, Layout, SlotLayout, align
+from moe_triton.layout import NUM_ZONES, UB_ALIGN, WORD_BYTES, Layout, SlotLayout, align
+from moe_triton.layout.exchange import ExchangeLayout
 from moe_triton.schemes.part_tokens import PartTokens, part_tokens
 
 BLOCK_QUANTIZE_ELEMENTS = 8

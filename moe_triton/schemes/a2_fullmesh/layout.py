@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from moe_triton.core.region import Region, region_of
-from moe_triton.layout.common import (
+from moe_triton.layout import (
     SLOT_ALIGN,
     STATUS_ENTRY_BYTES,
     UB_ALIGN,

@@ -16,7 +16,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from moe_triton.core.region import Region, region_of
-from moe_triton.layout.common import (
+from moe_triton.layout import (
     SLOT_ALIGN,
     STAMP_BYTES,
     STATUS_ENTRY_BYTES,

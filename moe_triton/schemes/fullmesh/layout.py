@@ -20,7 +20,7 @@ from functools import cached_property
 
 from moe_triton.core.records import STAMP
 from moe_triton.core.region import Region, region_of
-from moe_triton.layout.common import (
+from moe_triton.layout import (
     BLOCK_BYTES,
     BLOCK_DATA_BYTES,
     SLOT_ALIGN,

@@ -32,7 +32,7 @@ from moe_triton.core.config import Config
 from moe_triton.core.records import RAIL_END, RAIL_HEAD
 from moe_triton.core.region import Region, region_of
 from moe_triton.core.row_formats import RowFormat
-from moe_triton.layout.common import (
+from moe_triton.layout import (
     SLOT_ALIGN,
     STATUS_ENTRY_BYTES,
     UB_ALIGN,

@@ -15,8 +15,7 @@ from moe_triton.core import ascendc
 from moe_triton.core.errors import CommunicationTimeoutError
 from moe_triton.core.plan import Hole, Launch, Plan
 from moe_triton.core.region import region_of
-from moe_triton.layout import NUM_ZONES, SLOT_ALIGN, STATUS_ENTRY_BYTES, align
-from moe_triton.layout.common import entry_per_rank
+from moe_triton.layout import NUM_ZONES, SLOT_ALIGN, STATUS_ENTRY_BYTES, align, entry_per_rank
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.schemes.common.ascendc import EXCHANGE_SEND
 from moe_triton.tools.selftest.trials import launch_of_zeros, post_entry, wait_for_entries
