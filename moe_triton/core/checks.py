@@ -7,6 +7,7 @@ import math
 import numbers
 import reprlib
 from collections.abc import Sequence
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -21,6 +22,7 @@ CPU = torch.device("cpu")
 MIN_SECONDS, MAX_SECONDS = 1e-6, 1e9
 # Types that report their own device correctly, unlike wrappers.
 _OF_DEVICES = (torch.Tensor, torch.nn.Parameter)
+_invalid = partial(ArgumentError, code=INVALID_ARGUMENT)
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = 80
 
@@ -74,19 +76,13 @@ def _reason(
     name: str, value: object, shape: Sequence[int | str], dtypes: Sequence[torch.dtype], device: torch.device
 ) -> ArgumentError:
     """The first thing that is wrong with a tensor."""
-    error = not_plain_error(name, value, device)
-    if error is not None:
+    if (error := not_plain_error(name, value, device)) is not None:
         return error
     assert isinstance(value, torch.Tensor)
     if value.dtype not in dtypes:
         allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        return ArgumentError(
-            name,
-            f"of dtype {value.dtype}",
-            f"it must be {allowed}",
-            f"Convert it: {name}.to(torch.{allowed.split()[0]}).",
-            code=INVALID_ARGUMENT,
-        )
+        remedy = f"Convert it: {name}.to(torch.{allowed.split()[0]})."
+        return _invalid(name, f"of dtype {value.dtype}", f"it must be {allowed}", remedy)
     if not _fits(value.shape, shape):
         have, want = tuple(value.shape), ", ".join(str(size) for size in shape)
         return ArgumentError(
@@ -111,26 +107,14 @@ def not_plain_error(name: str, value: object, device: torch.device | None = None
     if value is None:
         return ArgumentError(name, None, "it is needed", "Pass a tensor.", code=NULL_ARGUMENT)
     if not isinstance(value, torch.Tensor):
-        return ArgumentError(
-            name,
-            f"a {type(value).__name__}",
-            "it must be a torch.Tensor",
-            "Pass a tensor.",
-            code=INVALID_ARGUMENT,
-        )
+        return _invalid(name, f"a {type(value).__name__}", "it must be a torch.Tensor", "Pass a tensor.")
     fault = fault_of(value)
     if device is not None and type(value) in _OF_DEVICES and value.device.type != device.type:
-        return ArgumentError(
-            name,
-            f"on {value.device}",
-            f"this buffer's back end works on {device.type}",
-            f"Move it: {name}.to('{device.type}').",
-            code=INVALID_ARGUMENT,
-        )
+        rule = f"this buffer's back end works on {device.type}"
+        return _invalid(name, f"on {value.device}", rule, f"Move it: {name}.to('{device.type}').")
     if fault is None:
         return None
-    remedy = fault.remedy.format(name=name)
-    return ArgumentError(name, fault.value, fault.rule, remedy, code=INVALID_ARGUMENT)
+    return _invalid(name, fault.value, fault.rule, fault.remedy.format(name=name))
 
 
 def check_choice(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Literal
 
@@ -17,17 +17,6 @@ Generation = Literal["v3", "v4"]
 USUAL_RANKS_PER_SERVER: dict[str, int] = {"A2": 8, "A3": 0}
 
 _END = 1 << 63
-_INTEGERS = (
-    "num_ranks",
-    "num_max_tokens_per_rank",
-    "hidden",
-    "num_topk",
-    "num_experts",
-    "num_shared_experts",
-    "num_shared_ranks",
-    "version",
-    "num_special_experts",
-)
 
 
 @dataclass(frozen=True)
@@ -190,3 +179,6 @@ class Config:
             2048
         """
         return self.shared_capacity if self.is_shared_rank(rank) else self.routed_capacity
+
+
+_INTEGERS = tuple(field.name for field in fields(Config) if field.type == "int")

@@ -71,10 +71,8 @@ def row_format_of(quantize: object, hidden: int) -> RowFormat:
     row_format = ROW_FORMATS[check_choice("quantize", quantize, tuple(ROW_FORMATS), _REMEDY)]
     if not row_format.fits(hidden):
         others = ", ".join(repr(name) for name, other in ROW_FORMATS.items() if other.fits(hidden))
+        rule = f"hidden must be a multiple of {row_format.block}, and is {hidden}"
         raise ArgumentError(
-            "quantize",
-            repr(quantize),
-            f"hidden must be a multiple of {row_format.block}, and is {hidden}",
-            f"Pass one of {others}, or pad the hidden size.",
+            "quantize", repr(quantize), rule, f"Pass one of {others}, or pad the hidden size."
         )
     return row_format

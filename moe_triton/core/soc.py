@@ -77,10 +77,6 @@ def check_blocks(blocks: int, soc: Soc) -> None:
             SyncAll for the others, which get no core.
     """
     if not 1 <= blocks <= soc.vector_cores:
-        raise ArgumentError(
-            "num_blocks",
-            blocks,
-            f"it must be 1 to {soc.vector_cores}, the vector cores of {soc.name}: "
-            "blocks that meet in SyncAll need a core each",
-            f"Pass at most {soc.vector_cores}.",
-        )
+        rule = f"it must be 1 to {soc.vector_cores}, the vector cores of {soc.name}: "
+        rule += "blocks that meet in SyncAll need a core each"
+        raise ArgumentError("num_blocks", blocks, rule, f"Pass at most {soc.vector_cores}.")

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,34 +32,23 @@ def check_ranks_per_server(value: object) -> int | tuple[int, ...] | None:
     """
     if value is None:
         return None
-    if isinstance(value, (np.ndarray, torch.Tensor)) and value.ndim == 1:
-        return tuple(map(_number_of_ranks, _elements_of(value)))
-    if isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray)):
+    is_array = isinstance(value, (np.ndarray, torch.Tensor)) and value.ndim == 1
+    if is_array or (isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))):
         return tuple(map(_number_of_ranks, _listed(value)))
     return _number_of_ranks(value)
 
 
-def _listed(value: Sequence[object]) -> list[object]:
+def _listed(value: Any) -> list[object]:
     try:
+        if isinstance(value, (np.ndarray, torch.Tensor)):
+            value = value[: MAX_RANKS + 1].tolist()
         numbers = list(itertools.islice(value, MAX_RANKS + 1))
-    except Exception:  # a caller's own class
-        raise _unreadable(value) from None
+    except Exception:  # a caller's own class, or a tensor without memory
+        raise ArgumentError(RANKS_PER_SERVER, shown(value), "it cannot be read", REMEDY) from None
     if len(numbers) > MAX_RANKS:
         rule = f"a group has at most {MAX_RANKS} servers"
         raise ArgumentError(RANKS_PER_SERVER, shown(value), rule, REMEDY)
     return numbers
-
-
-def _elements_of(value: np.ndarray | torch.Tensor) -> list[object]:
-    try:
-        numbers = value[: MAX_RANKS + 1].tolist()
-    except Exception:  # a tensor without memory
-        raise _unreadable(value) from None
-    return _listed(numbers)
-
-
-def _unreadable(value: object) -> ArgumentError:
-    return ArgumentError(RANKS_PER_SERVER, shown(value), "it cannot be read", REMEDY)
 
 
 def _number_of_ranks(value: object) -> int:

@@ -97,20 +97,14 @@ class Tuning:
             ArgumentError: a setting is no integer, ``posts`` none of its choices, or the folder no path.
         """
         if self.tables is not None and not isinstance(self.tables, str | os.PathLike):
-            rule = "it must be a path or None"
-            given = f"a {type(self.tables).__name__}"
+            given, rule = f"a {type(self.tables).__name__}", "it must be a path or None"
             raise ArgumentError("tuning.tables", given, rule, "Pass a folder.", code=INVALID_ARGUMENT)
         if self.posts is not None:
             object.__setattr__(self, "posts", check_choice("tuning.posts", self.posts, POSTS))
-        blocks = check_integer("tuning.communication_blocks", self.communication_blocks)
-        self._set("communication_blocks", blocks)
-        for name in ("receiving_blocks", *_RANGES):
+        for name in ("communication_blocks", "receiving_blocks", *_RANGES):
             value = getattr(self, name)
-            if value is not None:
-                self._set(name, check_integer(f"tuning.{name}", value))
-
-    def _set(self, name: str, value: int) -> None:
-        object.__setattr__(self, name, value)
+            if value is not None or name == "communication_blocks":
+                object.__setattr__(self, name, check_integer(f"tuning.{name}", value))
 
     def check(self, num_blocks: int) -> None:
         """Checks the settings against a rank's blocks.
@@ -210,11 +204,6 @@ def checked_tuning(tuning: object) -> Tuning:
     if tuning is None:
         return Tuning()
     if not isinstance(tuning, Tuning):
-        raise ArgumentError(
-            "tuning",
-            f"a {type(tuning).__name__}",
-            "it must be a moe_triton.Tuning or None",
-            "Pass Tuning(...).",
-            code=INVALID_ARGUMENT,
-        )
+        given, rule = f"a {type(tuning).__name__}", "it must be a moe_triton.Tuning or None"
+        raise ArgumentError("tuning", given, rule, "Pass Tuning(...).", code=INVALID_ARGUMENT)
     return tuning
