@@ -15,7 +15,7 @@ from moe_triton import ArgumentError, BufferStateError, CommunicationTimeoutErro
 from moe_triton.core.handle import DispatchOutput
 from moe_triton.core.plan import Launch
 from moe_triton.schemes.direct.scheme import Direct
-from moe_triton.tools.selftest.comparison import wrong_received
+from moe_triton.tools.selftest.cases import wrong_received
 from tests.distributed.cases import (
     Case,
     Inputs,

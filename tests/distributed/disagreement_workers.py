@@ -11,7 +11,7 @@ import torch
 
 from moe_triton import CommunicationTimeoutError, ConfigMismatchError, EPBuffer, torch_npu_ops
 from moe_triton.schemes import product_of
-from moe_triton.tools.selftest.comparison import wrong_received
+from moe_triton.tools.selftest.cases import wrong_received
 from tests.distributed.cases import Case, experts_of, inputs_of, small_case, smooth_scales_of
 from tests.distributed.operator_cases import OperatorCase
 from tests.distributed.operator_runs import FUNCTIONS

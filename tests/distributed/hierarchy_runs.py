@@ -27,7 +27,7 @@ from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.reference.hierarchy import Tables, servers_of, tables
 from moe_triton.schemes.hierarchy.layout import HierarchyLayout, RailSlot
 from moe_triton.schemes.hierarchy.relay_tables import RelayTables
-from moe_triton.tools.selftest.comparison import difference, wrong_received
+from moe_triton.tools.selftest.cases import difference, wrong_received
 from tests.distributed.cases import Case, Inputs, experts_of, inputs_of, small_case
 from tests.distributed.workers import by_turns, make_buffer
 from tests.patience import seconds

@@ -17,7 +17,7 @@ from moe_triton.backends.cpu.paced_link import PacedLink, paced
 from moe_triton.core.config import Config
 from moe_triton.processes import RankGroup
 from moe_triton.schemes import product_of
-from moe_triton.tools.selftest.comparison import wrong_received
+from moe_triton.tools.selftest.cases import wrong_received
 from tests.distributed.cases import Case, inputs_of, small_case
 from tests.distributed.interrupted import error_of, later, send
 from tests.distributed.workers import expected_round, make_buffer, one_round

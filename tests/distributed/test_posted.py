@@ -16,7 +16,7 @@ import torch
 from moe_triton import ArgumentError, CommunicationTimeoutError, EPBuffer, Tuning, reference
 from moe_triton.backends.cpu.nic import NicSettings, emulated_nic
 from moe_triton.processes import RankGroup, tell
-from moe_triton.tools.selftest.comparison import wrong_received
+from moe_triton.tools.selftest.cases import wrong_received
 from tests.distributed.cases import Case, inputs_of, small_case
 from tests.distributed.workers import compare_rounds, make_buffer, many_rounds, one_round
 from tests.patience import seconds

@@ -28,7 +28,7 @@ from moe_triton.schemes.fullmesh.scheme import Fullmesh
 from moe_triton.schemes.fullmesh.waits import FINDERS
 from moe_triton.schemes.scheme import Scheme, WindowSpec
 from moe_triton.schemes.site import Operator, RoundFacts
-from moe_triton.tools.selftest.comparison import wrong_received
+from moe_triton.tools.selftest.cases import wrong_received
 from tests.distributed.cases import Case, experts_of, inputs_of
 from tests.distributed.workers import compare_rounds, expected_round, patient_buffer
 

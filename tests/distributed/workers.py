@@ -13,8 +13,7 @@ import torch.distributed as dist
 
 from moe_triton import EPBuffer, Tuning
 from moe_triton.tools.selftest import cases
-from moe_triton.tools.selftest.cases import expected_round, one_round
-from moe_triton.tools.selftest.comparison import wrong_received
+from moe_triton.tools.selftest.cases import expected_round, one_round, wrong_received
 from tests.distributed.cases import Case, inputs_of, smooth_scales_of
 from tests.patience import seconds
 

@@ -22,8 +22,7 @@ from moe_triton.core.plan import (
 from moe_triton.core.soc import SOC_OF_PRODUCT
 from moe_triton.core.tuning import Tuning
 from moe_triton.operators.variants import Mask
-from moe_triton.tools.selftest.cases import combined, dispatched
-from moe_triton.tools.selftest.comparison import wrong_received
+from moe_triton.tools.selftest.cases import combined, dispatched, wrong_received
 from tests.distributed.cases import Case, experts_of, inputs_of, smooth_scales_of
 from tests.distributed.workers import expected_round, patient_buffer
 from tests.npu import standin

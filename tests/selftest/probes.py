@@ -19,9 +19,7 @@ from moe_triton.backends.npu import toolchain
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.plan import Plan
 from moe_triton.kernels import Case, kernel_cases
-from moe_triton.tools.selftest import machine
-from moe_triton.tools.selftest.assumption import Assumption
-from moe_triton.tools.selftest.check import Finding, Place
+from moe_triton.tools.selftest.check import Assumption, Finding, Place
 from moe_triton.tools.selftest.checks import environment, kernels
 
 PID = "pid"
@@ -137,7 +135,7 @@ def check_that_stumbles(place: Place, name: str, hidden: int) -> Finding:
 @contextlib.contextmanager
 def without_an_npu() -> Iterator[None]:
     """On a machine that has one, too."""
-    find, version = importlib.util.find_spec, machine._package
+    find, version = importlib.util.find_spec, environment.distribution_version
     with (
         mock.patch.object(toolchain, "HOMES", ()),
         mock.patch.object(toolchain, "DRIVER_INFO", Path("/dev/null/version.info")),
@@ -145,7 +143,7 @@ def without_an_npu() -> Iterator[None]:
             importlib.util, "find_spec", lambda name, *rest: None if name in OF_AN_NPU else find(name, *rest)
         ),
         mock.patch.object(
-            machine, "_package", lambda name: machine.MISSING if name in OF_AN_NPU else version(name)
+            environment, "distribution_version", lambda name: "" if name in OF_AN_NPU else version(name)
         ),
     ):
         yield

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from moe_triton.tools.selftest import battery
-from moe_triton.tools.selftest.battery import Battery
+from moe_triton.tools.selftest import run as running
 from moe_triton.tools.selftest.check import Check, Finding, Result
+from moe_triton.tools.selftest.run import Battery
 from moe_triton.tools.selftest.settings import Settings
 from tests.patience import seconds
 from tests.selftest import probes
@@ -115,7 +115,7 @@ def test_processes_that_cannot_be_started_are_a_failure(monkeypatch: pytest.Monk
     def refuse(*arguments: object, **options: object) -> None:
         raise BlockingIOError("no more processes")
 
-    monkeypatch.setattr(battery, "RankGroup", refuse)
+    monkeypatch.setattr(running, "RankGroup", refuse)
     first, second = run(check("a", probes.work), check("b", probes.work))
     assert first.status == second.status == "failed"
     assert first.details == ("its processes could not be started: no more processes",)

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from moe_triton.backends.npu import toolchain
-from moe_triton.tools.selftest import machine
 from moe_triton.tools.selftest.check import Place
+from moe_triton.tools.selftest.checks import environment
 from moe_triton.tools.selftest.checks.environment import count_devices, find_toolchain, use_device
 from moe_triton.tools.selftest.settings import Settings
 
@@ -109,22 +109,22 @@ def test_the_toolkit_is_asked_for_its_version(
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(text)
     monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
-    assert machine.versions()["CANN"] == version
+    assert environment.versions()["CANN"] == version
 
 
 def test_the_driver_is_asked_for_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "info").write_text("Version=24.1.rc3\nascendhal_version=7.35\n")
     monkeypatch.setattr(toolchain, "DRIVER_INFO", tmp_path / "info")
-    assert machine.versions()["driver"] == "24.1.rc3"
+    assert environment.versions()["driver"] == "24.1.rc3"
 
 
 def test_what_is_not_there_is_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)
     monkeypatch.setattr(toolchain, "DRIVER_INFO", Path("/dev/null/version.info"))
     monkeypatch.setattr(toolchain, "HOMES", ())
-    monkeypatch.setattr(machine, "_read", lambda path: "")
-    facts = machine.versions()
+    monkeypatch.setattr(environment, "_read", lambda path: "")
+    facts = environment.versions()
     assert facts["CANN"] == facts["driver"] == "not installed"
     assert facts["moe_triton"] != "not installed"
     assert facts["CPU cores"] == f"{len(os.sched_getaffinity(0))} of {os.cpu_count()}"
-    assert machine.cpu_ghz() is None
+    assert environment.cpu_ghz() is None

@@ -8,9 +8,10 @@ from unittest import mock
 import torch
 
 from moe_triton import torch_npu_ops
+from moe_triton.tools.selftest import cases
 from moe_triton.tools.selftest.cases import Case
 from moe_triton.tools.selftest.check import Finding, Place
-from moe_triton.tools.selftest.checks import operators, stragglers, torch_npu, windows
+from moe_triton.tools.selftest.checks import operators, stragglers, windows
 from moe_triton.tools.selftest.wires import Wires
 
 
@@ -31,8 +32,8 @@ def wrong_combine(place: Place, case: Case) -> Finding:
         output, combined = real(*arguments)
         return output, flipped(combined) if place.rank == 1 and calls == 2 else combined
 
-    real = operators.one_round
-    with mock.patch.object(operators, "one_round", one_round):
+    real = cases.one_round
+    with mock.patch.object(cases, "one_round", one_round):
         return operators.compare_rounds(place, case)
 
 
@@ -44,19 +45,19 @@ def wrong_dispatch(place: Place, case: Case) -> Finding:
         rows = output.handle.num_received()
         return output._replace(scales=flipped(output.scales[:rows])), combined
 
-    real = operators.one_round
-    with mock.patch.object(operators, "one_round", one_round):
+    real = cases.one_round
+    with mock.patch.object(cases, "one_round", one_round):
         return operators.compare_rounds(place, case)
 
 
 def wrong_late_combine(place: Place, delay_ms: int) -> Finding:
     """Who waits for a late rank gets a wrong bit."""
-    real = stragglers.wrong_parts
+    real = cases.wrong_parts
 
     def wrong_parts(output: Any, combined: torch.Tensor, *expected: Any) -> list[str]:
         return real(output, flipped(combined) if place.rank == 0 else combined, *expected)
 
-    with mock.patch.object(stragglers, "wrong_parts", wrong_parts):
+    with mock.patch.object(cases, "wrong_parts", wrong_parts):
         return stragglers.come_late(place, delay_ms)
 
 
@@ -76,7 +77,7 @@ def wrong_names(place: Place, quant_mode: int) -> Finding:
         return flipped(out) if place.rank == 0 else out
 
     with mock.patch.object(torch_npu_ops, "npu_moe_distribute_combine_v2", combine):
-        return torch_npu.compare_round(place, quant_mode)
+        return operators.compare_torch_npu(place, quant_mode)
 
 
 def wrong_rows(place: Place) -> Finding:
@@ -107,7 +108,7 @@ def wrong_numbers(place: Place) -> Finding:
 
 def everybody_comes(place: Place) -> Finding:
     """The rank that should be missed dispatches as well, once the others are about to."""
-    real_round, real_barrier = stragglers.one_round, stragglers.dist.barrier
+    real_round, real_barrier = cases.one_round, stragglers.dist.barrier
     rounds: list[Any] = []
 
     def one_round(*arguments: Any) -> Any:
@@ -120,7 +121,7 @@ def everybody_comes(place: Place) -> Finding:
             one_round(*rounds[0])
 
     patch = mock.patch.object
-    with patch(stragglers, "one_round", one_round), patch(stragglers.dist, "barrier", barrier):
+    with patch(cases, "one_round", one_round), patch(stragglers.dist, "barrier", barrier):
         return stragglers.never_come(place)
 
 

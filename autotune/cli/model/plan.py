@@ -20,8 +20,7 @@ from moe_triton.core.tuning import Posts
 from moe_triton.runtime.chosen_scheme import AUTO, Asked, choose_scheme
 from moe_triton.schemes import SCHEMES
 from moe_triton.tables.schemes import Outputs
-from moe_triton.tools.cli.options import MOST_TOKENS
-from moe_triton.tools.cli.servers import SERVERS_HELP, servers_of
+from moe_triton.tools.cli.options import MOST_TOKENS, SERVERS_HELP, servers_of
 from moe_triton.tools.progress import progress
 from moe_triton.tools.text_table import TextTable, names, numbers, print_parts, texts
 

@@ -16,8 +16,7 @@ import moe_triton
 from moe_triton.core.topology import MAX_RANKS
 from moe_triton.schemes import SCHEMES
 from moe_triton.tools.cli.extensions import Extended
-from moe_triton.tools.cli.options import MOST_EXPERTS, MOST_HIDDEN, MOST_TOKENS
-from moe_triton.tools.cli.servers import SERVERS_HELP
+from moe_triton.tools.cli.options import MOST_EXPERTS, MOST_HIDDEN, MOST_TOKENS, SERVERS_HELP
 
 app = typer.Typer(cls=Extended, no_args_is_help=True, add_completion=False, help=__doc__)
 
@@ -72,21 +71,9 @@ def demo(
     """Send real tokens through dispatch, experts and combine, and check every number."""
     from moe_triton.tools.cli.demo import DemoSettings, run_demo
 
-    settings = DemoSettings(
-        ranks=ranks,
-        tokens=tokens,
-        hidden=hidden,
-        topk=topk,
-        experts=experts,
-        shared=shared,
-        shared_ranks=shared_ranks or shared,
-        quantize=None if quantize == "none" else quantize,
-        intermediate=intermediate,
-        rounds=rounds,
-        seed=seed,
-        kernels=kernels,
-        timeout_s=timeout_s,
-    )
+    sizes = ranks, tokens, hidden, topk, experts, shared, shared_ranks or shared
+    rows = None if quantize == "none" else quantize
+    settings = DemoSettings(*sizes, rows, intermediate, rounds, seed, kernels, timeout_s)
     raise typer.Exit(run_demo(settings, Console()))
 
 

@@ -28,8 +28,8 @@ from moe_triton.layout import STAMP_BYTES, STATUS_ENTRY_BYTES, SlotLayout
 from moe_triton.processes import run_ranks, tell
 from moe_triton.schemes.rules import check_config
 from moe_triton.tools.progress import progress
-from moe_triton.tools.selftest.cases import Case, Inputs, combined, dispatched, expected_dispatch, make_buffer
-from moe_triton.tools.selftest.comparison import wrong_received
+from moe_triton.tools.selftest import cases
+from moe_triton.tools.selftest.cases import Case, Inputs
 from moe_triton.tools.text_table import TextTable, names, numbers, say
 
 DTYPE = torch.bfloat16
@@ -60,16 +60,8 @@ class DemoSettings:
 
     def config(self) -> Config:
         """The group's settings."""
-        return Config(
-            num_ranks=self.ranks,
-            num_max_tokens_per_rank=self.tokens,
-            hidden=self.hidden,
-            num_topk=self.topk,
-            num_experts=self.experts,
-            num_shared_experts=self.shared,
-            num_shared_ranks=self.shared_ranks,
-            relaxed=True,
-        ).normalized()
+        sizes = self.ranks, self.tokens, self.hidden, self.topk, self.experts, self.shared, self.shared_ranks
+        return Config(*sizes, relaxed=True).normalized()
 
     def case(self) -> Case:
         """The group and its rounds."""
@@ -182,25 +174,25 @@ def demo_rank(rank: int, num_ranks: int, settings: DemoSettings) -> dict[str, An
     case, inputs = settings.case(), make_inputs(rank, settings)
     experts = experts_of(rank, settings)
     times: dict[str, list[float]] = {"dispatch": [], "experts": [], "combine": []}
-    with make_buffer(case, timeout_s=settings.timeout_s) as buffer:
+    with cases.make_buffer(case, timeout_s=settings.timeout_s) as buffer:
         for number_of_round in range(settings.rounds):
             dist.barrier()
             start = time.perf_counter()
-            output = dispatched(buffer, case, inputs)
+            output = cases.dispatched(buffer, case, inputs)
             received = time.perf_counter()
             y = run_experts(output, experts)
             computed = time.perf_counter()
             dist.barrier()
             ready = time.perf_counter()
-            out = combined(buffer, case, inputs, output, y)
+            out = cases.combined(buffer, case, inputs, output, y)
             times["dispatch"].append(received - start)
             times["experts"].append(computed - received)
             times["combine"].append(time.perf_counter() - ready)
             if rank == 0:
                 tell(number_of_round + 1)
     logger.removeHandler(teller)
-    expected = expected_dispatch(case, [make_inputs(r, settings) for r in range(num_ranks)])
-    wrong = wrong_received(output, expected[rank])
+    expected = cases.expected_dispatch(case, [make_inputs(r, settings) for r in range(num_ranks)])
+    wrong = cases.wrong_received(output, expected[rank])
     if not torch.equal(out, dense_output(inputs, rank, settings)):
         wrong.append("combined output differs from the dense one")
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable
-from importlib import metadata, util
+from importlib import util
 from pathlib import Path
 
 from rich.console import Console
@@ -14,7 +14,7 @@ from rich.text import Text
 import moe_triton
 from moe_triton.backends.cpu import extension, native
 from moe_triton.backends.cpu.triton import probe
-from moe_triton.backends.cpu.triton.toolchain import how_to_get_triton
+from moe_triton.backends.cpu.triton.toolchain import distribution_version, how_to_get_triton
 from moe_triton.backends.npu import library, toolchain
 from moe_triton.core import triton_package
 from moe_triton.core.errors import ToolchainError
@@ -132,7 +132,8 @@ def _npu() -> list[Row]:
     rows = [*_cann(), _driver(), _soc(), _library(*kernels)]
     for module, package in (("torch_npu", "torch_npu"), ("memfabric_hybrid", "memfabric-hybrid")):
         found = util.find_spec(module) is not None
-        rows.append((f"{NPU}{package}", found, _version(package) if found else "", INSTALL))
+        version = distribution_version(package) or "version unknown"
+        rows.append((f"{NPU}{package}", found, version if found else "", INSTALL))
     return rows
 
 
@@ -172,10 +173,3 @@ def _soc() -> Row:
     except ToolchainError as error:
         return (f"{NPU}SoC", False, name or "", str(error) if name else "an A2 or A3 with its driver")
     return (f"{NPU}SoC", True, f"{soc.name}, {soc.product}, {soc.vector_cores} vector cores", "")
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "version unknown"

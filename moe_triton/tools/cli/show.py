@@ -19,7 +19,7 @@ from moe_triton.runtime.chosen_scheme import Asked, ChosenScheme, choose_scheme
 from moe_triton.runtime.construction import check_tuning
 from moe_triton.schemes import layout_of, make_scheme, product_of, scheme_type
 from moe_triton.schemes.site import Site
-from moe_triton.tools.cli.servers import servers_of
+from moe_triton.tools.cli.options import servers_of
 from moe_triton.tools.text_table import TextTable, names, numbers, say, texts
 
 MB = 1_000_000

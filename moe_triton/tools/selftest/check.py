@@ -157,3 +157,19 @@ def run_on_rank(
         return Finding(wrong=(f"{type(error).__name__}: {error}",), left=True)
     except Exception:
         return Finding(wrong=(traceback.format_exc().strip(),), left=True)
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """One thing that a back end relies on.
+
+    Attributes:
+        name: what is assumed, in a few words; unique.
+        page: the documentation that says so: a title, or an address.
+        check: returns None if it holds, else what was found instead. It runs in its own process, with the
+            first device selected.
+    """
+
+    name: str
+    page: str
+    check: Callable[[], str | None]

@@ -11,7 +11,7 @@ from moe_triton.backends.base import Backend, Executable
 from moe_triton.core.ascendc import REPORT_WORDS
 from moe_triton.core.plan import Plan, launch
 from moe_triton.kernels import Case, Sizes, kernel_cases
-from moe_triton.tools.selftest.comparison import difference
+from moe_triton.tools.selftest.cases import difference
 
 # An AI core sums a row in the order of its reduction instruction, so the last bits differ from the model's.
 SUM_TOLERANCE = 2e-2

@@ -20,16 +20,14 @@ from moe_triton.core.plan import Hole, Plan, joined
 from moe_triton.kernels import Case, Shape, Sizes, families
 from moe_triton.schemes.fullmesh.ascendc import COMBINE_SEND, FUSED
 from moe_triton.tools.selftest.check import Check, Finding, Place
-from moe_triton.tools.selftest.checks.environment import BACKEND
+from moe_triton.tools.selftest.checks.environment import BACKEND, cpu_ghz
 from moe_triton.tools.selftest.checks.windows import FLAGS, WRITES
 from moe_triton.tools.selftest.cpu_probe import CONSTANTS as CPU_CONSTANTS
 from moe_triton.tools.selftest.cpu_probe import CpuProbe
 from moe_triton.tools.selftest.kernel_cases import MANY_LAUNCHES, ReadyCase, prepare, tiny_plan
-from moe_triton.tools.selftest.machine import cpu_ghz
 from moe_triton.tools.selftest.settings import HIDDEN, Settings
 from moe_triton.tools.selftest.timing import Line, fit_line, median_us, over_passes
-from moe_triton.tools.selftest.trials import launch_of_zeros
-from moe_triton.tools.selftest.wires import Wires
+from moe_triton.tools.selftest.wires import Wires, launch_of_zeros
 
 STAGE = "constants"
 ROW_BYTES = 2 * HIDDEN

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib
 import os
+import platform
+import re
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 
 import torch
 
-from moe_triton.tools.selftest.assumption import Assumption
-from moe_triton.tools.selftest.check import Check, Finding, Place
-from moe_triton.tools.selftest.machine import cpu_model, versions
+from moe_triton.backends.cpu.triton.toolchain import distribution_version
+from moe_triton.backends.npu import toolchain
+from moe_triton.tools.selftest.check import Assumption, Check, Finding, Place
 from moe_triton.tools.selftest.settings import Settings
 
 STAGE = "environment"
@@ -94,18 +98,8 @@ def _assumptions() -> list[Check]:
         assumptions = _declared()
     except ImportError as error:
         return [Check("assumptions", STAGE, refuse, (f"there is no npu back end: {error}",), on_device=False)]
-    return [
-        Check(
-            f"assumption: {assumption.name}",
-            STAGE,
-            check_assumption,
-            (assumption.name,),
-            needs=(TOOLCHAIN,),
-            page=assumption.page,
-            on_device=False,
-        )
-        for assumption in assumptions
-    ]
+    own = partial(Check, stage=STAGE, function=check_assumption, needs=(TOOLCHAIN,), on_device=False)
+    return [own(f"assumption: {each.name}", arguments=(each.name,), page=each.page) for each in assumptions]
 
 
 def refuse(place: Place, reason: str) -> Finding:
@@ -128,3 +122,48 @@ def check_assumption(place: Place, name: str) -> Finding:
 def _declared() -> Sequence[Assumption]:
     declared: Sequence[Assumption] = importlib.import_module(ASSUMPTIONS_MODULE).ASSUMPTIONS
     return declared
+
+
+PACKAGES = ("moe_triton", "torch", "torch_npu", "triton-ascend", "ascendnpu-ir", "memfabric-hybrid", "numpy")
+MISSING = "not installed"
+
+
+def versions() -> dict[str, str]:
+    """Names and versions, without the machine's name, users or addresses."""
+    facts = {package: distribution_version(package) or MISSING for package in PACKAGES}
+    cann, driver = toolchain.find_cann(), toolchain.driver_version()
+    facts["CANN"] = MISSING if cann is None else cann.version.text if cann.version else "version unknown"
+    facts["driver"] = driver.text if driver else MISSING
+    facts["Python"] = platform.python_version()
+    facts["OS"] = _distribution()
+    facts["kernel"] = f"{platform.system()} {platform.release()} {platform.machine()}"
+    facts["CPU"] = cpu_model()
+    facts["CPU cores"] = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()}"
+    return facts
+
+
+def cpu_model() -> str:
+    """As the kernel names it."""
+    text = _read(Path("/proc/cpuinfo"))
+    found = re.search(r"^(?:model name|CPU part)\s*:\s*(.+)$", text, flags=re.M)
+    return found[1] if found else platform.machine()
+
+
+def cpu_ghz() -> float | None:
+    """The clock of the first core, if the kernel reports it."""
+    found = re.search(r"^cpu MHz\s*:\s*([\d.]+)$", _read(Path("/proc/cpuinfo")), flags=re.M)
+    return float(found[1]) / 1000 if found and float(found[1]) > 0 else None
+
+
+def _distribution() -> str:
+    try:
+        return platform.freedesktop_os_release().get("PRETTY_NAME", "unknown")
+    except OSError:
+        return "unknown"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,28 +1,25 @@
-"""Dispatch and combine over all ranks against the reference model, bit for bit, by every scheme."""
+"""Dispatch and combine over all ranks against the reference model, bit for bit: by every
+scheme, by torch_npu's names, and captured into a graph once and replayed with other inputs.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Iterator
 
 import torch
 
+from moe_triton import torch_npu_ops
 from moe_triton.core.config import Config
-from moe_triton.core.row_formats import QUANTIZED
+from moe_triton.core.records import ORIGIN
+from moe_triton.core.row_formats import BY_QUANT_MODE, QUANTIZED
 from moe_triton.schemes import SCHEMES as SERVED
 from moe_triton.schemes import product_of, scheme_type
-from moe_triton.tools.selftest.cases import (
-    Case,
-    expected_round,
-    finish,
-    inputs_of,
-    make_buffer,
-    one_round,
-    smooth_scales_of,
-)
+from moe_triton.tools.selftest import cases
+from moe_triton.tools.selftest.cases import Case
 from moe_triton.tools.selftest.check import Check, Finding, Place, few
 from moe_triton.tools.selftest.checks.windows import FLAGS, WRITES
-from moe_triton.tools.selftest.comparison import wrong_parts
 from moe_triton.tools.selftest.settings import HIDDEN, QUICK_HIDDEN, Settings
 
 STAGE = "operators"
@@ -77,19 +74,19 @@ def compare_posted(place: Place, case: Case) -> Finding:
 def compare_rounds(place: Place, case: Case) -> Finding:
     """Runs a case and names everything that differs from the reference in any bit."""
     device = place.backend.device
-    smooth = smooth_scales_of(case)
+    smooth = cases.smooth_scales_of(case)
     if smooth is not None:
         smooth = smooth.to(device)
     different = min(case.rounds, DIFFERENT_INPUTS)
-    expected = [expected_round(case, number) for number in range(different)]
-    inputs = [inputs_of(case, place.rank, number).to(device) for number in range(different)]
+    expected = [cases.expected_round(case, number) for number in range(different)]
+    inputs = [cases.inputs_of(case, place.rank, number).to(device) for number in range(different)]
     wrong: list[str] = []
-    with make_buffer(case, backend=place.settings.backend, timeout_s=place.settings.wait_s) as buffer:
+    with cases.make_buffer(case, backend=place.settings.backend, timeout_s=place.settings.wait_s) as buffer:
         for number in range(case.rounds):
-            output, combined = one_round(buffer, case, inputs[number % different], smooth)
-            finish(buffer, place.backend)
+            output, combined = cases.one_round(buffer, case, inputs[number % different], smooth)
+            cases.finish(buffer, place.backend)
             received, sums = expected[number % different]
-            found = wrong_parts(output, combined, received[place.rank], sums[place.rank])
+            found = cases.wrong_parts(output, combined, received[place.rank], sums[place.rank])
             wrong += [f"round {number}: {text}" for text in found]
     return Finding(wrong=few(wrong), figures={"rounds": case.rounds})
 
@@ -131,3 +128,87 @@ def _cases(settings: Settings, scheme: str, ranks: int) -> dict[str, Case]:
             rounds=20 if settings.quick else 200, tokens=(5, 0, TOKENS, 9), routing="skewed", quantize="int8"
         ),
     }
+
+
+def torch_npu_checks(ranks: int) -> list[Check]:
+    """Not quantised and quantised."""
+    return [
+        Check(f"quant_mode {mode}", "torch_npu", compare_torch_npu, (mode,), ranks=ranks, needs=(FIRST,))
+        for mode in BY_QUANT_MODE
+    ]
+
+
+def compare_torch_npu(place: Place, quant_mode: int) -> Finding:
+    """Dispatch and combine of the second version of torch_npu's operators."""
+    plain = plain_case(place.settings, place.num_ranks)
+    case = dataclasses.replace(plain, quantize=BY_QUANT_MODE[quant_mode].name)
+    settings = place.settings
+    torch_npu_ops.configure(backend=settings.backend, relaxed=True, timeout_s=settings.wait_s)
+    group_name = torch_npu_ops.group_name()
+    group = (group_name, place.num_ranks, place.rank, case.config.num_experts)
+    own = cases.inputs_of(case, place.rank, 0).to(place.backend.device)
+    try:
+        expand_x, scales, assist_info, token_nums, recv_counts, *_ = (
+            torch_npu_ops.npu_moe_distribute_dispatch_v2(own.x, own.topk_idx, *group, quant_mode=quant_mode)
+        )
+        y = cases.experts_of(case, place.rank, expand_x)
+        out = torch_npu_ops.npu_moe_distribute_combine_v2(
+            y, own.topk_idx, assist_info, recv_counts, own.topk_weights, *group
+        )
+        place.backend.synchronize()
+        received, sums = cases.expected_round(case, 0)
+        want = received[place.rank]
+        rows, words = len(want.origins), ORIGIN.num_words
+        pairs = {
+            "expand_x": (expand_x[:rows], want.tokens),
+            "dynamic_scales": (scales[:rows], want.scales),
+            "assist_info_for_combine": (assist_info[: words * rows].view(-1, words), want.origins),
+            "expert_token_nums": (token_nums, want.tokens_per_expert),
+            "ep_recv_counts": (recv_counts[: len(want.recv_offsets)], want.recv_offsets),
+            "combined": (out, sums[place.rank]),
+        }
+        found = [cases.difference(n, have.cpu(), ref) for n, (have, ref) in pairs.items() if ref is not None]
+        return Finding(wrong=tuple(text for text in found if text))
+    finally:
+        torch_npu_ops.release(group_name)
+        torch_npu_ops.configure()
+
+
+REPLAYS = 4
+
+
+def graph_checks(ranks: int) -> list[Check]:
+    """One check, for back ends that can capture graphs."""
+    # torch_npu documentation, "torch_npu.npu.NPUGraph" and "torch_npu.npu.graph" (as in torch.cuda)
+    page = "torch_npu: torch_npu.npu.NPUGraph, torch_npu.npu.graph"
+    return [Check("capture and replay", "graphs", replay, ranks=ranks, needs=(FIRST,), page=page)]
+
+
+def replay(place: Place) -> Finding:
+    """Captures three rounds, so that every other replay begins in the other zone, and changes the inputs."""
+    backend = place.backend
+    if not backend.capabilities.captures_graphs:
+        return Finding(skipped=f"the {backend.name} back end captures no graphs")
+    npu = importlib.import_module("torch_npu").npu
+    case = plain_case(place.settings, place.num_ranks)
+    own = cases.inputs_of(case, place.rank, 0).to(backend.device)
+    wrong: list[str] = []
+    with cases.make_buffer(case, backend=place.settings.backend, timeout_s=place.settings.wait_s) as buffer:
+        for _ in range(2):  # compiles everything before the capture
+            cases.one_round(buffer, case, own, None)
+        cases.finish(buffer, backend)
+        graph = npu.NPUGraph()
+        with npu.graph(graph):
+            captured = [cases.one_round(buffer, case, own, None) for _ in range(3)]
+        for number in range(REPLAYS):
+            fresh = cases.inputs_of(case, place.rank, number)
+            own.x.copy_(fresh.x)
+            own.topk_idx.copy_(fresh.topk_idx)
+            own.topk_weights.copy_(fresh.topk_weights)
+            graph.replay()
+            cases.finish(buffer, backend)
+            received, sums = cases.expected_round(case, number)
+            for output, combined in captured:
+                found = cases.wrong_parts(output, combined, received[place.rank], sums[place.rank])
+                wrong += [f"replay {number}: {text}" for text in found]
+    return Finding(wrong=tuple(wrong), figures={"replays": REPLAYS})

@@ -10,18 +10,9 @@ from collections.abc import Callable, Sequence
 import torch.distributed as dist
 
 from moe_triton.core.errors import CommunicationTimeoutError
-from moe_triton.tools.selftest.cases import (
-    combined,
-    dispatched,
-    expected_round,
-    finish,
-    inputs_of,
-    make_buffer,
-    one_round,
-)
+from moe_triton.tools.selftest import cases
 from moe_triton.tools.selftest.check import Check, Finding, Place, of_rank_0
 from moe_triton.tools.selftest.checks.operators import FIRST, plain_case
-from moe_triton.tools.selftest.comparison import wrong_parts
 from moe_triton.tools.selftest.settings import Settings
 
 STAGE = "stragglers"
@@ -34,42 +25,32 @@ NEVER_GRACE_S = 20.0
 def straggler_checks(settings: Settings, ranks: int) -> list[Check]:
     """Late ranks, then an absent one, after which its buffers are broken."""
     delays = QUICK_DELAYS_MS if settings.quick else DELAYS_MS
-    return [
-        *(
-            Check(
-                f"a rank {delay} ms late",
-                STAGE,
-                come_late,
-                (delay,),
-                ranks=ranks,
-                needs=(FIRST,),
-                merge=judge_waits,
-            )
-            for delay in delays
-        ),
-        Check("a rank that never comes", STAGE, never_come, ranks=ranks, needs=(FIRST,)),
+    late = [
+        Check(f"a rank {delay} ms late", STAGE, come_late, (delay,), ranks, (FIRST,), judge_waits)
+        for delay in delays
     ]
+    return [*late, Check("a rank that never comes", STAGE, never_come, ranks=ranks, needs=(FIRST,))]
 
 
 def come_late(place: Place, delay_ms: int) -> Finding:
     """Each rank in turn is late for a round; the results must be the same."""
     case = dataclasses.replace(plain_case(place.settings, place.num_ranks), rounds=1)
-    received, sums = expected_round(case, 0)
-    inputs = inputs_of(case, place.rank, 0).to(place.backend.device)
+    received, sums = cases.expected_round(case, 0)
+    inputs = cases.inputs_of(case, place.rank, 0).to(place.backend.device)
     begins, ends, wrong = [], [], []
-    with make_buffer(case, backend=place.settings.backend, timeout_s=place.settings.wait_s) as buffer:
-        one_round(buffer, case, inputs, None)
-        finish(buffer, place.backend)
+    with cases.make_buffer(case, backend=place.settings.backend, timeout_s=place.settings.wait_s) as buffer:
+        cases.one_round(buffer, case, inputs, None)
+        cases.finish(buffer, place.backend)
         for late in range(place.num_ranks):
             dist.barrier()
             if place.rank == late:
                 time.sleep(delay_ms / 1000)
             begins.append(time.monotonic() * 1000)
-            output = dispatched(buffer, case, inputs)
-            finish(buffer, place.backend)
+            output = cases.dispatched(buffer, case, inputs)
+            cases.finish(buffer, place.backend)
             ends.append(time.monotonic() * 1000)
-            out = combined(buffer, case, inputs, output)
-            found = wrong_parts(output, out, received[place.rank], sums[place.rank])
+            out = cases.combined(buffer, case, inputs, output)
+            found = cases.wrong_parts(output, out, received[place.rank], sums[place.rank])
             wrong += [f"rank {late} late: {text}" for text in found]
     return Finding(wrong=tuple(wrong), samples={"begin_ms": begins, "end_ms": ends})
 
@@ -97,18 +78,18 @@ def never_come(place: Place) -> Finding:
     case = plain_case(place.settings, place.num_ranks)
     absent = place.num_ranks - 1
     wait_s = QUICK_NEVER_WAIT_S if place.settings.quick else NEVER_WAIT_S
-    inputs = inputs_of(case, place.rank, 0).to(place.backend.device)
-    with make_buffer(case, backend=place.settings.backend, timeout_s=wait_s) as buffer:
-        one_round(buffer, case, inputs, None)
-        finish(buffer, place.backend)
+    inputs = cases.inputs_of(case, place.rank, 0).to(place.backend.device)
+    with cases.make_buffer(case, backend=place.settings.backend, timeout_s=wait_s) as buffer:
+        cases.one_round(buffer, case, inputs, None)
+        cases.finish(buffer, place.backend)
         dist.barrier()
         wrong: tuple[str, ...] = ()
         seconds = 0.0
         if place.rank != absent:
 
             def call() -> None:
-                one_round(buffer, case, inputs, None)
-                finish(buffer, place.backend)
+                cases.one_round(buffer, case, inputs, None)
+                cases.finish(buffer, place.backend)
 
             start = time.monotonic()
             wrong = _miss(call, absent)
