@@ -22,6 +22,7 @@ from moe_triton.rendezvous.notes import (
     Note,
     Notes,
 )
+from moe_triton.rendezvous.stores import read_key
 from tests.patience import seconds
 
 RANKS = 4
@@ -179,7 +180,7 @@ def until(is_so: Callable[[], bool]) -> None:
 
 
 def states(store: dist.Store, rank: int) -> str:
-    note = Note.read(notes_module._read(store, rank), RANKS)  # type: ignore[arg-type]
+    note = Note.read(read_key(store, str(rank)), RANKS)  # type: ignore[arg-type]
     return note.state if note else ""
 
 
@@ -188,8 +189,8 @@ def test_a_note_ends_with_its_wait_and_a_last_word_is_the_last() -> None:
     notes = Notes(lambda: store, 1, RANKS)  # type: ignore[arg-type, return-value]
     notes.leave(CALL, [3], lambda: not going.is_set())
     until(lambda: states(store, 1) == "waits")
-    first = notes_module._read(store, 1)  # type: ignore[arg-type]
-    until(lambda: notes_module._read(store, 1) != first)  # type: ignore[arg-type]
+    first = read_key(store, "1")  # type: ignore[arg-type]
+    until(lambda: read_key(store, "1") != first)  # type: ignore[arg-type]
     assert states(store, 1) == "waits"
     going.set()
     until(lambda: states(store, 1) == "over")

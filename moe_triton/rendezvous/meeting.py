@@ -31,13 +31,8 @@ from moe_triton.core.errors import (
     ThreadError,
 )
 from moe_triton.core.threads import Deadline, in_thread
-from moe_triton.rendezvous.attempts import (
-    Attempt,
-    BadStateError,
-    MetElsewhereError,
-    RefusedError,
-    RoundGivenUpError,
-)
+from moe_triton.rendezvous import attempts
+from moe_triton.rendezvous.attempts import Attempt
 from moe_triton.rendezvous.hosting import host_store
 from moe_triton.rendezvous.membership import Membership, Past
 from moe_triton.rendezvous.notes import ASK_S, Culprits
@@ -65,6 +60,7 @@ _stores_of_parent: list[object] = []
 _of_parent: WeakSet[dist.ProcessGroup] = WeakSet()
 
 Value = TypeVar("Value")
+_timed_out = partial(CommunicationTimeoutError, "rendezvous", 0, 0)
 
 
 def _after_fork() -> None:
@@ -194,20 +190,20 @@ class Meeting:
         except ThreadError as error:
             self.refuse(error)
             raise
-        except RefusedError as error:
+        except attempts.RefusedError as error:
             self.end()
             raise ConfigMismatchError(f"rank {error.by} cannot be constructed: {error.reason}") from None
-        except MetElsewhereError as error:
+        except attempts.MetElsewhereError as error:
             self.end()
             raise ConfigMismatchError(str(error)) from None
-        except BadStateError as error:
+        except attempts.BadStateError as error:
             self.end()
             raise ConfigMismatchError(
                 f"the store of the process group holds {reprlib.repr(error.value)} as {error.key}, below "
                 f"moe_triton/, which no rank of this version writes ({purpose}). Keep other programs away "
                 "from the store, install the same moe_triton on all ranks, and start the job again."
             ) from None
-        except RoundGivenUpError as error:
+        except attempts.RoundGivenUpError as error:
             self.end()
             if self._why:
                 raise ConfigMismatchError(self._why) from None
@@ -218,15 +214,8 @@ class Meeting:
             if self.beside and error.by not in found.ranks:
                 found = Culprits.unknown(found.ranks, self.beside, found.said)
             detail += self._since() + (f". {found.said.rstrip()}" if found.said else "")
-            raise CommunicationTimeoutError(
-                "rendezvous",
-                0,
-                0,
-                found.ranks,
-                detail,
-                uncertain_ranks=found.uncertain,
-                uncertainty=found.why,
-            ) from None
+            uncertain, why = found.uncertain, found.why
+            raise _timed_out(found.ranks, detail, uncertain_ranks=uncertain, uncertainty=why) from None
         except (futures.TimeoutError, RuntimeError) as error:
             self.end()
             if (group := self.group) is None or group in _stores:
@@ -240,7 +229,7 @@ class Meeting:
                     "come, of which one is late, stopped or gone"
                 )
             detail = f"the store of the process group {why}"
-            raise CommunicationTimeoutError("rendezvous", 0, 0, (), detail) from error
+            raise _timed_out((), detail) from error
         self._last = purpose, time.monotonic()
         return [_decode(rank, data, purpose) for rank, data in enumerate(received)]
 
@@ -306,12 +295,14 @@ class Meeting:
         return group
 
     def _make_attempt(self) -> Attempt:
-        membership, group = None, self._standing_group()
-        if group is not None:
+        group = self._standing_group()
+        if group is None:
+            self._store, membership = cast(Store, dist.HashStore()), None  # type: ignore[attr-defined]
+        else:
             shared, past = shared_store_of(group), _pasts.setdefault(group, Past())
             own, size = self.members[self.rank], len(self.of_group)
             membership = Membership(shared, past, own, self.members, size, self._argument)
-        self._store = _store_of(group, self.members)
+            self._store = _store_of(group, self.members)
         return Attempt(self._store, self.rank, self.num_ranks, membership)
 
     def _in_time(self, data: bytes, timeout_s: float) -> list[bytes]:
@@ -467,10 +458,8 @@ def _decode(rank: int, data: bytes, purpose: str) -> dict[str, Any]:
     return message
 
 
-def _store_of(group: dist.ProcessGroup | None, members: Sequence[int]) -> Store:
+def _store_of(group: dist.ProcessGroup, members: Sequence[int]) -> Store:
     """The group's store, or our own if it has none, for these members only."""
-    if group is None:
-        return cast(Store, dist.HashStore())  # type: ignore[attr-defined]
     return _under(group, ".".join(str(member) for member in members))
 
 

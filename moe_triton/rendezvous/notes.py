@@ -126,9 +126,8 @@ class Inquiry:
         self._began = self._looked = float("inf")
         self._was_stopped = False
         self._seen: dict[int, _Seen] = {}
-        self._waited_before: set[int] = (
-            set()
-        )  # ranks that waited when their notes were seen first, or just before
+        # Ranks that waited when their notes were seen first, or just before.
+        self._waited_before: set[int] = set()
         self._forget()
 
     def _forget(self) -> None:
@@ -212,11 +211,9 @@ class Inquiry:
         if not named:
             # Who began to wait for this rank only now, when this one has sent everything, has come too late.
             came = sorted({*self._missing} - self._waited_before)
-            return (
-                Culprits(tuple(came), said=told)
-                if came
-                else Culprits.unknown(self._missing, EACH_OTHER, told)
-            )
+            if came:
+                return Culprits(tuple(came), said=told)
+            return Culprits.unknown(self._missing, EACH_OTHER, told)
         doubtful = sorted({*self._late, *self._open})
         if not doubtful:
             return Culprits(tuple(named), said=told)
@@ -273,7 +270,7 @@ class Notes:
         while self._write(store, note, mine):
             renewed = self._clock()
             for rank in ranks[:MOST_WATCHED]:
-                text = _read(store, rank)
+                text = read_key(store, str(rank))
                 if self._before.get(rank, ("", 0.0))[0] != text:
                     self._before[rank] = text, renewed
             while goes_on() and self._clock() < renewed + PERIOD_S:
@@ -317,9 +314,6 @@ class Notes:
         """
         # First, since ranks that run out of time together ask for each other's.
         self.last_word("raised", call, missing)
-        return self._ask(missing)
-
-    def _ask(self, missing: Sequence[int]) -> Culprits:
         # In a thread, since requests to a store whose host has stopped never return.
         asking = in_thread(lambda: _run(self.asking(missing)), "notes")
         try:
@@ -338,7 +332,7 @@ class Notes:
         absent_after_s = NOTED_AFTER_S + PERIOD_S if self._sees_waits else None
         inquiry = Inquiry(self._rank, self._num_ranks, dict(self._before), absent_after_s)
         store, deadline = self._open_store(), Deadline(ASK_S, self._clock)
-        while not inquiry.look(missing, lambda rank: _read(store, rank), self._clock()):
+        while not inquiry.look(missing, lambda rank: read_key(store, str(rank)), self._clock()):
             if deadline.left() <= 0:
                 break
             yield _PAUSE_S
@@ -352,10 +346,6 @@ def _run(steps: Generator[float, None, Result]) -> Result:
             time.sleep(next(steps))
         except StopIteration as end:
             return cast(Result, end.value)
-
-
-def _read(store: Store, rank: int) -> str:
-    return read_key(store, str(rank))
 
 
 def _for(note: Note) -> str:
