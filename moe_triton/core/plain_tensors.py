@@ -35,11 +35,9 @@ def fault_of(tensor: torch.Tensor) -> Fault | None:
     A subclass is plain where it leaves torch's operators as they are, as ``torch.nn.Parameter`` does.
     """
     try:
-        if _is_plain(tensor):
-            return None
+        return _fault(tensor)
     except Exception:  # wrappers may raise anything
         return Fault(f"a {_name_of(tensor)} without memory", OF_ITS_OWN, _remedy(tensor))
-    return _fault(tensor)
 
 
 def describe(*tensors: object) -> Hashable | None:
@@ -53,17 +51,6 @@ def describe(*tensors: object) -> Hashable | None:
         else:
             return None
     return tuple(described)
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    kind = type(tensor)
-    if kind is not torch.Tensor and not _is_plain_type(kind):
-        return False
-    if tensor.layout is not torch.strided or tensor.is_neg() or (tensor.requires_grad and _grad_is_on()):
-        return False
-    return tensor.numel() == 0 or (
-        tensor.data_ptr() != 0 and tensor.untyped_storage().nbytes() >= _last_byte(tensor)
-    )
 
 
 def _is_plain_type(kind: type) -> bool:
@@ -82,8 +69,8 @@ def _last_byte(tensor: torch.Tensor) -> int:
     return int((last + 1) * tensor.element_size())
 
 
-def _fault(tensor: torch.Tensor) -> Fault:
-    """Why `_is_plain` does not hold, of a tensor that raises nothing."""
+def _fault(tensor: torch.Tensor) -> Fault | None:
+    """`fault_of` for a tensor that raises nothing."""
     if type(tensor) is not torch.Tensor and not _is_plain_type(type(tensor)):
         return Fault(f"a {_name_of(tensor)}", OF_ITS_OWN, _remedy(tensor))
     if tensor.layout is not torch.strided:
@@ -98,11 +85,16 @@ def _fault(tensor: torch.Tensor) -> Fault:
             "there are no gradients of dispatch and combine",
             "Call under torch.no_grad(), or pass {name}.detach().",
         )
+    if tensor.numel() == 0:
+        return None
     if tensor.data_ptr() == 0:
         return Fault(f"a {_name_of(tensor)} without memory", OF_ITS_OWN, _remedy(tensor))
+    num_bytes, needed = tensor.untyped_storage().nbytes(), _last_byte(tensor)
+    if num_bytes >= needed:
+        return None
     return Fault(
-        f"of shape {tuple(tensor.shape)} in a storage of {tensor.untyped_storage().nbytes()} bytes",
-        f"its storage must hold the {_last_byte(tensor)} bytes that it reaches to",
+        f"of shape {tuple(tensor.shape)} in a storage of {num_bytes} bytes",
+        f"its storage must hold the {needed} bytes that it reaches to",
         "Pass a tensor whose storage was not resized.",
     )
 

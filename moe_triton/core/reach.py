@@ -46,8 +46,3 @@ def token_of(rank: int) -> int:
 def address_of(word: int) -> int:
     """The address in a peer's word."""
     return word & _ADDRESS_MASK
-
-
-def is_queued(word: int) -> bool:
-    """Whether only a queue leads to the peer of this word."""
-    return bool(word >> QUEUED_BIT & 1)

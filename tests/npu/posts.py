@@ -14,7 +14,7 @@ from typing import Any
 
 from moe_triton.backends.cpu import native, nic
 from moe_triton.backends.npu import window
-from moe_triton.core.reach import Queues, address_of, is_queued, token_of
+from moe_triton.core.reach import QUEUED_BIT, Queues, address_of, token_of
 from moe_triton.rendezvous.meeting import Meeting
 
 MAKE = window.make_window
@@ -33,7 +33,7 @@ class PostedWindow:
         self._made = made
         self.base, self.tensor, self.barrier = made.base, made.tensor, made.barrier
         places = [address_of(word % (1 << 64)) for word in made.peers]
-        assert {peer for peer, word in enumerate(made.peers) if is_queued(word)} == queues.peers
+        assert {peer for peer, word in enumerate(made.peers) if word >> QUEUED_BIT & 1} == queues.peers
         assert places[rank] == made.base
         self.peers = tuple(
             queues.word(rank, peer, token_of(peer) if peer in queues.peers else place)

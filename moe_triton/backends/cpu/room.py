@@ -11,6 +11,11 @@ PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 # Version 1 writes "no limit" as the largest multiple of a page that 63 bits hold.
 _NO_LIMIT = 1 << 62
+# Of each version: the files with the limit and with what is used, and what fields of memory.stat begin with.
+_VERSIONS = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    2: ("memory.max", "memory.current", ""),
+}
 # Pages of files are evicted when memory is needed; shared memory is not among them.
 _RECLAIMABLE = ("inactive_file", "active_file")
 
@@ -50,10 +55,10 @@ def cgroup_limits(proc: Path = PROC, mount: Path = CGROUPS) -> list[Limit]:
             continue
         _, controllers, path = line.split(":", 2)
         if "memory" in controllers.split(","):
-            found = (_limit_1(folder) for folder in _around(mount / "memory", path))
+            found = (_limit(folder, 1) for folder in _around(mount / "memory", path))
         elif not controllers:
             root = mount if (mount / "cgroup.controllers").exists() else mount / "unified"
-            found = (_limit_2(folder) for folder in _around(root, path))
+            found = (_limit(folder, 2) for folder in _around(root, path))
         else:
             continue
         limits += [limit for limit in found if limit is not None]
@@ -73,17 +78,11 @@ def _around(root: Path, path: str) -> Iterator[Path]:
     yield root
 
 
-def _limit_2(folder: Path) -> Limit | None:
-    most, used = _number(folder / "memory.max"), _number(folder / "memory.current")
-    return None if most is None or used is None else _limit(folder, most, used, "")
-
-
-def _limit_1(folder: Path) -> Limit | None:
-    most, used = _number(folder / "memory.limit_in_bytes"), _number(folder / "memory.usage_in_bytes")
-    return None if most is None or used is None or most > _NO_LIMIT else _limit(folder, most, used, "total_")
-
-
-def _limit(folder: Path, most: int, used: int, prefix: str) -> Limit:
+def _limit(folder: Path, version: int) -> Limit | None:
+    most_file, used_file, prefix = _VERSIONS[version]
+    most, used = _number(folder / most_file), _number(folder / used_file)
+    if most is None or used is None or most > _NO_LIMIT:
+        return None
     fields = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat") if " " in line)
     reclaimable = sum(int(fields.get(f"{prefix}{name}", 0)) for name in _RECLAIMABLE)
     status = folder.stat()

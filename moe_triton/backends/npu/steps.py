@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from moe_triton.backends.base import Bindings
 from moe_triton.backends.npu import library, triton_kernels
@@ -14,31 +13,6 @@ from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.core.plan import Hole, Launch, Part, Phases, num_blocks
 
-
-class Step(Protocol):
-    """A launch that lacks only the values of a call.
-
-    Attributes:
-        is_direct: it goes straight to the stream, bypassing torch_npu's queue.
-    """
-
-    is_direct: bool
-
-    def note_times(self, on: bool) -> None:
-        """Whether launches of several phases note their times from now on, which takes a store for each."""
-
-    def launch(self, values: Sequence[int], stream: int) -> None:
-        """Puts it on a stream.
-
-        Args:
-            values: of the plan's holes, in their order: addresses and numbers.
-            stream: CANN's handle of it.
-
-        Raises:
-            ToolchainError: CANN refuses the launch.
-        """
-
-
 Fill = tuple[int, int, Callable[[int], int]]
 """Index of the argument, index of the call's value, and the function from one to the other."""
 
@@ -46,7 +20,7 @@ Fill = tuple[int, int, Callable[[int], int]]
 class AscendCStep:
     """An Ascend C kernel: its arguments are words that the launch copies."""
 
-    is_direct = True
+    is_direct = True  # it goes straight to the stream, bypassing torch_npu's queue
 
     def __init__(self, phases: Phases, fixed: Bindings, holes: Sequence[str], report_bytes: int) -> None:
         packed = abi.phase_words(phases, report_bytes)
@@ -61,12 +35,20 @@ class AscendCStep:
         self._function = library.launcher(packed.kernel)
 
     def note_times(self, on: bool) -> None:
-        """Writes the addresses where phases note their times into the words, or 0 to turn that off."""
+        """Whether several phases note their times from now on, which takes a store for each: where, or 0."""
         for position, address in self._times:
             self._words[position] = address if on else 0
 
     def launch(self, values: Sequence[int], stream: int) -> None:
-        """Fills in the call's values and puts the kernel straight on the stream."""
+        """Fills in the call's values and puts the kernel straight on the stream.
+
+        Args:
+            values: of the plan's holes, in their order: addresses and numbers.
+            stream: CANN's handle of it.
+
+        Raises:
+            ToolchainError: CANN refuses the launch.
+        """
         words = self._words
         for position, number, part in self._fills:
             words[position] = part(values[number])
@@ -101,6 +83,10 @@ class TritonStep:
         for position, number, part in self._fills:
             arguments[position] = part(values[number])
         self._launch(self._programs, stream, arguments)
+
+
+Step = AscendCStep | TritonStep
+"""A launch that lacks only the values of a call."""
 
 
 def make_step(phases: Phases, fixed: Bindings, holes: Sequence[str], report_bytes: int) -> Step:

@@ -6,7 +6,6 @@ import struct
 import tempfile
 from pathlib import Path
 
-from moe_triton.backends.cpu.triton.rewrite_llvm import ENTRY_SYMBOL
 from moe_triton.backends.cpu.triton.toolchain import TARGET_TRIPLE, find_toolchain, run_tool
 from moe_triton.core.errors import ToolchainError
 
@@ -70,6 +69,3 @@ def undefined_symbols(code: bytes) -> set[str]:
                 start = strings_at + name
                 names.add(code[start : code.index(b"\0", start)].decode())
     return names
-
-
-__all__ = ["ENTRY_SYMBOL", "compile_object", "link", "undefined_symbols"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import importlib.util
@@ -10,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,14 +42,11 @@ class Probe(NamedTuple):
     how_to_get: str
 
 
-@dataclass(frozen=True)
-class Toolchain:
-    """Programs and versions of the compile chain."""
+class Toolchain(NamedTuple):
+    """Programs of the compile chain, but for the adapter."""
 
-    adapter_opt: Path
     bishengir_opt: Path
     linker: tuple[str, ...]
-    versions: tuple[tuple[str, str], ...]
 
 
 def run_tool(command: Sequence[str | Path], text: str | None = None) -> str:
@@ -92,12 +89,10 @@ def _find_linker() -> tuple[str, ...]:
 
 @functools.cache
 def _cpu_flags() -> frozenset[str]:
-    try:
+    with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("flags"):
                 return frozenset(line.split(":", 1)[1].split())
-    except OSError:
-        pass
     return frozenset()
 
 
@@ -170,11 +165,9 @@ def find_toolchain() -> Toolchain:
             for p in missing
         )
         raise ToolchainError(f"the Triton CPU runtime lacks {wanted}. {_REMEDY}")
-    adapter = find_program("triton", "backends/ascend/triton-adapter-opt")
     bishengir = find_program("ascendnpuir", "bin/bishengir-opt")
-    assert adapter is not None
     assert bishengir is not None
-    return Toolchain(adapter, bishengir, _find_linker(), versions())
+    return Toolchain(bishengir, _find_linker())
 
 
 @functools.cache
@@ -183,10 +176,5 @@ def versions() -> tuple[tuple[str, str], ...]:
     return (
         ("triton-ascend", distribution_version("triton-ascend")),
         ("ascendnpu-ir", distribution_version("ascendnpu-ir")),
-        ("pipeline", _pipeline_version()),
+        ("pipeline", sources_digest(Path(__file__).parent)),
     )
-
-
-@functools.cache
-def _pipeline_version() -> str:
-    return sources_digest(Path(__file__).parent)
