@@ -36,9 +36,9 @@ from moe_triton.processes import RankGroup
 from moe_triton.starting_line import StartingLine
 from moe_triton.tools.progress import progress
 from moe_triton.tools.selftest.cases import Case, inputs_of, make_buffer
+from moe_triton.tools.selftest.check import Settings
 from moe_triton.tools.selftest.checks.timing import timed_case
 from moe_triton.tools.selftest.cpu_probe import CpuProbe
-from moe_triton.tools.selftest.settings import Settings
 from moe_triton.tools.text_table import TextTable, markdown_of, names, numbers, print_parts
 
 WARM_UP = 3

@@ -13,9 +13,8 @@ from autotune.cli.model.machines import machine_of
 from autotune.model.constants import Machine, machine_named
 from autotune.selftest_reports.constants import constants_of, machine_of_report, product_of, read_machine
 from moe_triton.core.errors import ArgumentError
-from moe_triton.tools.selftest.check import Result
+from moe_triton.tools.selftest.check import Result, Settings
 from moe_triton.tools.selftest.report import Report
-from moe_triton.tools.selftest.settings import Settings
 from tests.autotune.measured_constants import measured_constants
 
 MOMENT = datetime(2026, 3, 4, 5, 6, 7, tzinfo=timezone.utc)

@@ -24,10 +24,9 @@ from autotune.selftest_reports.step_times import Measured, StepModel, StepTime, 
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.schemes.site import Site
-from moe_triton.tools.selftest.check import Result
+from moe_triton.tools.selftest.check import Result, Settings
 from moe_triton.tools.selftest.checks.operators import SCHEMES
 from moe_triton.tools.selftest.report import Report
-from moe_triton.tools.selftest.settings import Settings
 
 MOMENT = datetime(2026, 3, 4, 5, 6, 7, tzinfo=timezone.utc)
 SOC = "Ascend910_9391"

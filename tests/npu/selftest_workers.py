@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from moe_triton.backends.npu.backend import NpuBackend
 from moe_triton.tools.selftest import check as checks
-from moe_triton.tools.selftest.check import Check, Finding, run_on_rank
-from moe_triton.tools.selftest.settings import Settings
+from moe_triton.tools.selftest.check import Check, Finding, Settings, run_on_rank
 from tests.npu import standin
 
 BLOCKS = 2  # a host has no 48 cores

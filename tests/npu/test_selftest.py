@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from moe_triton.processes import RankGroup
+from moe_triton.tools.selftest.check import Settings
 from moe_triton.tools.selftest.run import checks_of
-from moe_triton.tools.selftest.settings import Settings
 from tests.npu import selftest_workers
 from tests.npu.device import AT_ONCE
 from tests.patience import seconds

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from moe_triton.tools.selftest import run as running
-from moe_triton.tools.selftest.check import Check, Finding, Result
+from moe_triton.tools.selftest.check import Check, Finding, Result, Settings
 from moe_triton.tools.selftest.run import Battery
-from moe_triton.tools.selftest.settings import Settings
 from tests.patience import seconds
 from tests.selftest import probes
 

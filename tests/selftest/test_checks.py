@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from moe_triton.core.errors import CommunicationTimeoutError
-from moe_triton.tools.selftest.check import Check, Finding, Result
+from moe_triton.tools.selftest.check import Check, Finding, Result, Settings
 from moe_triton.tools.selftest.checks import operators
 from moe_triton.tools.selftest.checks.operators import operator_checks, plain_case
 from moe_triton.tools.selftest.checks.stragglers import _miss, judge_waits
 from moe_triton.tools.selftest.run import Battery
-from moe_triton.tools.selftest.settings import Settings
 from tests.patience import seconds
 from tests.selftest import wrong
 

@@ -20,11 +20,10 @@ from typer.testing import CliRunner
 
 from moe_triton.tools.cli.app import app
 from moe_triton.tools.selftest import private, run
-from moe_triton.tools.selftest.check import Check, run_on_rank
+from moe_triton.tools.selftest.check import STAGES, Check, Settings, run_on_rank
 from moe_triton.tools.selftest.checks import environment
 from moe_triton.tools.selftest.checks.kernels import kernel_checks
 from moe_triton.tools.selftest.cpu_probe import CONSTANTS as CPU_CONSTANTS
-from moe_triton.tools.selftest.settings import STAGES, Settings
 from tests.selftest import probes
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,10 +9,9 @@ import pytest
 from autotune.model.constants import machine_named
 from autotune.model.timelines import cpu
 from moe_triton.processes import RankGroup
-from moe_triton.tools.selftest.check import Place
+from moe_triton.tools.selftest.check import Place, Settings
 from moe_triton.tools.selftest.checks import constants
 from moe_triton.tools.selftest.cpu_probe import CONSTANTS, CpuProbe
-from moe_triton.tools.selftest.settings import Settings
 from tests.patience import seconds
 
 SETTINGS = Settings(quick=True, timeout_s=seconds(60.0))

@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from moe_triton.backends.npu import toolchain
-from moe_triton.tools.selftest.check import Place
+from moe_triton.tools.selftest.check import Place, Settings
 from moe_triton.tools.selftest.checks import environment
 from moe_triton.tools.selftest.checks.environment import count_devices, find_toolchain, use_device
-from moe_triton.tools.selftest.settings import Settings
 
 
 def place(backend: str, ranks: int | None = None) -> Place:

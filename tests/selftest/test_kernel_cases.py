@@ -6,10 +6,9 @@ import functools
 
 from moe_triton.backends import make_backend
 from moe_triton.kernels import Case, Sizes, families, kernel_cases
-from moe_triton.tools.selftest.check import Place
+from moe_triton.tools.selftest.check import Place, Settings
 from moe_triton.tools.selftest.checks.kernels import check_kernel, kernel_checks
 from moe_triton.tools.selftest.kernel_cases import check_case, sums_in_its_own_order
-from moe_triton.tools.selftest.settings import Settings
 from tests.selftest.probes import FlippingBackend, wrong_by_one_bit
 
 HIDDEN, SIZES = 256, Sizes(9, seed=1)

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from moe_triton.tools.selftest.check import Result
+from moe_triton.tools.selftest.check import Result, Settings
 from moe_triton.tools.selftest.private import scrubbed
 from moe_triton.tools.selftest.report import JSON_NAME, MARKDOWN_NAME, Report
-from moe_triton.tools.selftest.settings import Settings
 
 MOMENT = datetime(2026, 3, 4, 5, 6, 7, tzinfo=timezone.utc)
 RESULTS = (

@@ -200,7 +200,7 @@ def selftest(
 ) -> None:
     """Check that this machine does what it should, measure it, and write a report to attach to an issue."""
     from moe_triton.tools.cli.selftest import run
-    from moe_triton.tools.selftest.settings import Settings
+    from moe_triton.tools.selftest.check import Settings
 
     settings = Settings(backend, ranks, quick, tuple(only or ()), timeout_s)
     raise typer.Exit(run(settings, output, Console()))

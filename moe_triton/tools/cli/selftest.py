@@ -11,11 +11,10 @@ from rich.text import Text
 
 from moe_triton.core.checks import check_choice
 from moe_triton.tools.progress import progress
-from moe_triton.tools.selftest.check import Check, Result, Status
+from moe_triton.tools.selftest.check import STAGES, Check, Result, Settings, Status
 from moe_triton.tools.selftest.private import scrubbed
 from moe_triton.tools.selftest.report import JSON_NAME, MARKDOWN_NAME, Report
 from moe_triton.tools.selftest.run import run_selftest
-from moe_triton.tools.selftest.settings import STAGES, Settings
 from moe_triton.tools.text_table import TextTable, names, numbers
 
 MARKS: dict[Status, str] = {"passed": "green", "failed": "red", "skipped": "yellow"}

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from moe_triton.backends.base import Backend, Executable
 from moe_triton.kernels import Case, Shape, Sizes, families
 from moe_triton.layout import STAMP_BYTES, WORD_BYTES
+from moe_triton.tools.selftest.check import HIDDEN
 from moe_triton.tools.selftest.kernel_cases import MANY_LAUNCHES, prepare, tiny_plan
-from moe_triton.tools.selftest.settings import HIDDEN
 from moe_triton.tools.selftest.wires import Wires
 
 # of one rank's call

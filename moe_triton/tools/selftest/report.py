@@ -12,16 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from moe_triton.tools.markdown import cell, table
-from moe_triton.tools.selftest.check import STATUSES, Result
+from moe_triton.tools.selftest.check import STATUSES, Result, Settings
 from moe_triton.tools.selftest.checks.environment import DEVICES
 from moe_triton.tools.selftest.private import scrubbed
-from moe_triton.tools.selftest.settings import Settings
 from moe_triton.tools.selftest.timing import HIGH, LOW
 
 FORMAT, VERSION = "moe_triton.selftest", 3
 JSON_NAME, MARKDOWN_NAME = "report.json", "report.md"
 VERSIONS = "versions"
 UNKNOWN = "unknown"
+TIMING, CONSTANTS = "timing", "constants"
+MOST_NAMES = 6
+CALLS = {
+    "dispatch call us, p10 / p50 / p90 / p99": "dispatch",
+    "combine call us": "combine",
+    "both us": "both",
+}
 
 
 @dataclass(frozen=True)
@@ -94,15 +100,6 @@ def _replace(path: Path, text: str) -> None:
     fresh = path.with_name(path.name + ".new")
     fresh.write_text(text, encoding="utf-8")
     fresh.replace(path)
-
-
-TIMING, CONSTANTS = "timing", "constants"
-MOST_NAMES = 6
-CALLS = {
-    "dispatch call us, p10 / p50 / p90 / p99": "dispatch",
-    "combine call us": "combine",
-    "both us": "both",
-}
 
 
 def render(document: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from moe_triton.processes import RankFailedError, RankGroup
-from moe_triton.tools.selftest.check import Check, Finding, Result, Status, run_on_rank
+from moe_triton.tools.selftest.check import Check, Finding, Result, Settings, Status, run_on_rank
 from moe_triton.tools.selftest.checks.constants import constant_checks
 from moe_triton.tools.selftest.checks.environment import DEVICES, environment_checks
 from moe_triton.tools.selftest.checks.kernels import kernel_checks
@@ -18,7 +18,6 @@ from moe_triton.tools.selftest.checks.stragglers import straggler_checks
 from moe_triton.tools.selftest.checks.timing import timing_checks
 from moe_triton.tools.selftest.checks.windows import window_checks
 from moe_triton.tools.selftest.report import Report
-from moe_triton.tools.selftest.settings import Settings
 
 
 def run_selftest(

@@ -19,13 +19,12 @@ from moe_triton.core.kernel import AscendCKernel
 from moe_triton.core.plan import Hole, Plan, joined
 from moe_triton.kernels import Case, Shape, Sizes, families
 from moe_triton.schemes.fullmesh.ascendc import COMBINE_SEND, FUSED
-from moe_triton.tools.selftest.check import Check, Finding, Place
+from moe_triton.tools.selftest.check import HIDDEN, Check, Finding, Place, Settings
 from moe_triton.tools.selftest.checks.environment import BACKEND, cpu_ghz
 from moe_triton.tools.selftest.checks.windows import FLAGS, WRITES
 from moe_triton.tools.selftest.cpu_probe import CONSTANTS as CPU_CONSTANTS
 from moe_triton.tools.selftest.cpu_probe import CpuProbe
 from moe_triton.tools.selftest.kernel_cases import MANY_LAUNCHES, ReadyCase, prepare, tiny_plan
-from moe_triton.tools.selftest.settings import HIDDEN, Settings
 from moe_triton.tools.selftest.timing import Line, fit_line, median_us, over_passes
 from moe_triton.tools.selftest.wires import Wires, launch_of_zeros
 

@@ -14,8 +14,7 @@ import torch
 
 from moe_triton.backends.cpu.triton.toolchain import distribution_version
 from moe_triton.backends.npu import toolchain
-from moe_triton.tools.selftest.check import Assumption, Check, Finding, Place
-from moe_triton.tools.selftest.settings import Settings
+from moe_triton.tools.selftest.check import Assumption, Check, Finding, Place, Settings
 
 STAGE = "environment"
 TOOLCHAIN, DEVICES, BACKEND = "toolchain", "devices", "back end"

@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 
 from moe_triton.kernels import Case, Sizes, families, kernel_cases
-from moe_triton.tools.selftest.check import Check, Finding, Place, few
+from moe_triton.tools.selftest.check import Check, Finding, Place, Settings, few
 from moe_triton.tools.selftest.checks.environment import BACKEND
 from moe_triton.tools.selftest.kernel_cases import check_case
-from moe_triton.tools.selftest.settings import Settings
 
 STAGE = "kernels"
 

@@ -18,9 +18,8 @@ from moe_triton.schemes import SCHEMES as SERVED
 from moe_triton.schemes import product_of, scheme_type
 from moe_triton.tools.selftest import cases
 from moe_triton.tools.selftest.cases import Case
-from moe_triton.tools.selftest.check import Check, Finding, Place, few
+from moe_triton.tools.selftest.check import HIDDEN, QUICK_HIDDEN, Check, Finding, Place, Settings, few
 from moe_triton.tools.selftest.checks.windows import FLAGS, WRITES
-from moe_triton.tools.selftest.settings import HIDDEN, QUICK_HIDDEN, Settings
 
 STAGE = "operators"
 TOKENS, TOPK, EXPERTS_PER_RANK = 16, 8, 8
@@ -30,6 +29,7 @@ MANY, SPARSE = "many rounds", "entries without an expert, ranks without tokens"
 QUICK_POSTED = ("bf16", MANY)
 MOST_POSTED = (*QUICK_POSTED, SPARSE, *(f"{name}, smooth scales" for name in QUANTIZED))
 FIRST = f"{SCHEMES[0]}: bf16"  # what later stages stand on
+REPLAYS = 4
 
 
 def operator_checks(settings: Settings, ranks: int) -> list[Check]:
@@ -172,9 +172,6 @@ def compare_torch_npu(place: Place, quant_mode: int) -> Finding:
     finally:
         torch_npu_ops.release(group_name)
         torch_npu_ops.configure()
-
-
-REPLAYS = 4
 
 
 def graph_checks(ranks: int) -> list[Check]:

@@ -11,9 +11,8 @@ import torch.distributed as dist
 
 from moe_triton.core.errors import CommunicationTimeoutError
 from moe_triton.tools.selftest import cases
-from moe_triton.tools.selftest.check import Check, Finding, Place, of_rank_0
+from moe_triton.tools.selftest.check import Check, Finding, Place, Settings, of_rank_0
 from moe_triton.tools.selftest.checks.operators import FIRST, plain_case
-from moe_triton.tools.selftest.settings import Settings
 
 STAGE = "stragglers"
 DELAYS_MS, QUICK_DELAYS_MS = (50, 200, 500), (50, 200)

@@ -17,9 +17,8 @@ import torch.distributed as dist
 from moe_triton.buffer import EPBuffer
 from moe_triton.core.config import Config
 from moe_triton.tools.selftest.cases import Case, Inputs, finish, inputs_of, make_buffer
-from moe_triton.tools.selftest.check import Check, Finding, Place, of_rank_0
+from moe_triton.tools.selftest.check import HIDDEN, Check, Finding, Place, Settings, of_rank_0
 from moe_triton.tools.selftest.checks.operators import EXPERTS_PER_RANK, FIRST, SCHEMES, TOPK
-from moe_triton.tools.selftest.settings import HIDDEN, Settings
 from moe_triton.tools.selftest.timing import WARM_UP, percentiles
 
 STAGE = "timing"

@@ -6,9 +6,8 @@ from contextlib import closing
 
 import torch
 
-from moe_triton.tools.selftest.check import Check, Finding, Place
+from moe_triton.tools.selftest.check import HIDDEN, Check, Finding, Place
 from moe_triton.tools.selftest.checks.environment import BACKEND, DEVICES
-from moe_triton.tools.selftest.settings import HIDDEN
 from moe_triton.tools.selftest.wires import Wires
 
 STAGE = "windows"
