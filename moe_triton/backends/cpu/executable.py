@@ -18,13 +18,20 @@ from moe_triton.backends.cpu.paced_link import PacedLink
 from moe_triton.backends.cpu.trace_log import NativeTraceLog
 from moe_triton.backends.cpu.triton import load
 from moe_triton.backends.cpu.waits import NativeWaits
-from moe_triton.backends.phases import PhaseTimes, is_profiled, name_of, names_of, recorded, step_names
+from moe_triton.backends.phases import (
+    PhaseTimes,
+    first_code,
+    is_profiled,
+    name_of,
+    names_of,
+    recorded,
+    step_names,
+)
 from moe_triton.core import abi
 from moe_triton.core.checks import CPU
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import Arg, AscendCKernel, TritonKernel
 from moe_triton.core.plan import Hole, Launch, Part, Phases, Plan, num_blocks
-from moe_triton.core.reports import first_code
 from moe_triton.core.tuning import Tuning, usual_on_cpu
 
 KIND_TRITON, KIND_ASCEND_C = 0, 1
@@ -51,7 +58,11 @@ def settings_of(
 
 
 class _Executable:
-    """What both kinds have: a plan, the native settings of its launches, and how long its steps took."""
+    """What both kinds have: a plan, the native settings of its launches, and how long its steps took.
+
+    Attributes:
+        holes: names of those that calls fill, in the order of their values.
+    """
 
     def __init__(
         self,
@@ -60,16 +71,16 @@ class _Executable:
         fixed: Bindings,
         settings: CpuSettings,
         waits: NativeWaits,
-        log: NativeTraceLog | None,
-        holes: Sequence[str],
+        log: NativeTraceLog | None = None,
     ) -> None:
         self.plan = plan
+        self.holes = tuple(name for name in plan.holes if name not in fixed)
         self.failed_launch: Launch | None = None
         self._report, self.failed_report = report, report[0]
         self._waits, self._emulated = waits, settings  # the native settings hold addresses of theirs
         self._settings = settings_struct(settings, fixed, waits)
         self._fixed = fixed  # the words hold addresses of its memory
-        self._log, self._trace = log, log.add_plan(plan, holes, fixed) if log else None
+        self._log, self._trace = log, log.add_plan(plan, self.holes, fixed) if log else None
         self._durations = (ctypes.c_double * len(plan.launches))()
         self._times = PhaseTimes(plan)
         # Of each phase; where Python runs the launches, up to the one that runs.
@@ -77,6 +88,11 @@ class _Executable:
         self._step_names = step_names(plan)
         # One at least, for native code.
         self._c_names = (ctypes.c_char_p * max(len(plan.launches), 1))(*map(str.encode, self._step_names))
+        waits.add(self._prepare(), self)
+
+    def _prepare(self) -> int:
+        """Makes what runs need, and returns the number that native code knows the plan by."""
+        return id(self)
 
     def _lay_out(self, words: Sequence[int], firsts: Sequence[int]) -> ctypes.Array[ctypes.c_uint64]:
         """A launch's words in memory, of which each phase's begin with its own first one."""
@@ -103,27 +119,18 @@ class NativeExecutable(_Executable):
     """A plan as arrays of C structs. A call fills the holes and enters native code once.
 
     Attributes:
-        holes: names of those that calls fill, in the order of their values.
         address: of the ``MoePlan``.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        report: torch.Tensor,
-        fixed: Bindings,
-        settings: CpuSettings,
-        waits: NativeWaits,
-        log: NativeTraceLog | None = None,
-    ) -> None:
-        self.holes = tuple(name for name in plan.holes if name not in fixed)
-        super().__init__(plan, report, fixed, settings, waits, log, self.holes)
+    def _prepare(self) -> int:
+        plan, report = self.plan, self._report
         self._values = (ctypes.c_uint64 * max(len(self.holes), 1))()
         self._values_address = ctypes.addressof(self._values)
         self._launches = (native.LaunchStruct * len(self._times.launches))()
         patches: list[native.PatchStruct] = []
         for struct, phases in zip(self._launches, self._times.launches, strict=True):
-            patches += self._pack(struct, phases, {**fixed, abi.TIMES: self._times.of(len(self._words))})
+            times = {abi.TIMES: self._times.of(len(self._words))}
+            patches += self._pack(struct, phases, {**self._fixed, **times})
         self._patches = (native.PatchStruct * max(len(patches), 1))(*patches)
         self._struct = native.PlanStruct(
             ctypes.addressof(self._launches),
@@ -142,7 +149,7 @@ class NativeExecutable(_Executable):
         )
         self.address = ctypes.addressof(self._struct)
         self._run = native.library().moe_run_plan
-        waits.add(self.address, self)
+        return self.address
 
     def _pack(self, struct: native.LaunchStruct, phases: Phases, fixed: Bindings) -> list[native.PatchStruct]:
         """Fills in a launch, and returns what calls change in it."""
@@ -194,24 +201,13 @@ class NativeExecutable(_Executable):
 class TorchExecutable(_Executable):
     """A plan that runs each Triton kernel's torch fallback: slow, for machines without the toolchain."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        report: torch.Tensor,
-        fixed: Bindings,
-        settings: CpuSettings,
-        waits: NativeWaits,
-        log: NativeTraceLog | None = None,
-    ) -> None:
-        super().__init__(plan, report, fixed, settings, waits, log, ())
-        self._name, self._is_profiled = name_of(plan), False
-        waits.add(id(self), self)
+    _is_profiled = False
 
     def run(self, bindings: Bindings) -> int:
         """Runs the launches one after the other from Python, and returns 0 or a report code."""
         bindings = {**self._fixed, **bindings}
         self._is_profiled = is_profiled()
-        with self._range(self._name), torch.device(CPU):  # fallbacks go by torch's default device
+        with self._range(name_of(self.plan)), torch.device(CPU):  # fallbacks go by torch's default device
             return self._run_traced(bindings)
 
     def _range(self, name: str) -> AbstractContextManager[object]:

@@ -28,6 +28,11 @@ def fields(**types: Any) -> tuple[tuple[str, Any], ...]:
     return tuple(types.items())
 
 
+def alike(kind: Any, *names: str) -> tuple[tuple[str, Any], ...]:
+    """Fields of one type."""
+    return tuple((name, kind) for name in names)
+
+
 class LaunchStruct(ctypes.Structure):
     """``MoeLaunch``."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moe_triton.backends.cpu import native
+from moe_triton.backends.cpu.native import I64, POINTER, U64, alike
 from moe_triton.backends.cpu.paced_link import PacedLink, in_range
 from moe_triton.backends.cpu.trace_log import NativeTraceLog
 from moe_triton.core.checks import check_flag, check_integer
@@ -78,21 +79,13 @@ class NicDescription(ctypes.Structure):
     """``moe::NicDescription``."""
 
     _fields_ = (
-        ("num_ranks", ctypes.c_uint64),
-        ("rank", ctypes.c_uint64),
-        ("windows", ctypes.c_void_p),
-        ("inside", ctypes.c_void_p),
-        ("own", ctypes.c_uint64),
-        ("in_bytes", ctypes.c_uint64),
-        ("window_bytes", ctypes.c_uint64),
-        ("has_doorbells", ctypes.c_uint64),
-        ("ring_items", ctypes.c_uint64),
-        ("post_ns", ctypes.c_uint64),
-        ("link", ctypes.c_void_p),
-        ("seed", ctypes.c_uint64),
-        ("keeps_order", ctypes.c_uint64),
-        ("cpu", ctypes.c_int64),
-        ("log", ctypes.c_void_p),
+        *alike(U64, "num_ranks", "rank"),
+        *alike(POINTER, "windows", "inside"),
+        *alike(U64, "own", "in_bytes", "window_bytes", "has_doorbells", "ring_items", "post_ns"),
+        ("link", POINTER),
+        *alike(U64, "seed", "keeps_order"),
+        ("cpu", I64),
+        ("log", POINTER),
     )
 
 

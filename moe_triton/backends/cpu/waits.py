@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol
 
+from moe_triton.backends.cpu.native import I64, POINTER, U64, alike, fields
 from moe_triton.backends.waits import Waiting, Waits
 from moe_triton.core.ascendc import MAX_BLOCKS
 from moe_triton.core.plan import Plan
@@ -23,38 +24,7 @@ _restore = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_vo
 )
 
 
-class BlockWaitStruct(ctypes.Structure):
-    """``moe::BlockWait``."""
-
-    _fields_ = (("looked_ns", ctypes.c_uint64), ("first", ctypes.c_int64), ("count", ctypes.c_int64))
-
-
-class WaitControlStruct(ctypes.Structure):
-    """``moe::WaitControl``."""
-
-    _fields_ = (
-        ("stop", ctypes.c_uint64),
-        ("holder", ctypes.c_uint64),
-        ("plan", ctypes.c_uint64),
-        ("launch", ctypes.c_uint64),
-        ("began_ns", ctypes.c_uint64),
-        ("look_ns", ctypes.c_uint64),
-        ("tell_ns", ctypes.c_uint64),
-        ("patience_ns", ctypes.c_uint64),
-        ("main_thread", ctypes.c_uint64),
-        ("ensure_gil", ctypes.c_void_p),
-        ("release_gil", ctypes.c_void_p),
-        ("check_signals", ctypes.c_void_p),
-        ("call", ctypes.c_void_p),
-        ("drop", ctypes.c_void_p),
-        ("fetch_error", ctypes.c_void_p),
-        ("tell", ctypes.c_void_p),
-        ("error", ctypes.c_void_p * 3),
-        ("blocks", BlockWaitStruct * MAX_BLOCKS),
-    )
-
-
-# By the field that gets its address.
+# By the field that gets its address, in the order of the fields.
 _PYTHON_CALLS = {
     "ensure_gil": "PyGILState_Ensure",
     "release_gil": "PyGILState_Release",
@@ -63,6 +33,24 @@ _PYTHON_CALLS = {
     "drop": "Py_DecRef",
     "fetch_error": "PyErr_Fetch",
 }
+
+
+class BlockWaitStruct(ctypes.Structure):
+    """``moe::BlockWait``."""
+
+    _fields_ = fields(looked_ns=U64, first=I64, count=I64)
+
+
+class WaitControlStruct(ctypes.Structure):
+    """``moe::WaitControl``."""
+
+    _fields_ = (
+        *alike(U64, "stop", "holder", "plan", "launch", "began_ns", "look_ns", "tell_ns", "patience_ns"),
+        ("main_thread", U64),
+        *alike(POINTER, *_PYTHON_CALLS, "tell"),
+        ("error", POINTER * 3),
+        ("blocks", BlockWaitStruct * MAX_BLOCKS),
+    )
 
 
 class Runner(Protocol):
