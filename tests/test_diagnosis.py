@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe_triton.backends import CAPABILITIES
+from moe_triton.backends.phases import first_code
 from moe_triton.core.ascendc import (
     DISPATCH_WAIT,
     POST_STATUS,
@@ -21,7 +22,6 @@ from moe_triton.core.config import Config
 from moe_triton.core.errors import BufferStateError, CommunicationTimeoutError, ConfigMismatchError
 from moe_triton.core.plan import Launch
 from moe_triton.core.records import LOST_COUNT, RAIL_END
-from moe_triton.core.reports import first_code
 from moe_triton.core.row_formats import AS_THEY_ARE
 from moe_triton.layout import CALL_WORD, NUM_ZONES
 from moe_triton.layout.call_word import Kind, call_word

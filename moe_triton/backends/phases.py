@@ -1,9 +1,10 @@
-"""Launches of several phases as back ends see them: which phase belongs to which, how long each took,
-and what they are called in torch's profiler.
+"""Launches of several phases as back ends see them: which phase belongs to which, how long each took, what it
+has reported, and what they are called in torch's profiler.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from itertools import accumulate, pairwise
@@ -12,7 +13,9 @@ import torch
 from torch._C import _autograd
 from torch.autograd import profiler
 
+from moe_triton.core.ascendc import REPORT_MISMATCH
 from moe_triton.core.plan import Phases, Plan, device_launches, num_first_blocks
+from moe_triton.core.records import REPORT
 
 CYCLES_PER_US = 50  # of Ascend C's GetSystemCycle
 
@@ -40,11 +43,7 @@ class PhaseTimes:
 
     def phases_with(self, number: int) -> Phases:
         """The phases of the launch that one phase belongs to, counted over the whole plan."""
-        return next(
-            phases
-            for phases, (first, end) in zip(self.launches, pairwise(self._firsts), strict=True)
-            if first <= number < end
-        )
+        return self.launches[bisect_right(self._firsts, number) - 1]
 
     def durations_us(self, of_launches: Sequence[float]) -> list[float]:
         """Microseconds of each phase.
@@ -78,6 +77,24 @@ def _beside(phases: Phases, cycles: Sequence[int]) -> list[float]:
         found.append((end - ends[phase.on_first]) / CYCLES_PER_US)
         ends[phase.on_first] = end
     return found
+
+
+def first_code(report: torch.Tensor) -> tuple[int, int]:
+    """The first code other than 0 in a launch's report, (phases, blocks, words) on the host; 0 for none.
+
+    A mismatch comes first: it is why others time out.
+
+    Returns:
+        The code, and the number of the phase that reported it, among those that ran.
+    """
+    codes = report[:, :, REPORT.word("code")]
+    found = (codes == REPORT_MISMATCH).nonzero()
+    if not len(found):
+        found = codes.nonzero()
+    if not len(found):
+        return 0, 0
+    phase, block = found[0].tolist()
+    return int(codes[phase, block]), phase
 
 
 def names_of(phases: Phases) -> str:

@@ -120,13 +120,9 @@ def split(phases: Phases, first_blocks: int, kernels: Sequence[FusedKernel]) -> 
     is_first = [number in kernel.on_first for number in running]
     if len(set(is_first)) != 2 or is_first[0] or min(first_blocks, others) < 1:
         raise ValueError(f"no split of {phases[0].blocks} blocks: {[phase.step for phase in phases]}")
-    return joined(
-        [
-            replace(phase, blocks=first_blocks if on_first else others, on_first=on_first)
-            for phase, on_first in zip(phases, is_first, strict=True)
-        ],
-        kernels,
-    )
+    blocks = {True: first_blocks, False: others}
+    parts = zip(phases, is_first, strict=True)
+    return joined([replace(phase, blocks=blocks[first], on_first=first) for phase, first in parts], kernels)
 
 
 def _running(kernel: FusedKernel, mask: int) -> list[int]:

@@ -11,13 +11,12 @@ from moe_triton.backends.base import Bindings
 from moe_triton.backends.npu.runtime import Event, Runtime, Stream
 from moe_triton.backends.npu.schedule import BEGIN, schedule
 from moe_triton.backends.npu.steps import Step, make_step
-from moe_triton.backends.phases import PhaseTimes, is_profiled, launch_names, name_of, recorded
+from moe_triton.backends.phases import PhaseTimes, first_code, is_profiled, launch_names, name_of, recorded
 from moe_triton.core.abi import REPORT, TIMES, word_of
 from moe_triton.core.ascendc import REPORT_WORDS
 from moe_triton.core.errors import BufferStateError
 from moe_triton.core.kernel import MAX_PHASES, AscendCKernel
 from moe_triton.core.plan import Launch, Plan, num_blocks
-from moe_triton.core.reports import first_code
 
 _UNRECORDED = nullcontext()
 

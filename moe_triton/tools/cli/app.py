@@ -89,10 +89,11 @@ def build(
     scheme: Annotated[list[Path] | None, typer.Option(help="a further scheme's folder; any number")] = None,
 ) -> None:
     """Build the native library of a back end, as installing does where its compiler is there."""
-    from moe_triton.tools.cli.build import BuildSettings, run_build
+    from moe_triton.tools.cli.build import BuildSettings
+    from moe_triton.tools.cli.build import build as build_library
 
     settings = BuildSettings(backend, arch, cann, cann_version, jobs, output, memfabric, tuple(scheme or ()))
-    raise typer.Exit(run_build(settings, Console()))
+    build_library(settings, Console())
 
 
 @app.command()

@@ -51,22 +51,8 @@ class BuildSettings:
     schemes: tuple[Path, ...] = ()
 
 
-def run_build(settings: BuildSettings, console: Console) -> int:
-    """Builds and says where the library is.
-
-    Returns:
-        0.
-
-    Raises:
-        ArgumentError, ToolchainError: see `build`.
-    """
-    path = build(settings, console)
-    console.print(f"built {path}", markup=False, highlight=False, soft_wrap=True)
-    return 0
-
-
-def build(settings: BuildSettings, console: Console) -> Path:
-    """Configures, builds and installs the library, atomically.
+def build(settings: BuildSettings, console: Console) -> None:
+    """Configures, builds and installs the library, atomically, and says where it is.
 
     Raises:
         ArgumentError: an architecture that the kernels are not for, no jobs, or a folder that is no scheme's.
@@ -104,7 +90,8 @@ def build(settings: BuildSettings, console: Console) -> Path:
             _place(built / native_files.COUNTING_LIBRARY, folder)
             if (built / extension.FILE).is_file():
                 _place(built / extension.FILE, folder)
-        return _place(built / name, folder)
+        path = _place(built / name, folder)
+    console.print(f"built {path}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _check(settings: BuildSettings) -> None:

@@ -71,10 +71,8 @@ def count_devices(place: Place) -> Finding:
             return Finding(wrong=(f"{ranks} ranks were asked for, but there are {devices} devices",))
     figures = {"devices": float(devices), "ranks": float(ranks)}
     facts = {"SoC": name}
-    if ranks < MIN_RANKS:
-        wrong = f"a group has at least {MIN_RANKS} ranks, each with a device of its own; here it gets {ranks}"
-        return Finding(wrong=(wrong,), figures=figures, facts=facts)
-    return Finding(figures=figures, facts=facts)
+    few = f"a group has at least {MIN_RANKS} ranks, each with a device of its own; here it gets {ranks}"
+    return Finding(wrong=(few,) if ranks < MIN_RANKS else (), figures=figures, facts=facts)
 
 
 def use_device(place: Place) -> Finding:
@@ -86,9 +84,8 @@ def use_device(place: Place) -> Finding:
     held.copy_(on_device)
     backend.synchronize()
     facts = {**backend.identity(), "blocks for one rank": str(backend.num_blocks(1))}
-    if not torch.equal(held.cpu(), sent):
-        return Finding(wrong=("numbers came back from the device changed",), facts=facts)
-    return Finding(facts=facts)
+    wrong = () if torch.equal(held.cpu(), sent) else ("numbers came back from the device changed",)
+    return Finding(wrong=wrong, facts=facts)
 
 
 def _assumptions() -> list[Check]:
