@@ -133,6 +133,11 @@ class Layout(ABC):
 
     @property
     @abstractmethod
+    def barrier_status(self) -> Region:
+        """Entry that ``source`` posts in a barrier (``expert`` is 0)."""
+
+    @property
+    @abstractmethod
     def regions(self) -> tuple[Region, ...]:
         """All of them."""
 

@@ -80,9 +80,8 @@ class Rounds:
         self.counts = Counts(self.record)
         self._numbers = self.record.counts
         self._sharing: dict[str, list[int]] = {}
-        for operator, number in _NUMBERS.items():
-            sharing = facts.shared if operator in facts.shared else {operator}
-            self._sharing[operator] = [_NUMBERS[other] for other in sharing]
+        for number, operator in enumerate(OPERATORS):
+            self._sharing[operator] = [_NUMBERS[other] for other in facts.sharing(operator)]
             self.record.num_zones[number] = facts.num_zones
             self.record.sharing[number] = sum(1 << other for other in self._sharing[operator])
         self.record.waiting = sum(1 << _NUMBERS[operator] for operator in facts.waiting)

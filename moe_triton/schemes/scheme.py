@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -22,6 +22,7 @@ from moe_triton.limits.rule import RuleSet
 from moe_triton.operators.variants import Variant
 from moe_triton.schemes.common.scratch import Scratch, shared_scratch
 from moe_triton.schemes.common.space import waiting_space
+from moe_triton.schemes.common.steps import barrier_plan
 from moe_triton.schemes.common.waits import ENTRY_FINDERS, Finder, arguments_of
 from moe_triton.schemes.site import Peers, RoundFacts, SchemeFacts, Site
 
@@ -121,6 +122,10 @@ class Scheme(SchemeFacts):
     """
     crosses_servers: ClassVar[bool] = False
     """Whether it reaches ranks of other servers, where ``refuses`` does not say why not."""
+    plans: ClassVar[Mapping[type[Variant], Callable[..., Any]]]
+    """What builds the plans of variants: called with the site, one of them, a zone and a number of parts, an
+    object whose ``whole()`` is the plan of the operator; its ``setup()`` and ``teardown()`` those of halves.
+    """
     sums_alike: ClassVar[bool] = True
     """Whether combine's sums have the bits of the product's other schemes: then any may stand for it."""
 
@@ -155,7 +160,6 @@ class Scheme(SchemeFacts):
         """
         return None
 
-    @abstractmethod
     def whole(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
         """The plan of an operator.
 
@@ -164,10 +168,12 @@ class Scheme(SchemeFacts):
             zone: that it is built for; 0 where kernels look it up.
             parts: that its tokens are cut into.
         """
+        plan: Plan = self.plans[type(variant)](self.site, variant, zone, parts).whole()
+        return plan
 
-    @abstractmethod
     def barrier(self, zone: int, timeout_us: int | None = None) -> Plan:
         """A flag to every rank, and the wait for every rank's; None for the site's deadline."""
+        return barrier_plan(self.site, self.layout.barrier_status, zone, timeout_us)
 
     @cached_property
     def layout(self) -> Layout:
@@ -264,15 +270,12 @@ class Scheme(SchemeFacts):
 class SplitScheme(Scheme):
     """A scheme whose operators run in halves as well: up to their flags, and from the wait on."""
 
-    @abstractmethod
     def setup(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
-        """The plan up to and including the flags."""
+        """The plan up to and including the flags; only a dispatch is cut into parts."""
+        plan: Plan = self.plans[type(variant)](self.site, variant, zone, parts).setup()
+        return plan
 
-    @abstractmethod
     def teardown(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
-        """The plan from the wait on."""
-
-    def whole(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
-        """The plan of the whole operator."""
-        first, second = self.setup(variant, zone, parts), self.teardown(variant, zone, parts)
-        return Plan(first.operator, zone, first.launches + second.launches, self.site.overlaps)
+        """The plan from the wait on; only a combine is cut into parts."""
+        plan: Plan = self.plans[type(variant)](self.site, variant, zone, parts).teardown()
+        return plan

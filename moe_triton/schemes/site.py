@@ -11,28 +11,25 @@ from typing import ClassVar, Literal, NamedTuple
 
 import torch
 
-from moe_triton.core import traffic
 from moe_triton.core.capabilities import Capabilities
 from moe_triton.core.config import Config
-from moe_triton.core.kernel import AscendCKernel, TritonKernel
-from moe_triton.core.plan import Hole, Launch, Part, Stream, Value, launch
-from moe_triton.core.records import TRAFFIC
+from moe_triton.core.plan import Hole, Launch, Stream
 from moe_triton.core.region import Region
 from moe_triton.core.tuning import POSTS, Posts, Tuning
-from moe_triton.layout import NUM_ZONES, UB_ALIGN, WORD_BYTES, Layout, SlotLayout, align
+from moe_triton.layout import NUM_ZONES, UB_ALIGN, Layout, SlotLayout, align
 from moe_triton.layout.exchange import ExchangeLayout
-from moe_triton.schemes.part_tokens import PartTokens, part_tokens
 
 BLOCK_QUANTIZE_ELEMENTS = 8
 Memory = Mapping[str, torch.Tensor | int]
 Operator = Literal["dispatch", "combine", "barrier"]
 OPERATORS: tuple[Operator, ...] = ("dispatch", "combine", "barrier")
 COUNTED: tuple[Operator, ...] = ("dispatch", "combine")  # what is posted in them is
-ZONE_BYTES = 4  # of one operator's zone, in device memory
 # Call words that this rank keeps for itself, in "call_words": a cache line for each.
 COMBINE_KIND, DISPATCH_WORD = Hole("call_words", 0), Hole("call_words", 64)
 CALL_WORDS = 32
 
+USUAL_TOKENS = 64
+"""Tokens of a part where launches are cheap, unless set."""
 SENDING_BLOCKS = 24
 """Cores of a device with two rows under way each: as many as are published to gain almost nothing from 24
 more (`autotune/model/constants.toml`, remote_writes_in_flight).
@@ -41,6 +38,18 @@ POST_PARTS = 8
 """Parts in which blocks are made, unless set: more hide little more, and each is a look at all ids."""
 MAX_RECEIVED_ENTRIES = 1024
 """Status entries of which a block that receives finds every row's place (dispatch_receive.h)."""
+
+
+class PartTokens(NamedTuple):
+    """The size of an operator's parts.
+
+    Attributes:
+        tokens: of a part, at most.
+        source: who says so.
+    """
+
+    tokens: int
+    source: str
 
 
 class Peers(NamedTuple):
@@ -80,6 +89,10 @@ class RoundFacts:
     shared: frozenset[Operator] = frozenset()
     on_device: bool = False
     no_graph: str = ""
+
+    def sharing(self, operator: Operator) -> Collection[Operator]:
+        """The operators that turn the zones of one, itself included."""
+        return self.shared if operator in self.shared else (operator,)
 
 
 class SchemeFacts(ABC):
@@ -180,45 +193,6 @@ class Site:
         """Tells whether rows from this rank to itself need not go through its window."""
         return self.scheme.keeps_own
 
-    def zone_cell(self, operator: Operator) -> Hole:
-        """Where an operator's zone stands."""
-        shared = self.scheme.rounds.shared
-        sharing = shared if operator in shared else {operator}
-        return Hole("zones", ZONE_BYTES * min(OPERATORS.index(other) for other in sharing))
-
-    def kept_zone(self, operator: Operator) -> Hole:
-        """Where the zone of an operator's run is kept by its wait: what turns the zone must not read it."""
-        cell = self.zone_cell(operator)
-        return Hole(cell.name, cell.offset + ZONE_BYTES * len(OPERATORS))
-
-    def zone_of(self, operator: Operator, zone: int, *, kept: bool = False) -> dict[str, Value]:
-        """How an Ascend C kernel finds an operator's zone; with ``kept``, one that comes after its wait."""
-        cell = self.kept_zone(operator) if kept else self.zone_cell(operator)
-        return {"zone": zone, "zone_at": cell if self.zones_on_device else 0}
-
-    def zone_in_memory(self, operator: Operator, stride: int, *, kept: bool = True) -> dict[str, Value]:
-        """How a Triton kernel that is given zone 0 finds the right one, ``stride`` elements from it."""
-        cell = self.kept_zone(operator) if kept else self.zone_cell(operator)
-        return {"zone": cell, "zone_stride": stride}
-
-    def keeping_zone(self, operator: Operator) -> Value:
-        """Where the wait of an operator that turns its zone later keeps it; 0 where hosts know zones."""
-        return self.kept_zone(operator) if self.zones_on_device else 0
-
-    def turning_zone(self, operator: Operator) -> Value:
-        """Where a kernel writes the next run's zone; 0 where hosts know zones."""
-        return self.zone_cell(operator) if self.zones_on_device else 0
-
-    def numbers(self, operator: Operator) -> Hole:
-        """Where the number of an operator's round before stands, by zone."""
-        return Hole("round_numbers", NUM_ZONES * WORD_BYTES * COUNTED.index(operator))
-
-    def traffic(self, operator: Operator) -> Value:
-        """Where the blocks of a kernel that posts count what they post; 0 where nobody asks: in a barrier."""
-        if operator == "barrier":
-            return 0
-        return Hole(traffic.HOLE, COUNTED.index(operator) * self.num_blocks * TRAFFIC.num_bytes)
-
     @cached_property
     def exchange(self) -> ExchangeLayout:
         """Where things lie in the window between tensor-parallel ranks."""
@@ -252,11 +226,26 @@ class Site:
         Raises:
             ArgumentError: the table of parts is damaged.
         """
+        tuning = self.tuning
+        given = {"dispatch": tuning.dispatch_tokens, "combine": tuning.combine_tokens}
+        return {operator: self._part_tokens(f"{operator}_tokens", each) for operator, each in given.items()}
+
+    def _part_tokens(self, name: str, given: int | None) -> PartTokens:
+        """The size of an operator's parts, one for all calls: combine by readiness needs it on all ranks.
+
+        Where a launch costs microseconds, parts only add launches unless cores of their own communicate
+        meanwhile, and by the model even then: one part is fastest at all sizes (``moe-triton model parts``).
+        """
+        whole, is_cheap = self.config.num_max_tokens_per_rank, self.capabilities.launches_cheaply
         if self.spans_servers:
-            whole = PartTokens(self.config.num_max_tokens_per_rank, "what is posted goes in one part")
-            return {"dispatch": whole, "combine": whole}
-        given = self.config, self.capabilities, self.tuning, self.sources
-        return {operator: part_tokens(operator, *given) for operator in ("dispatch", "combine")}
+            return PartTokens(whole, "what is posted goes in one part")
+        if not is_cheap and not self.tuning.communication_blocks:
+            return PartTokens(whole, "without communication_blocks nothing overlaps")
+        if given is not None:
+            return PartTokens(given, self.sources.get(name, f"Tuning({name}={given})"))
+        if is_cheap:
+            return PartTokens(USUAL_TOKENS, f"{USUAL_TOKENS} tokens a part, unless set")
+        return PartTokens(whole, "one part, unless set: the fastest by the model")
 
     @property
     def spans_servers(self) -> bool:
@@ -303,11 +292,6 @@ class Site:
         return self.config.experts_on(self.rank)
 
     @property
-    def first_expert(self) -> int:
-        """The first of this rank's routed experts."""
-        return (self.rank - self.config.num_shared_ranks) * self.config.num_local_experts
-
-    @property
     def num_entries(self) -> int:
         """Status entries that a dispatch waits for."""
         return self.num_local_experts * self.config.num_ranks
@@ -321,11 +305,6 @@ class Site:
     def is_version_1(self) -> bool:
         """Whether V1's rules hold."""
         return self.config.version == 1
-
-    @property
-    def keeps_own_tokens(self) -> bool:
-        """Whether this is a rank of V1's shared expert: it reports its own tokens split into pieces."""
-        return self.is_version_1 and self.config.is_shared_rank(self.rank)
 
     @property
     def quantized_row_bytes(self) -> int:
@@ -355,16 +334,3 @@ def usual_post_parts(num_ranks: int) -> int:
 def quantized_bytes(hidden: int, elements: int) -> int:
     """Bytes of a row quantised in blocks of so many elements: int8, then a 16-bit scale per block."""
     return align(hidden, UB_ALIGN) + align(2 * (hidden // elements), UB_ALIGN)
-
-
-def tokens_of(part: int, parts: int) -> tuple[Value, Value]:
-    """First token of a part, and how many it has."""
-    return Part("num_tokens", 0, part, parts), Part("num_tokens", 0, part, parts, is_count=True)
-
-
-def launch_matching(
-    step: str, kernel: TritonKernel | AscendCKernel, stream: Stream, blocks: int, values: dict[str, Value]
-) -> Launch:
-    """A launch of a kernel that comes in variants, from values for the arguments of all of them."""
-    wanted = {arg.name: values[arg.name] for arg in kernel.args}
-    return launch(step, kernel, stream, blocks, **wanted)

@@ -17,12 +17,11 @@ from moe_triton.core.plan import Hole, Plan, Value
 from moe_triton.core.region import Region
 from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.schemes import SCHEMES
-from moe_triton.schemes.common.flags import barrier_plan
 from moe_triton.schemes.common.waits import ENTRY_FINDERS
 from moe_triton.schemes.direct.layout import DirectLayout
 from moe_triton.schemes.direct.scheme import Direct
-from moe_triton.schemes.fullmesh.combine import CombinePlans
-from moe_triton.schemes.fullmesh.dispatch import DispatchPlans
+from moe_triton.schemes.fullmesh.combine import Combine
+from moe_triton.schemes.fullmesh.dispatch import Dispatch
 from moe_triton.schemes.fullmesh.layout import WindowLayout
 from moe_triton.schemes.fullmesh.scheme import Fullmesh
 from moe_triton.schemes.fullmesh.waits import FINDERS
@@ -40,11 +39,8 @@ class TwoWindows(Scheme):
 
     finders: ClassVar = ENTRY_FINDERS | FINDERS
     layout_of = WindowLayout
+    layout: WindowLayout
     scratch = Fullmesh.scratch
-
-    @cached_property
-    def layout(self) -> WindowLayout:
-        return WindowLayout(self.site.config)
 
     @cached_property
     def windows(self) -> tuple[WindowSpec, ...]:
@@ -57,20 +53,16 @@ class TwoWindows(Scheme):
 
     def whole(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
         if isinstance(variant, DispatchVariant):
-            dispatch = DispatchPlans(self.site, self.layout)
-            halves = dispatch.setup(variant, zone, parts), dispatch.teardown(variant, zone)
-            return Plan("dispatch", zone, halves[0].launches + halves[1].launches)
-        combine = CombinePlans(self.site, self.layout)
-        halves = combine.setup(variant, zone), combine.teardown(variant, zone, parts)
+            dispatch = Dispatch(self.site, variant, zone, parts)
+            return dispatch.plan(dispatch.setup().launches + dispatch.teardown().launches)
+        combine = Combine(self.site, variant, zone, parts)
+        halves = combine.setup(), combine.teardown()
         launches = [
             replace(launch, values=tuple(map(_back, launch.values)))
             for half in halves
             for launch in half.launches
         ]
-        return Plan("combine", zone, tuple(launches))
-
-    def barrier(self, zone: int, timeout_us: int | None = None) -> Plan:
-        return barrier_plan(self.site, self.layout.barrier_status, zone, timeout_us)
+        return combine.plan(launches)
 
 
 class ThreeZonesLayout(DirectLayout):
@@ -83,10 +75,6 @@ class ThreeZones(Direct):
     """Rows stay where they arrive, until the third dispatch after theirs begins."""
 
     layout_of = ThreeZonesLayout
-
-    @cached_property
-    def layout(self) -> DirectLayout:
-        return ThreeZonesLayout(self.site.config)
 
     @cached_property
     def rounds(self) -> RoundFacts:

@@ -26,27 +26,27 @@ from typing import ClassVar
 from moe_triton.core.ascendc import MAX_BLOCKS
 from moe_triton.core.capabilities import Capabilities
 from moe_triton.core.config import Config
-from moe_triton.core.plan import Plan
 from moe_triton.core.region import Region
 from moe_triton.core.space import Space
 from moe_triton.layout import UB_ALIGN, WORD_BYTES
-from moe_triton.operators.variants import DispatchVariant, Variant
-from moe_triton.schemes.a2_fullmesh.combine import CombinePlans
-from moe_triton.schemes.a2_fullmesh.dispatch import DispatchPlans
+from moe_triton.operators.variants import CombineVariant, DispatchVariant
+from moe_triton.schemes.a2_fullmesh.combine import Combine
+from moe_triton.schemes.a2_fullmesh.dispatch import Dispatch
 from moe_triton.schemes.a2_fullmesh.layout import BlocksLayout
 from moe_triton.schemes.a2_fullmesh.limits import FORMULAS, RULES
 from moe_triton.schemes.a2_fullmesh.waits import FINDERS
-from moe_triton.schemes.common.flags import barrier_plan
 from moe_triton.schemes.common.scratch import Scratch
 from moe_triton.schemes.common.waits import ENTRY_FINDERS
 from moe_triton.schemes.scheme import REFUSED_ON_A2, Refusal, SplitScheme
-from moe_triton.schemes.site import OPERATORS, Operator, RoundFacts, Site, usual_post_parts
+from moe_triton.schemes.site import OPERATORS, Operator, RoundFacts, usual_post_parts
 
 
 class A2Fullmesh(SplitScheme):
     """fullmesh of A2: builds the plans of one rank."""
 
     layout_of = BlocksLayout
+    layout: BlocksLayout
+    plans: ClassVar = {DispatchVariant: Dispatch, CombineVariant: Combine}
     rules: ClassVar = RULES
     formulas: ClassVar = FORMULAS
     finders: ClassVar = ENTRY_FINDERS | FINDERS
@@ -71,16 +71,6 @@ class A2Fullmesh(SplitScheme):
         choices = {"post_parts": parts, **space.choices}
         return replace(space, choices=choices, usual={**space.usual, "post_parts": usual})
 
-    def __init__(self, site: Site) -> None:
-        super().__init__(site)
-        self._dispatch = DispatchPlans(self.site, self.layout)
-        self._combine = CombinePlans(self.site, self.layout)
-
-    @cached_property
-    def layout(self) -> BlocksLayout:
-        """Tells what lies where in a window of A2's fullmesh."""
-        return BlocksLayout(self.site.config)
-
     @cached_property
     def rounds(self) -> RoundFacts:
         """Says that all operators wait for every rank, and that dispatch and combine share zones."""
@@ -101,24 +91,6 @@ class A2Fullmesh(SplitScheme):
         """Names the entries of a barrier: dispatch and combine post none."""
         return (("barrier", self.layout.barrier_status),)
 
-    def whole(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
-        """The plan of the whole operator, in one part."""
-        if isinstance(variant, DispatchVariant):
-            return self._dispatch.whole(variant, zone)
-        return self._combine.whole(variant, zone)
-
-    def setup(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
-        """Plans an operator up to and including its flags, in one part."""
-        if isinstance(variant, DispatchVariant):
-            return self._dispatch.setup(variant, zone)
-        return self._combine.setup(variant, zone)
-
-    def teardown(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
-        """Plans an operator from the wait on, in one part."""
-        if isinstance(variant, DispatchVariant):
-            return self._dispatch.teardown(variant, zone)
-        return self._combine.teardown(variant, zone)
-
     def scratch(self) -> dict[str, Scratch]:
         """Adds what blocks tell each other of parts, and numbers of rows by rank, to what schemes share."""
         return super().scratch() | {
@@ -126,7 +98,3 @@ class A2Fullmesh(SplitScheme):
             "rows_to": Scratch(self.site.config.num_ranks),
             "expected_rows": Scratch(self.site.config.num_ranks),
         }
-
-    def barrier(self, zone: int, timeout_us: int | None = None) -> Plan:
-        """Plans a flag to every rank, and the wait for every rank's; None stands for the site's deadline."""
-        return barrier_plan(self.site, self.layout.barrier_status, zone, timeout_us)

@@ -10,8 +10,7 @@ from moe_triton.core.capabilities import Capabilities
 from moe_triton.core.config import Config
 from moe_triton.core.space import Settings, Space
 from moe_triton.core.tuning import usual_on_cpu
-from moe_triton.schemes.part_tokens import USUAL_TOKENS
-from moe_triton.schemes.site import usual_receiving_blocks
+from moe_triton.schemes.site import USUAL_TOKENS, usual_receiving_blocks
 
 BLOCKS = (1, 2, 4)
 CACHED_BYTES = (0, 1 << 18, 1 << 22)

@@ -1,11 +1,19 @@
-"""Steps of one rank by itself, before its rows leave and after its counts have come."""
+"""Launches that several schemes have, and what the arguments of kernels are wherever one has them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from operator import attrgetter
+
 import torch
 
-from moe_triton.core.plan import Hole, Launch, Value, launch
+from moe_triton.core import traffic
+from moe_triton.core.ascendc import DISPATCH_WAIT, POST_STATUS
+from moe_triton.core.kernel import AscendCKernel, TritonKernel
+from moe_triton.core.plan import Hole, Launch, Part, Plan, Stream, Value, joined
+from moe_triton.core.records import TRAFFIC
 from moe_triton.core.region import REGION_DIMS, Region
+from moe_triton.kernels.arrange import arrange_kernel
 from moe_triton.kernels.pack import pack_kernel
 from moe_triton.kernels.rms_norm import rms_norm_kernel
 from moe_triton.kernels.route import route_kernel
@@ -13,263 +21,424 @@ from moe_triton.kernels.route_pack import route_pack_kernel
 from moe_triton.kernels.select import select_kernel
 from moe_triton.kernels.share import share_kernel
 from moe_triton.kernels.waits import waits_of_dispatch_kernel
-from moe_triton.layout import ORIGIN, UB_ALIGN, WORD_BYTES, SlotLayout
+from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
+from moe_triton.layout import NUM_ZONES, ORIGIN, UB_ALIGN, WORD_BYTES, SlotLayout
+from moe_triton.layout.call_word import call_word, combine_bits
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
-from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS
-from moe_triton.schemes.site import Site, launch_matching, tokens_of
+from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS, FUSED
+from moe_triton.schemes.site import COMBINE_KIND, COUNTED, OPERATORS, Operator, Peers, Site
 
 NO_SLOTS = (0,) * (1 + 2 * len(REGION_DIMS["dispatch_slots"]))
+ZONE_BYTES = 4  # of one operator's zone, in device memory
 
 
-def slot_of(site: Site, variant: DispatchVariant, *, is_flagged: bool = False) -> SlotLayout:
-    """How a slot of this variant is packed."""
-    layout, hidden = site.scheme.slot_layout, site.config.hidden
-    return layout.of(hidden, variant.row_format, variant.dtype, is_flagged=is_flagged)
+def numbers_of(operator: Operator) -> Hole:
+    """Where the number of an operator's round before stands, by zone."""
+    return Hole("round_numbers", NUM_ZONES * WORD_BYTES * COUNTED.index(operator))
 
 
-def blocks_of_words(site: Site) -> int:
-    """Blocks of a kernel of few words (ids, counts): one where another thread takes too long to start."""
-    return site.num_blocks if site.capabilities.owns_cores else 1
+def tokens_of(part: int, parts: int) -> dict[str, Value]:
+    """First token of a part, and how many it has."""
+    count = Part("num_tokens", 0, part, parts, is_count=True)
+    return {"first_token": Part("num_tokens", 0, part, parts), "num_tokens": count}
 
 
-def _given_ids(variant: Variant) -> torch.dtype | None:
-    return variant.given_ids if isinstance(variant, DispatchVariant) else None
+def matching(kernel: AscendCKernel, values: dict[str, Value]) -> dict[str, Value]:
+    """What a kernel has arguments for, of values by argument name."""
+    return {arg.name: values[arg.name] for arg in kernel.args if arg.name in values}
 
 
-def ids_of(variant: Variant) -> Hole:
-    """The expert ids that count: those that a mask leaves, where there is one.
+class Steps:
+    """What the plan of one operator is built of.
 
-    A copy of the caller's holds no others: what combine does with it is the same.
+    Args:
+        site: where it runs.
+        variant: what the operator is specialised for; None for a barrier.
+        zone: that it is built for; 0 where kernels look it up.
+        parts: that its tokens are cut into.
+
+    Attributes:
+        zone_cell: where its zone stands in device memory, where kernels look it up.
+        kept_zone: where the zone of its run is kept by its wait: what turns the zone must not read it.
+        turning, keeping: the same; 0 where hosts know zones.
+        usual: by name, what arguments of kernels are unless a step says otherwise. A pointer that is not
+            among them is the hole of its own name.
     """
-    return Hole("topk_idx" if variant.mask == "none" or _given_ids(variant) else "masked_ids")
 
+    variant: Variant | None
 
-def packed_of(variant: DispatchVariant) -> Hole:
-    """Where `pack` leaves rows: one for each token, or with smooth scales one for each result."""
-    return Hole("packed_results" if variant.smooth else "packed")
-
-
-def true_offsets(site: Site) -> Hole:
-    """Where the blocks of received rows end, whatever is reported of them."""
-    return Hole("true_offsets" if site.keeps_own_tokens else "recv_offsets")
-
-
-def rows_to_send(site: Site, variant: DispatchVariant, part: int = 0, parts: int = 1) -> dict[str, Value]:
-    """Arguments that tell a kernel which rows to send, of which tokens, and for which experts."""
-    first_token, num_tokens = tokens_of(part, parts)
-    c, slot = site.config, slot_of(site, variant)
-    shared = c.num_shared_experts > 0
-    return {
-        "rows": packed_of(variant) if variant.row_format.is_quantized else Hole("x"),
-        "row_stride": slot.packed_bytes if variant.row_format.is_quantized else slot.row_bytes,
-        "rows_per_token": c.num_results_per_token if variant.smooth else 1,
-        "topk_idx": ids_of(variant),
-        "topk_weights": Hole("topk_weights") if variant.weights else 0,
-        "shared_ranks": Hole("shared_ranks") if shared else 0,
-        "shared_slots": Hole("shared_slots") if shared else 0,
-        "peers": Hole("peers"),
-        "first_token": first_token,
-        "num_tokens": num_tokens,
-        "topk": c.num_topk,
-        "num_experts": c.num_experts,
-        "num_shared_experts": c.num_shared_experts,
-        "num_shared_ranks": c.num_shared_ranks,
-        "rank": site.rank,
-        "report": Hole("report"),
-    }
-
-
-def select(site: Site, variant: Variant) -> Launch:
-    """What an active mask leaves of the routing; dispatch and combine each ask."""
-    given, per_entry = _given_ids(variant), variant.mask == "entries"
-    return launch(
-        "select",
-        select_kernel(site.config.num_topk, per_entry, site.target, given == torch.int64),
-        "compute",
-        1,
-        expert_ids=Hole("given_ids" if given else "topk_idx"),
-        mask=Hole("mask"),
-        topk_idx=ids_of(variant),
-        active=Hole("active"),
-        num_active=Hole("num_active"),
-        num_tokens=Hole("num_tokens"),
-    )
-
-
-def share(site: Site, variant: DispatchVariant) -> Launch:
-    """Which rank of shared experts each token goes to."""
-    c = site.config
-    return launch_matching(
-        "share",
-        share_kernel(site.is_version_1, variant.mask != "none", site.target),
-        "compute",
-        blocks_of_words(site),
-        {
-            "active": Hole("active"),
-            "shared_ranks": Hole("shared_ranks"),
-            "shared_slots": Hole("shared_slots"),
-            "shared_counts": Hole("shared_counts"),
-            "num_tokens": Hole("num_tokens"),
+    def __init__(self, site: Site, variant: Variant | None, zone: int, parts: int = 1) -> None:
+        self.site, self.variant, self.zone, self.parts = site, variant, zone, parts
+        self.config = c = site.config
+        self.layout = site.scheme.layout
+        self.operator: Operator = "dispatch" if isinstance(variant, DispatchVariant) else "combine"
+        if variant is None:
+            self.operator = "barrier"
+        self.kind = variant.kind if variant else None
+        first = min(map(OPERATORS.index, site.scheme.rounds.sharing(self.operator)))
+        self.zone_cell = Hole("zones", ZONE_BYTES * first)
+        self.kept_zone = Hole("zones", ZONE_BYTES * (first + len(OPERATORS)))
+        is_looked_up = site.zones_on_device
+        self.keeping: Value = self.kept_zone if is_looked_up else 0
+        self.turning: Value = self.zone_cell if is_looked_up else 0
+        self.usual: dict[str, Value | Region] = {
+            "num_ranks": c.num_ranks,
+            "rank": site.rank,
+            "topk": c.num_topk,
+            "num_experts": c.num_experts,
             "num_shared_experts": c.num_shared_experts,
             "num_shared_ranks": c.num_shared_ranks,
-            "rank": site.rank,
-        },
-    )
-
-
-def route(site: Site, variant: DispatchVariant) -> Launch:
-    """Numbers the results of each expert, and counts them."""
-    kernel = route_kernel(site.target, **_taking(variant))
-    return launch_matching("route", kernel, "compute", blocks_of_words(site), _routing(site, variant))
-
-
-def _taking(variant: DispatchVariant) -> dict[str, bool]:
-    """Whether the kernel that routes copies the ids: with a mask, `select` has. And what of."""
-    given = variant.given_ids if variant.mask == "none" else None
-    return {"takes": given is not None, "int64": given == torch.int64}
-
-
-def _routing(site: Site, variant: DispatchVariant) -> dict[str, Value]:
-    return {
-        "given": Hole("given_ids"),
-        "topk_idx": ids_of(variant),
-        "expand_idx": Hole("expand_idx"),
-        "counts": Hole("counts"),
-        "num_entries": Hole("num_ids"),
-        "num_experts": site.config.num_experts,
-    }
-
-
-def pack(
-    site: Site, variant: DispatchVariant, scales: Hole | None = None, part: int = 0, parts: int = 1
-) -> Launch:
-    """Quantises rows; their scales go to ``scales`` one after the other, or behind each row."""
-    c = site.config
-    shared, block = _shared_and_block(site, variant)
-    kernel = pack_kernel(variant.dtype, c.hidden, c.num_topk, variant.smooth, site.target, shared, block)
-    values = _packing(site, variant, scales, part, parts)
-    return launch_matching("pack", kernel, "compute", site.blocks("compute", parts), values)
-
-
-def route_pack(site: Site, variant: DispatchVariant, scales: Hole | None = None, parts: int = 1) -> Launch:
-    """`route`, and `pack` of the first part: neither reads what the other writes."""
-    c = site.config
-    shared, block = _shared_and_block(site, variant)
-    rows = c.num_topk, variant.smooth, site.target, shared, block
-    kernel = route_pack_kernel(variant.dtype, c.hidden, *rows, **_taking(variant))
-    values = _packing(site, variant, scales, 0, parts) | _routing(site, variant)
-    return launch_matching("route + pack", kernel, "compute", site.num_blocks, values)
-
-
-def _shared_and_block(site: Site, variant: DispatchVariant) -> tuple[int, int]:
-    """Shared experts that have rows of their own, and elements that share a scale; 0 for all of a row's."""
-    return site.config.num_shared_experts if variant.smooth else 0, variant.row_format.block or 0
-
-
-def _packing(
-    site: Site, variant: DispatchVariant, scales: Hole | None, part: int, parts: int
-) -> dict[str, Value]:
-    first_token, num_tokens = tokens_of(part, parts)
-    c, slot, packed = site.config, slot_of(site, variant), packed_of(variant)
-    return {
-        "x": Hole("x"),
-        "topk_idx": ids_of(variant),
-        "smooth_scales": Hole("smooth_scales"),
-        "scale_row_offset": c.num_shared_experts,
-        "num_scale_rows": c.num_shared_experts + c.num_experts,
-        "rows": packed,
-        "scales": scales or Hole(packed.name, slot.scale_offset),
-        "first_token": first_token,
-        "num_tokens": num_tokens,
-        "row_stride": slot.packed_bytes,
-        "scale_stride": 1 if scales else slot.packed_bytes // WORD_BYTES,
-    }
-
-
-def last_offset(site: Site) -> Hole:
-    """Where the number of received rows stands."""
-    return Hole(true_offsets(site).name, WORD_BYTES * (site.num_entries - 1))
-
-
-def offsets(
-    site: Site,
-    variant: DispatchVariant,
-    zone: int,
-    slots: Region | None,
-    *,
-    sees_all: bool,
-    by_source: bool = False,
-) -> Launch:
-    """Where each block of received rows ends, and, given the region of slots, in which slot each row is.
-
-    With ``sees_all`` it follows a wait whose every block has seen all counts; otherwise one in which each has
-    seen its share, and all have ended it. With ``by_source`` rows of a source lie one after the other, in
-    slots that the region has as those of one expert.
-    """
-    c = site.config
-    return launch(
-        "offsets",
-        DISPATCH_OFFSETS,
-        "communication",
-        site.num_blocks,
-        recv_counts=Hole("all_counts" if sees_all else "recv_counts"),
-        recv_offsets=true_offsets(site),
-        tokens_per_expert=Hole("tokens_per_expert"),
-        recv_stats=Hole("recv_stats") if variant.recv_stats else 0,
-        trailer=Hole("origins", ORIGIN.num_bytes * site.capacity),
-        row_slots=Hole("row_slots") if slots else 0,
-        num_local_experts=site.num_local_experts,
-        num_ranks=c.num_ranks,
-        max_count=c.num_max_tokens_per_rank,
-        capacity=site.capacity,
-        cumulative=int(variant.cumulative),
-        **site.zone_of("dispatch", zone),
-        kept_rank=site.rank if variant.keeps_own else -1,
-        by_source=int(by_source),
-        slots=slots.in_units(UB_ALIGN).words() if slots else NO_SLOTS,
-        report=Hole("report"),
-    )
-
-
-def record_waits(site: Site, num_local_experts: int) -> Launch:
-    """How long each rank was waited for, of so many entries each."""
-    return launch_matching(
-        "record waits",
-        waits_of_dispatch_kernel(site.target),
-        "compute",
-        blocks_of_words(site),
-        {
-            "waited": Hole("waited"),
-            "table": Hole("rank_table"),
-            "performance_info": Hole("performance_info"),
-            "num_local_experts": num_local_experts,
-            "num_ranks": site.config.num_ranks,
-            "num_table": Hole("num_performance_entries"),
-        },
-    )
-
-
-def rms_norm(site: Site, variant: CombineVariant) -> Launch:
-    """Adds the residual to the sums, and normalises them."""
-    return launch_matching(
-        "norm",
-        rms_norm_kernel(
-            site.config.hidden, site.target, masked=variant.mask != "none", turns=site.zones_on_device
-        ),
-        "compute",
-        site.num_blocks,
-        {
-            "acc": Hole("sums"),
-            "residual": Hole("residual"),
-            "gamma": Hole("gamma"),
-            "active": Hole("active"),
-            "eps": Hole("eps"),
-            "y": Hole("normed"),
-            "rstd": Hole("rstd"),
-            "x_out": Hole("out"),
+            "first_expert": (site.rank - c.num_shared_ranks) * c.num_local_experts,
+            "num_local_experts": site.num_local_experts,
+            "num_entries": site.num_entries,
+            "capacity": site.capacity,
+            "max_count": c.num_max_tokens_per_rank,
+            "max_index": c.num_max_tokens_per_rank,
             "first_token": 0,
             "num_tokens": Hole("num_tokens"),
-            "zone": site.kept_zone("combine"),
-            "turned": site.zone_cell("combine"),
-        },
-    )
+            "timeout_us": site.timeout_us,
+            "combine_kind": COMBINE_KIND,
+            "table": Hole("rank_table"),
+            "num_table": Hole("num_performance_entries"),
+            "call": call_word(self.operator, self.kind),
+            "zone": zone,
+            "zone_at": self.turning,
+            "kept_zone": self.keeping,
+            "turned": self.turning,
+            "traffic": 0,
+        }
+        if variant is None:
+            return
+        counters = COUNTED.index(self.operator) * site.num_blocks * TRAFFIC.num_bytes
+        self.is_masked = variant.mask != "none"
+        # A copy of the caller's ids holds none that a mask leaves out: what combine does with it is the same.
+        is_plain = not self.is_masked or getattr(variant, "given_ids", None)
+        self.usual |= {
+            "numbers": numbers_of(self.operator),
+            "traffic": Hole(traffic.HOLE, counters),
+            "topk_idx": Hole("topk_idx" if is_plain else "masked_ids"),
+            "topk_weights": Hole("topk_weights") if variant.weights else 0,
+            "active": Hole("active") if self.is_masked else 0,
+            "waited_us": Hole("waited") if variant.waits else 0,
+            "kept_rank": site.rank if variant.keeps_own else -1,
+        }
+
+    def launch(
+        self,
+        step: str,
+        kernel: TritonKernel | AscendCKernel,
+        blocks: int | None = None,
+        /,
+        **values: Value | Region,
+    ) -> Launch:
+        """A launch of a kernel, on the site's blocks unless others are given.
+
+        Args:
+            step: what it does in the operator.
+            kernel: what to launch. A Triton kernel comes in variants that have some of the arguments each.
+            blocks: of it.
+            values: arguments that are not as `usual`.
+
+        Raises:
+            ValueError: an argument without a value, or a value without an argument.
+        """
+        is_triton = isinstance(kernel, TritonKernel)
+        if not is_triton and (unknown := values.keys() - set(map(attrgetter("name"), kernel.args))):
+            raise ValueError(f"{kernel.name} has no arguments {sorted(unknown)}")
+        known, found = self.usual | values, []
+        for arg in kernel.args:
+            value = known.get(arg.name)
+            if value is None and not arg.is_pointer:
+                raise ValueError(f"{kernel.name}: nothing is known of {arg.name}")
+            value = Hole(arg.name) if value is None else value
+            found.append(value.words() if isinstance(value, Region) else value)
+        stream: Stream = "compute" if is_triton else "communication"
+        return Launch(step, kernel, tuple(found), self.site.num_blocks if blocks is None else blocks, stream)
+
+    def plan(self, launches: Iterable[Launch], overlap: bool = False) -> Plan:
+        """The plan of these launches."""
+        return Plan(self.operator, self.zone, tuple(launches), overlap)
+
+    def in_memory(self, stride: int, *, kept: bool = True) -> dict[str, Value]:
+        """How a Triton kernel that is given zone 0 finds the right one, ``stride`` elements from it."""
+        return {"zone": self.kept_zone if kept else self.zone_cell, "zone_stride": stride}
+
+    @property
+    def posts(self) -> bool:
+        """Whether some peers are reached by queues, with what lies in the out part of this rank's window."""
+        return bool(self.site.scheme.queued_peers)
+
+    @property
+    def blocks_of_words(self) -> int:
+        """Blocks of a kernel of few words (ids, counts): one where another thread takes too long to start."""
+        return self.site.num_blocks if self.site.capabilities.owns_cores else 1
+
+    def posting(self, peers: Peers | None = None) -> dict[str, Value]:
+        """Arguments of a kernel that posts to the queued ones of these peers; None for all of the group."""
+        if (peers or self.site.peers).group != "expert" or not self.posts:
+            return {"window": 0, "out_offset": 0, "timeout_us": 0, "traffic": 0}
+        return {"out_offset": self.layout.in_bytes}
+
+    def post(
+        self,
+        step: str,
+        status: Region,
+        blocks: int | None = None,
+        *,
+        keep: bool = False,
+        peers: Peers | None = None,
+        count: Value = 0,
+    ) -> Launch:
+        """A flag to every rank, this one included: what earlier launches wrote is there.
+
+        Args:
+            step: what it is called.
+            status: whose entries it writes.
+            blocks: that post.
+            keep: whether the next dispatch has to hear of it.
+            peers: to whom; None for all ranks of the group.
+            count: that goes with it.
+        """
+        peers = peers or self.site.peers
+        return self.launch(
+            step,
+            POST_STATUS,
+            blocks,
+            peers=Hole(f"{peers.prefix}peers"),
+            num_ranks=peers.num_ranks,
+            count=count,
+            call=call_word(peers.calls or self.operator, self.kind),
+            kind=combine_bits(self.kind) if keep and self.kind else 0,
+            combine_kind=COMBINE_KIND if keep else 0,
+            rank=peers.rank,
+            **self.posting(peers),
+            status=status,
+        )
+
+    def wait_for_ranks(
+        self,
+        step: str,
+        status: Region,
+        blocks: int | None = None,
+        *,
+        peers: Peers | None = None,
+        **others: Value,
+    ) -> Launch:
+        """Until every rank's flag is there, of the same kind of call.
+
+        Args:
+            step: what it is called.
+            status: whose entries it looks at.
+            blocks: that look.
+            peers: whose flags; None for all ranks of the group.
+            others: arguments of the kernel for flags that say more, or a wait that does.
+        """
+        peers = peers or self.site.peers
+        usual: dict[str, Value] = {
+            "window": Hole(f"{peers.prefix}window"),
+            "recv_counts": Hole("barrier_counts"),
+            "num_local_experts": 1,
+            "call": call_word(peers.calls or self.operator, self.kind),
+            **dict.fromkeys(("all_counts", "waited_us", "count_end", "combine_kind"), 0),
+            **dict.fromkeys(("dispatch_word", "kept_zone", "turned"), 0),
+        }
+        return self.launch(step, DISPATCH_WAIT, blocks, status=status, **usual | others)
+
+    def select(self) -> list[Launch]:
+        """What an active mask leaves of the routing, where there is one; dispatch and combine each ask."""
+        if not self.is_masked:
+            return []
+        assert self.variant is not None
+        given, per_entry = getattr(self.variant, "given_ids", None), self.variant.mask == "entries"
+        kernel = select_kernel(self.config.num_topk, per_entry, self.site.target, given == torch.int64)
+        return [self.launch("select", kernel, 1, expert_ids=Hole("given_ids" if given else "topk_idx"))]
+
+    def record_waits(self, num_local_experts: int) -> list[Launch]:
+        """How long each rank was waited for, of so many entries each, where somebody asks."""
+        if self.variant is None or not self.variant.waits:
+            return []
+        kernel, blocks = waits_of_dispatch_kernel(self.site.target), self.blocks_of_words
+        return [self.launch("record waits", kernel, blocks, num_local_experts=num_local_experts)]
+
+
+def barrier_plan(site: Site, status: Region, zone: int, timeout_us: int | None) -> Plan:
+    """A flag to every rank, and the wait for every rank's; None for the site's deadline."""
+    steps = Steps(site, None, zone)
+    timeout_us = site.timeout_us if timeout_us is None else timeout_us
+    flag = steps.post("flag", status, 1)
+    wait = steps.wait_for_ranks("wait", status, 1, turned=steps.turning, timeout_us=timeout_us)
+    return steps.plan(joined([flag, wait], FUSED))
+
+
+class DispatchSteps(Steps):
+    """What the plan of a dispatch is built of.
+
+    Attributes:
+        slot: how a row is packed.
+        packed: where `pack` leaves rows: one for each token, or with smooth scales one for each result.
+        true_offsets: where the blocks of received rows end, whatever is reported of them.
+        num_rows: where the number of received rows stands.
+    """
+
+    variant: DispatchVariant
+    has_flagged_stamps = False
+    """Whether the stamp of a row is its flag."""
+
+    def __init__(self, site: Site, variant: DispatchVariant, zone: int, parts: int = 1) -> None:
+        super().__init__(site, variant, zone, parts)
+        formats = self.config.hidden, variant.row_format, variant.dtype
+        self.slot = site.scheme.slot_layout.of(*formats, is_flagged=self.has_flagged_stamps)
+        self.is_quantized = variant.row_format.is_quantized
+        self.packed = Hole("packed_results" if variant.smooth else "packed")
+        # A rank of V1's shared expert reports its own tokens split into pieces.
+        self.keeps_own_tokens = site.is_version_1 and self.config.is_shared_rank(site.rank)
+        self.true_offsets = Hole("true_offsets" if self.keeps_own_tokens else "recv_offsets")
+        self.num_rows = Hole(self.true_offsets.name, WORD_BYTES * (site.num_entries - 1))
+        has_shared = self.config.num_shared_experts > 0
+        self.usual |= {
+            "shared_ranks": Hole("shared_ranks") if has_shared else 0,
+            "shared_slots": Hole("shared_slots") if has_shared else 0,
+            "shared_counts": Hole("shared_counts") if has_shared else 0,
+            "recv_offsets": self.true_offsets,
+            "num_rows": self.num_rows,
+            "row_bytes": self.slot.row_bytes,
+            "scale_offset": self.slot.scale_offset,
+            "scale_bytes": self.slot.scale_bytes,
+            "stamp_offset": self.slot.stamp_offset,
+            "out_rows": Hole("tokens"),
+            "out_scales": Hole("scales") if self.slot.num_scales else 0,
+            "out_origins": Hole("origins"),
+            "out_weights": Hole("weights") if variant.weights else 0,
+        }
+
+    def rows_to_send(self) -> dict[str, Value]:
+        """Where the rows that are sent are."""
+        return {
+            "rows": self.packed if self.is_quantized else Hole("x"),
+            "row_stride": self.slot.packed_bytes if self.is_quantized else self.slot.row_bytes,
+            "rows_per_token": self.config.num_results_per_token if self.variant.smooth else 1,
+        }
+
+    def before_routing(self) -> list[Launch]:
+        """What a mask leaves, and which rank of shared experts each token goes to."""
+        if not self.config.num_shared_experts:
+            return self.select()
+        kernel = share_kernel(self.site.is_version_1, self.is_masked, self.site.target)
+        return [*self.select(), self.launch("share", kernel, self.blocks_of_words)]
+
+    def route(self) -> Launch:
+        """Numbers the results of each expert, and counts them."""
+        kernel = route_kernel(self.site.target, **self._taking)
+        return self.launch("route", kernel, self.blocks_of_words, **self._routing)
+
+    @property
+    def _taking(self) -> dict[str, bool]:
+        """Whether the kernel that routes copies the ids: with a mask, `select` has. And what of."""
+        given = None if self.is_masked else self.variant.given_ids
+        return {"takes": given is not None, "int64": given == torch.int64}
+
+    @property
+    def _routing(self) -> dict[str, Value]:
+        return {"given": Hole("given_ids"), "num_entries": Hole("num_ids")}
+
+    def pack(self, part: int, scales: Hole | None = None) -> Launch:
+        """Quantises rows; their scales go to ``scales`` one after the other, or behind each row."""
+        kernel = pack_kernel(self.variant.dtype, self.config.hidden, *self._rows_to_pack)
+        blocks = self.site.blocks("compute", self.parts)
+        return self.launch("pack", kernel, blocks, **self._packing(part, self.parts, scales))
+
+    def route_and_pack(self, parts: int = 1, scales: Hole | None = None) -> Launch:
+        """`route`, and with it `pack` of the first part: neither reads what the other writes."""
+        if not self.is_quantized:
+            return self.route()
+        kernel = route_pack_kernel(
+            self.variant.dtype, self.config.hidden, *self._rows_to_pack, **self._taking
+        )
+        return self.launch("route + pack", kernel, **self._packing(0, parts, scales), **self._routing)
+
+    @property
+    def _rows_to_pack(self) -> tuple[int, bool, str, int, int]:
+        """Which rows are packed: shared experts may have their own, and some elements share a scale."""
+        c, variant = self.config, self.variant
+        shared = c.num_shared_experts if variant.smooth else 0
+        return c.num_topk, variant.smooth, self.site.target, shared, variant.row_format.block or 0
+
+    def _packing(self, part: int, parts: int, scales: Hole | None) -> dict[str, Value]:
+        shared, slot = self.config.num_shared_experts, self.slot
+        return {
+            "scale_row_offset": shared,
+            "num_scale_rows": shared + self.config.num_experts,
+            "rows": self.packed,
+            "scales": scales or Hole(self.packed.name, slot.scale_offset),
+            "row_stride": slot.packed_bytes,
+            "scale_stride": 1 if scales else slot.packed_bytes // WORD_BYTES,
+            **tokens_of(part, parts),
+        }
+
+    def offsets(self, slots: Region | None, *, sees_all: bool, by_source: bool = False) -> Launch:
+        """Where each block of received rows ends, and, given the region of slots, in which slot each row is.
+
+        With ``sees_all`` it follows a wait whose every block has seen all counts; otherwise one in which each
+        has seen its share, and all have ended it. With ``by_source`` rows of a source lie one after the
+        other, in slots that the region has as those of one expert.
+        """
+        return self.launch(
+            "offsets",
+            DISPATCH_OFFSETS,
+            recv_counts=Hole("all_counts" if sees_all else "recv_counts"),
+            recv_stats=Hole("recv_stats") if self.variant.recv_stats else 0,
+            trailer=Hole("origins", ORIGIN.num_bytes * self.site.capacity),
+            row_slots=Hole("row_slots") if slots else 0,
+            cumulative=int(self.variant.cumulative),
+            by_source=int(by_source),
+            slots=slots.in_units(UB_ALIGN) if slots else NO_SLOTS,
+        )
+
+    def arrange(self, slot: SlotLayout) -> Launch:
+        """Step 4: to expert order, out of slots in the window, where there are no entries to clear."""
+        kernel = arrange_kernel(slot, self.variant.weights, None, self.site.zones_on_device)
+        window: dict[str, Value] = dict.fromkeys(("slots", "slot_scales", "entries"), Hole("window"))
+        nothing: dict[str, Value] = {"num_entries": 0, "zone_stride": 0}
+        return self.launch("arrange", kernel, zone=self.zone_cell, **window, **nothing)
+
+
+class CombineSteps(Steps):
+    """What the plan of a combine is built of."""
+
+    variant: CombineVariant
+
+    def __init__(self, site: Site, variant: CombineVariant, zone: int, parts: int = 1) -> None:
+        super().__init__(site, variant, zone, parts)
+        num_zero, num_copy, num_const = variant.special
+        self.usual |= {
+            "rows": Hole("y"),
+            "capacity": Hole("num_rows"),
+            "kind": combine_bits(variant.kind),
+            "ori_x": Hole("ori_x") if num_copy or num_const else 0,
+            "alphas": Hole("alphas") if num_const else 0,
+            "const_v": Hole("const_v") if num_const else 0,
+            "num_zero": num_zero,
+            "num_copy": num_copy,
+            "num_const": num_const,
+        }
+
+    def total(self, features: SumFeatures, blocks: int | None = None, /, **values: Value) -> Launch:
+        """Step 4: results, summed by weight: where a norm follows to its sums, elsewhere to the output."""
+        c, variant = self.config, self.variant
+        sizes = variant.dtype, c.hidden, c.num_topk, c.num_shared_experts
+        kernel = weighted_sum_kernel(*sizes, variant.weights, self.site.target, features=features)
+        return self.launch("sum", kernel, blocks, **{"out": self.sums, **values})
+
+    @property
+    def sums(self) -> Hole:
+        """Where sums go: to the norm, if there is one."""
+        return Hole("sums" if self.variant.norm else "out")
+
+    def norm(self) -> list[Launch]:
+        """Adds the residual to the sums, and normalises them, where that is asked for."""
+        if not self.variant.norm:
+            return []
+        hidden, site = self.config.hidden, self.site
+        kernel = rms_norm_kernel(hidden, site.target, masked=self.is_masked, turns=site.zones_on_device)
+        outputs: dict[str, Value] = {"acc": Hole("sums"), "y": Hole("normed"), "x_out": Hole("out")}
+        return [self.launch("norm", kernel, zone=self.kept_zone, **outputs)]

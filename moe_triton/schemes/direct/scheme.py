@@ -25,27 +25,19 @@ from typing import ClassVar
 
 import torch
 
-from moe_triton.core.plan import Hole, Launch, Plan, Value, joined, launch
+from moe_triton.core.plan import Hole, Launch, Plan, Value, joined
 from moe_triton.core.region import Region
 from moe_triton.kernels.stamps import stamps_kernel
-from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
+from moe_triton.kernels.weighted_sum import SumFeatures
 from moe_triton.layout import WORD_BYTES
-from moe_triton.layout.call_word import call_word
-from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
-from moe_triton.schemes.common import steps as local
+from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.schemes.common.ascendc import EXCHANGE_SEND
-from moe_triton.schemes.common.flags import barrier_plan, post, wait_for_ranks
 from moe_triton.schemes.common.scratch import Scratch
+from moe_triton.schemes.common.steps import CombineSteps, DispatchSteps
 from moe_triton.schemes.direct.ascendc import COUNTS_SEND, DIRECT_SEND, FUSED
 from moe_triton.schemes.direct.layout import DirectLayout
-from moe_triton.schemes.scheme import (
-    CONST_ARGUMENTS,
-    OTHER_OR_ONE_SERVER,
-    Output,
-    Refusal,
-    Scheme,
-)
-from moe_triton.schemes.site import COMBINE_KIND, OPERATORS, Operator, RoundFacts, launch_matching
+from moe_triton.schemes.scheme import CONST_ARGUMENTS, OTHER_OR_ONE_SERVER, Output, Refusal, Scheme
+from moe_triton.schemes.site import COMBINE_KIND, OPERATORS, Operator, RoundFacts
 
 FULLMESH = (
     "Use comm_alg='fullmesh_v1' or 'fullmesh_v2' for it, or outputs='own' where 'auto' has chosen 'direct'."
@@ -57,16 +49,116 @@ LACKS = (
 )
 
 
-class Direct(Scheme):
-    """Builds the plans of one rank.
+class Dispatch(DispatchSteps):
+    """Builds the plans of dispatch on one rank.
 
     Holes: x, topk_idx, expand_idx, num_tokens, num_ids, peers, window, recv_offsets, tokens_per_expert,
-    origins, report; given_ids, smooth_scales, topk_weights, scales, weights where the variant has
-    them; combine: topk_idx, num_tokens, out, topk_weights, and y where results have to be copied; and names
-    of `Scheme.scratch`.
+    origins, report; given_ids, smooth_scales, topk_weights, scales, weights where the variant has them; and
+    names of `Scheme.scratch`.
     """
 
+    layout: DirectLayout
+
+    def whole(self) -> Plan:
+        """All of it, in one part."""
+        counts, rows = self.layout.counts_status, self.layout.rows_status
+        # Where scales lie closely packed that travel in stamps: those of formats with one for each row.
+        scales = Hole("packed_scales") if self.slot.num_scales == 1 else None
+        phases = [
+            self._send_counts(),
+            self.wait_for_ranks("wait for counts", counts, combine_kind=COMBINE_KIND),
+            self._send_rows(scales or 0),
+            self.post("flag", rows),
+            self.offsets(None, sees_all=False),
+            self.wait_for_ranks("wait", rows),
+        ]
+        steps = [*self.before_routing(), self.route_and_pack(scales=scales)]
+        return self.plan([*steps, *joined(phases, FUSED), self._stamps()])
+
+    def _send_counts(self) -> Launch:
+        shared = Hole("shared_counts") if self.config.num_shared_ranks else 0
+        regions = {"slots": self.layout.counts, "status": self.layout.counts_status}
+        return self.launch("send counts", COUNTS_SEND, shared_counts=shared, **regions)
+
+    def _send_rows(self, scales: Value) -> Launch:
+        layout, slot = self.layout, self.slot
+        has_several = slot.num_scales > 1
+        return self.launch(
+            "send",
+            DIRECT_SEND,
+            **self.rows_to_send(),
+            scales=scales,
+            scale_bytes=slot.scale_stride if has_several else 0,
+            num_local_experts=self.config.num_local_experts,
+            counts=layout.counts,
+            result_bytes=layout.row_bytes,
+            slots=layout.rows(slot.itemsize),
+            scale_slots=layout.scales(slot) if has_several else (0,) * 5,
+            stamps=layout.stamps,
+        )
+
+    def _stamps(self) -> Launch:
+        stamps = Hole("window", self.layout.stamps.offset(zone=self.zone))
+        scales = self.layout.scales(self.slot)
+        return self.launch(
+            "stamps",
+            stamps_kernel(self.variant.weights, self.slot.num_scales, self.site.target),
+            stamps=stamps,
+            stamp_floats=stamps,
+            scales=Hole("window", scales.offset(zone=self.zone)),
+            scale_stride=scales.stride("index") // WORD_BYTES,
+        )
+
+
+class Combine(CombineSteps):
+    """Builds the plans of combine on one rank.
+
+    Holes: topk_idx, num_tokens, out, topk_weights, and y where results have to be copied; and names of
+    `Scheme.scratch`.
+    """
+
+    layout: DirectLayout
+    fused: ClassVar = FUSED
+    """Kernels of several phases, among which its are."""
+
+    def whole(self) -> Plan:
+        """All of it, in one part."""
+        results = self.layout.results_status
+        phases = [self.post("flag", results, keep=True), self.wait_for_ranks("wait", results)]
+        copy = [] if self.variant.in_place else [self.copy_results()]
+        total = self.total(
+            SumFeatures(by_offset=True),
+            slots=Hole("window", self.layout.results.offset(zone=self.zone)),
+            offsets=Hole("result_offsets"),
+        )
+        return self.plan([*joined([*copy, *phases], self.fused), total])
+
+    @property
+    def num_results(self) -> Hole:
+        """Where the number of this rank's results stands."""
+        return Hole("recv_offsets", WORD_BYTES * (self.site.num_entries - 1))
+
+    def copy_results(self) -> Launch:
+        """To our own window, where experts left them elsewhere: as many bytes as a push would move."""
+        nothing = "scales", "scale_offset", "scale_bytes", "first_row", "header", "header_words"
+        return self.launch(
+            "copy",
+            EXCHANGE_SEND,
+            row_bytes=self.layout.row_bytes,
+            num_rows=self.num_results,
+            peer=self.site.rank,
+            slots=self.layout.results,
+            headers=(0,) * 5,
+            **dict.fromkeys(nothing, 0),
+        )
+
+
+class Direct(Scheme):
+    """Tokens go to their final place, and results are read where they are."""
+
     layout_of = DirectLayout
+    layout: DirectLayout
+    plans: ClassVar = {DispatchVariant: Dispatch, CombineVariant: Combine}
     refuses: ClassVar = dict.fromkeys(LACKS, Refusal("comm_alg='direct' has none", FULLMESH)) | {
         "torch_npu": Refusal(
             "torch_npu's functions have no way to place results in a window",
@@ -79,11 +171,6 @@ class Direct(Scheme):
             OTHER_OR_ONE_SERVER,
         ),
     }
-
-    @cached_property
-    def layout(self) -> DirectLayout:
-        """Tells what lies where in a window of direct."""
-        return DirectLayout(self.site.config)
 
     @property
     def statuses(self) -> tuple[tuple[Operator, Region], ...]:
@@ -106,187 +193,8 @@ class Direct(Scheme):
         """Returns where dispatched rows, or the results that combine takes, lie in this rank's window."""
         return self.layout.rows(itemsize) if output == "rows" else self.layout.results
 
-    def whole(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
-        """The plan of the whole operator, in one part."""
-        if isinstance(variant, DispatchVariant):
-            return Plan("dispatch", zone, tuple(self._dispatch(variant, zone)))
-        return Plan("combine", zone, tuple(self._combine(variant, zone)))
-
     def scratch(self) -> dict[str, Scratch]:
         """Adds the scales that travel in stamps, closely packed, to what schemes share."""
         c = self.site.config
         results = c.num_max_tokens_per_rank * c.num_results_per_token
         return super().scratch() | {"packed_scales": Scratch(results, torch.float32)}
-
-    def barrier(self, zone: int, timeout_us: int | None = None) -> Plan:
-        """Plans a flag to every rank, and the wait for every rank's; None stands for the site's deadline."""
-        return barrier_plan(self.site, self.layout.barrier_status, zone, timeout_us)
-
-    def _dispatch(self, variant: DispatchVariant, zone: int) -> list[Launch]:
-        counts, rows = self.layout.counts_status, self.layout.rows_status
-        steps = [local.share(self.site, variant)] if self.site.config.num_shared_experts else []
-        if variant.row_format.is_quantized:
-            steps.append(local.route_pack(self.site, variant, self._stamped_scales(variant)))
-        else:
-            steps.append(local.route(self.site, variant))
-        phases = [
-            self._send_counts(variant, zone),
-            self._wait("wait for counts", counts, variant, zone, before=COMBINE_KIND),
-            self._send_rows(variant, zone),
-            self._post("flag", rows, variant, zone),
-            local.offsets(self.site, variant, zone, None, sees_all=False),
-            self._wait("wait", rows, variant, zone),
-        ]
-        return [*steps, *joined(phases, FUSED), self._stamps(variant, zone)]
-
-    def _combine(self, variant: CombineVariant, zone: int) -> list[Launch]:
-        results = self.layout.results_status
-        phases = [self._post("flag", results, variant, zone), self._wait("wait", results, variant, zone)]
-        copy = [] if variant.in_place else [self._copy_results(zone)]
-        return [*joined([*copy, *phases], FUSED), self._pull(variant, zone)]
-
-    def _post(self, step: str, status: Region, variant: Variant, zone: int) -> Launch:
-        operator, blocks = _operator_of(variant), self.site.num_blocks
-        keep = operator == "combine"
-        return post(self.site, step, status, operator, zone, variant.kind, keep=keep, blocks=blocks)
-
-    def _wait(
-        self, step: str, status: Region, variant: Variant, zone: int, before: Hole | None = None
-    ) -> Launch:
-        operator, blocks = _operator_of(variant), self.site.num_blocks
-        return wait_for_ranks(
-            self.site, step, status, operator, zone, variant.kind, before=before, blocks=blocks
-        )
-
-    def _send_counts(self, variant: DispatchVariant, zone: int) -> Launch:
-        c, layout = self.site.config, self.layout
-        return launch(
-            "send counts",
-            COUNTS_SEND,
-            "communication",
-            self.site.num_blocks,
-            counts=Hole("counts"),
-            shared_counts=Hole("shared_counts") if c.num_shared_ranks else 0,
-            num_experts=c.num_experts,
-            num_shared_ranks=c.num_shared_ranks,
-            peers=Hole("peers"),
-            num_ranks=c.num_ranks,
-            rank=self.site.rank,
-            zone=zone,
-            call=call_word("dispatch", variant.kind),
-            combine_kind=COMBINE_KIND,
-            slots=layout.counts.words(),
-            status=layout.counts_status.words(),
-            report=Hole("report"),
-        )
-
-    def _send_rows(self, variant: DispatchVariant, zone: int) -> Launch:
-        c, layout, slot = self.site.config, self.layout, local.slot_of(self.site, variant)
-        values: dict[str, Value] = {
-            **local.rows_to_send(self.site, variant),
-            "row_bytes": slot.row_bytes,
-            "scales": self._stamped_scales(variant) or 0,
-            "scale_offset": slot.scale_offset,
-            "scale_bytes": slot.scale_stride if slot.num_scales > 1 else 0,
-            "expand_idx": Hole("expand_idx"),
-            "first_token": 0,
-            "num_tokens": Hole("num_tokens"),
-            "num_local_experts": c.num_local_experts,
-            "num_ranks": c.num_ranks,
-            "window": Hole("window"),
-            "counts": layout.counts.words(),
-            "max_count": c.num_max_tokens_per_rank,
-            "recv_counts": Hole("recv_counts"),
-            "result_offsets": Hole("result_offsets"),
-            "result_bytes": layout.row_bytes,
-            "zone": zone,
-            "slots": layout.rows(slot.itemsize).words(),
-            "scale_slots": layout.scales(slot).words() if slot.num_scales > 1 else (0,) * 5,
-            "stamps": layout.stamps.words(),
-        }
-        return launch("send", DIRECT_SEND, "communication", self.site.num_blocks, **values)
-
-    def _stamped_scales(self, variant: DispatchVariant) -> Hole | None:
-        """Where scales lie closely packed that travel in stamps: those of formats with one for each row."""
-        num_scales = variant.row_format.num_scales(self.site.config.hidden)
-        return Hole("packed_scales") if num_scales == 1 else None
-
-    def _stamps(self, variant: DispatchVariant, zone: int) -> Launch:
-        site, stamps = self.site, Hole("window", self.layout.stamps.offset(zone=zone))
-        slot = local.slot_of(site, variant)
-        scales = self.layout.scales(slot)
-        return launch_matching(
-            "stamps",
-            stamps_kernel(variant.weights, slot.num_scales, site.target),
-            "compute",
-            site.num_blocks,
-            {
-                "stamps": stamps,
-                "stamp_floats": stamps,
-                "scales": Hole("window", scales.offset(zone=zone)),
-                "num_rows": Hole("recv_offsets", WORD_BYTES * (site.num_entries - 1)),
-                "out_origins": Hole("origins"),
-                "out_weights": Hole("weights"),
-                "out_scales": Hole("scales"),
-                "capacity": site.capacity,
-                "scale_stride": scales.stride("index") // WORD_BYTES,
-            },
-        )
-
-    def _copy_results(self, zone: int) -> Launch:
-        """To our own window, where experts left them elsewhere: as many bytes as a push would move."""
-        site, layout = self.site, self.layout
-        no_header: Value = (0,) * 5
-        return launch(
-            "copy",
-            EXCHANGE_SEND,
-            "communication",
-            site.num_blocks,
-            rows=Hole("y"),
-            row_bytes=layout.row_bytes,
-            scales=0,
-            scale_offset=0,
-            scale_bytes=0,
-            first_row=0,
-            num_rows=Hole("recv_offsets", WORD_BYTES * (site.num_entries - 1)),
-            capacity=Hole("num_rows"),
-            header=0,
-            header_words=0,
-            peers=Hole("peers"),
-            peer=site.rank,
-            **site.zone_of("combine", zone),
-            slots=layout.results.words(),
-            headers=no_header,
-            report=Hole("report"),
-        )
-
-    def _pull(self, variant: CombineVariant, zone: int) -> Launch:
-        c, site = self.site.config, self.site
-        return launch_matching(
-            "sum",
-            weighted_sum_kernel(
-                variant.dtype,
-                c.hidden,
-                c.num_topk,
-                c.num_shared_experts,
-                variant.weights,
-                site.target,
-                features=SumFeatures(by_offset=True),
-            ),
-            "compute",
-            site.num_blocks,
-            {
-                "slots": Hole("window", self.layout.results.offset(zone=zone)),
-                "topk_idx": Hole("topk_idx"),
-                "topk_weights": Hole("topk_weights") if variant.weights else 0,
-                "offsets": Hole("result_offsets"),
-                "out": Hole("out"),
-                "first_token": 0,
-                "num_tokens": Hole("num_tokens"),
-                "num_experts": c.num_experts,
-            },
-        )
-
-
-def _operator_of(variant: Variant) -> Operator:
-    return "dispatch" if isinstance(variant, DispatchVariant) else "combine"

@@ -2,362 +2,257 @@
 
 The four steps: send, flag, wait, arrange (the sum). V2 flags each row and waits for the results of its own
 tokens, a part of them at a time; V1 names results by expert, so it flags once all rows of a rank are there
-and waits for all ranks.
+and waits for all ranks. Results for ranks of other servers are left in the out part of this rank's window,
+and posted from there when all blocks have written theirs: each row, and then its flag.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
-from moe_triton.core.plan import Hole, Launch, Plan, Value, joined, launch, pipelined
-from moe_triton.core.region import MAX_INT32
+from moe_triton.core.abi import words_of
+from moe_triton.core.plan import Hole, Launch, Plan, Value, joined, pipelined
+from moe_triton.core.region import MAX_INT32, REGION_DIMS
 from moe_triton.kernels.block_quantize import block_quantize_kernel
 from moe_triton.kernels.const_experts import const_alphas_kernel
 from moe_triton.kernels.returns import returns_kernel
 from moe_triton.kernels.waits import waits_of_combine_kernel
-from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
-from moe_triton.layout import UB_ALIGN, SlotLayout, align
-from moe_triton.layout.call_word import combine_bits
+from moe_triton.kernels.weighted_sum import SumFeatures
+from moe_triton.layout import UB_ALIGN, WORD_BYTES, SlotLayout, align
 from moe_triton.operators.variants import CombineVariant
 from moe_triton.schemes.common.exchange import reduce_steps
-from moe_triton.schemes.common.flags import post, posting, wait_for_ranks
-from moe_triton.schemes.common.steps import blocks_of_words, ids_of, rms_norm, select
-from moe_triton.schemes.fullmesh.ascendc import COMBINE_SEND, COMBINE_WAIT, FUSED
+from moe_triton.schemes.common.steps import CombineSteps, matching, tokens_of
+from moe_triton.schemes.fullmesh.ascendc import COMBINE_POST, COMBINE_READY, COMBINE_SEND, COMBINE_WAIT, FUSED
 from moe_triton.schemes.fullmesh.layout import WindowLayout
-from moe_triton.schemes.fullmesh.parts import bounds_of, by_readiness
-from moe_triton.schemes.fullmesh.posts import combine_post
-from moe_triton.schemes.site import COMBINE_KIND, Site, launch_matching, tokens_of
+from moe_triton.schemes.site import Site
+
+# What a wait is given where it has nothing to send.
+_NOTHING: dict[str, Value] = {
+    arg.name: (0,) * words_of(arg) if arg.type in REGION_DIMS else 0 for arg in COMBINE_READY.args
+}
 
 
-@dataclass(frozen=True)
-class CombinePlans:
+class Combine(CombineSteps):
     """Builds the plans of combine on one rank.
 
     Holes: y, num_rows, recv_offsets, peers, window, topk_idx, num_tokens, out, report; origins (V2) or
     expand_idx (V1); topk_weights, mask, shared_x, ori_x, const_v, alpha1, alpha2, residual, gamma, eps,
     normed, rstd, exchange_counts, exchange_window, exchange_peers, performance_info and rank_table where the
     variant has them; and names of `Scheme.scratch`.
-
-    Attributes:
-        site: where they run.
-        layout: of the window.
     """
 
-    site: Site
     layout: WindowLayout
 
-    def whole(self, variant: CombineVariant, zone: int, parts: int = 1) -> Plan:
+    def __init__(self, site: Site, variant: CombineVariant, zone: int, parts: int = 1) -> None:
+        super().__init__(site, variant, zone, 1 if site.is_version_1 else parts)
+        self.itemsize = 1 if variant.block_quantize else variant.dtype.itemsize
+        self.tokens_of_part = site.part_tokens["combine"].tokens
+        self.usual |= {
+            "origins": Hole("return_origins" if site.is_version_1 else "origins"),
+            "slots": self.layout.combine_slots,
+            "status": self.layout.combine_status,
+        }
+        if variant.exchange:
+            self.usual |= {"rows": Hole("reduced_rows"), "capacity": site.capacity}
+
+    def whole(self) -> Plan:
         """All of it: the launch that sends goes on with the first wait."""
-        before = [*self._before_send(variant, zone, parts), *self._before_wait(variant)]
-        return self._plan(zone, before, self._send(variant, zone), variant, parts)
+        return self._plan([*self._before_send(self.parts), *self._before_wait()], self._send())
 
-    def setup(self, variant: CombineVariant, zone: int) -> Plan:
-        """Up to and including the flags."""
-        steps = [*self._before_send(variant, zone), *joined(self._send(variant, zone), FUSED)]
-        return Plan("combine", zone, tuple(steps))
+    def setup(self) -> Plan:
+        """Up to and including the flags, in one part."""
+        return self.plan([*self._before_send(1), *joined(self._send(), FUSED)])
 
-    def teardown(self, variant: CombineVariant, zone: int, parts: int = 1) -> Plan:
-        """From the wait on; tokens are waited for and summed in this many parts."""
-        return self._plan(zone, self._before_wait(variant), [], variant, parts)
+    def teardown(self) -> Plan:
+        """From the wait on; tokens are waited for and summed in parts."""
+        return self._plan(self._before_wait(), [])
 
-    def _plan(
-        self, zone: int, before: list[Launch], send: list[Launch], variant: CombineVariant, parts: int
-    ) -> Plan:
-        steps, parts = list(before), 1 if self.site.is_version_1 else parts
-        if send and self._quantizes_in_parts(variant, parts):
-            steps += self._quantized_in_parts(variant, zone, send, parts)
+    def _plan(self, steps: list[Launch], send: list[Launch]) -> Plan:
+        parts = self.parts
+        if send and self._quantizes_in_parts(parts):
+            steps += self._quantized_in_parts(send)
         else:
             if self.site.by_readiness(parts):
-                wait, summed = self._wait_results(variant, zone, 0, 1), [[part] for part in range(parts)]
-                waits = by_readiness(self.site, variant, send, wait, parts, summed)
+                waits = self._by_readiness(send, [[part] for part in range(parts)])
             else:
-                waits = [[self._wait(variant, zone, part, parts)] for part in range(parts)]
+                waits = [[self._wait(part, parts)] for part in range(parts)]
                 waits[0] = joined([*send, *waits[0]], FUSED)
-            sums = [[self._weighted_sum(variant, zone, part, parts)] for part in range(parts)]
+            sums = [[self._weighted_sum(part)] for part in range(parts)]
             steps += pipelined(waits, sums)
-        if variant.norm:
-            steps.append(rms_norm(self.site, variant))
-        if variant.waits:
-            steps.append(self._record_waits(variant))
-        return Plan("combine", zone, tuple(steps), self.site.overlaps)
+        return self.plan([*steps, *self.norm(), *self._record_waits()], self.site.overlaps)
 
-    def _quantizes_in_parts(self, variant: CombineVariant, parts: int) -> bool:
-        return variant.block_quantize and self.site.by_readiness(parts)
+    def _quantizes_in_parts(self, parts: int) -> bool:
+        return self.variant.block_quantize and self.site.by_readiness(parts)
 
-    def _quantized_in_parts(
-        self, variant: CombineVariant, zone: int, send: list[Launch], parts: int
-    ) -> list[Launch]:
+    def _quantized_in_parts(self, send: list[Launch]) -> list[Launch]:
         """Beside each part that is sent, the next one is quantised, and beside the last one what has come
         before it is summed: one launch beside each, as with results that travel as they are.
         """
-        wait, summed = self._wait_results(variant, zone, 0, 1), [list(range(parts - 1)), [parts - 1]]
-        sent = by_readiness(self.site, variant, send, wait, parts, summed)
-        quantized = [[self._block_quantize(variant, part, parts)] for part in range(parts)]
-        early, last = (self._weighted_sum(variant, zone, group[0], parts) for group in summed)
+        parts = self.parts
+        summed = [list(range(parts - 1)), [parts - 1]]
+        sent = self._by_readiness(send, summed)
+        quantized = [[self._block_quantize(part, parts)] for part in range(parts)]
+        early, last = (self._weighted_sum(group[0]) for group in summed)
         return [*pipelined(quantized, sent), replace(early, alongside=True), last]
 
-    def _before_send(self, variant: CombineVariant, zone: int, parts: int = 1) -> list[Launch]:
-        steps = reduce_steps(self.site, variant, zone) if variant.exchange else []
-        if self.site.is_version_1:
-            steps.append(self._returns())
-        if variant.block_quantize and not self._quantizes_in_parts(variant, parts):
-            steps.append(self._block_quantize(variant))
-        return steps
+    def _by_readiness(self, send: list[Launch], summed: Sequence[Sequence[int]]) -> list[list[Launch]]:
+        """Launches that send a part of the results each, and wait for a part of this rank's tokens.
 
-    def _before_wait(self, variant: CombineVariant) -> list[Launch]:
-        steps = [select(self.site, variant)] if variant.mask != "none" else []
-        if variant.special[2]:
-            steps.append(self._const_alphas(variant))
-        return steps
+        Part p sends to tokens ``[p, p + 1) * Site.part_tokens`` of every rank. Then there are as many
+        complete tokens here as part p sums, and which they are stands in ``ready_tokens``.
 
-    def _send(self, variant: CombineVariant, zone: int) -> list[Launch]:
-        """Steps 1 and 2, the phases of one launch."""
-        sends = [self._send_results(variant, zone)]
-        if self.site.scheme.queued_peers:
-            sends.append(combine_post(self.site, self.layout, sends[0], variant))
-        if not self.site.is_version_1:
-            return sends
-        status, blocks = self.layout.peer_status, self.site.num_blocks
-        return [*sends, post(self.site, "flag", status, "combine", zone, variant.kind, blocks=blocks)]
-
-    def _wait(self, variant: CombineVariant, zone: int, part: int, parts: int) -> Launch:
-        """Step 3."""
-        if not self.site.is_version_1:
-            return self._wait_results(variant, zone, part, parts)
-        status, blocks = self.layout.peer_status, self.site.num_blocks
-        return wait_for_ranks(
-            self.site, "wait", status, "combine", zone, variant.kind, blocks=blocks, keeps_zone=True
-        )
-
-    def _returns(self) -> Launch:
-        """V1: where each row goes, from the counts alone."""
-        c, site = self.site.config, self.site
-        shared = c.is_shared_rank(site.rank)
-        return launch_matching(
-            "returns",
-            returns_kernel(shared, site.target),
-            "compute",
-            site.num_blocks,
-            {
-                "recv_offsets": Hole("recv_offsets"),
-                "origins": Hole("return_origins"),
-                "num_entries": site.num_entries,
-                "num_ranks": c.num_ranks,
-                "capacity": site.capacity,
-                "first_expert": site.first_expert,
-                "rank": site.rank,
+        Args:
+            send: the launch that sends all results; empty if they have been sent.
+            summed: parts that are summed by one launch, for each such launch.
+        """
+        blocks, wait = self.site.blocks("communication", self.parts), _values(self._wait(0, 1))
+        first_of = {part: group[0] for group in summed for part in group}
+        # What is quantised beside sending is not there yet, however long a wait takes.
+        early = _values(send[0]) if send and not self.variant.block_quantize else {}
+        launches = []
+        for part in range(self.parts):
+            of_part: dict[str, Value] = {
+                "part": part,
+                "num_parts": self.parts,
+                "part_tokens": self.tokens_of_part,
+                "progress": Hole("part_progress"),
+            }
+            sends = [self.launch("send", COMBINE_SEND, blocks, **_values(each) | of_part) for each in send]
+            given = _NOTHING | early | wait | of_part
+            given |= {
+                "waited_us": Hole("waited"),
+                "is_timed": int(self.variant.waits),
                 "num_tokens": Hole("num_tokens"),
-                "num_shared_ranks": c.num_shared_ranks,
-                "num_experts": c.num_experts,
-            },
-        )
+                "pending": Hole("pending_results"),
+                "ready_tokens": Hole("ready_tokens"),
+                "first_part": first_of[part],
+                "bounds": _bounds_of(first_of[part]),
+            }
+            waits = self.launch("wait", COMBINE_READY, blocks, **matching(COMBINE_READY, given))
+            launches.append(joined([*sends, waits], FUSED))
+        return launches
 
-    def _rows(self, variant: CombineVariant) -> tuple[Hole, Value]:
-        """The rows of this rank's experts, and how many there is room for."""
-        if variant.exchange:
-            return Hole("reduced_rows"), self.site.capacity
-        return Hole("y"), Hole("num_rows")
+    def _before_send(self, parts: int) -> list[Launch]:
+        steps = reduce_steps(self) if self.variant.exchange else []
+        if self.site.is_version_1:  # where each row goes, from the counts alone
+            kernel = returns_kernel(self.config.is_shared_rank(self.site.rank), self.site.target)
+            steps.append(self.launch("returns", kernel, capacity=self.site.capacity))
+        if self.variant.block_quantize and not self._quantizes_in_parts(parts):
+            steps.append(self._block_quantize(0, 1))
+        return steps
 
-    def _block_quantize(self, variant: CombineVariant, part: int = 0, parts: int = 1) -> Launch:
-        """Rows for the tokens that `by_readiness` sends results of in this part."""
-        site = self.site
-        rows, capacity = self._rows(variant)
-        tokens = site.part_tokens["combine"].tokens
-        row_bytes, scale_offset = site.quantized_row_bytes, align(site.config.hidden, UB_ALIGN)
-        return launch_matching(
+    def _before_wait(self) -> list[Launch]:
+        num_zero, num_copy, num_const = self.variant.special
+        if not num_const:
+            return self.select()
+        c, first = self.config, self.config.num_experts + num_zero + num_copy
+        sizes = c.hidden, c.num_topk, self.variant.const_per_element, self.site.target
+        kernel = const_alphas_kernel(self.variant.dtype, *sizes)
+        alphas = self.launch("const alphas", kernel, x=Hole("ori_x"), first_const=first)
+        return [*self.select(), alphas]
+
+    def _send(self) -> list[Launch]:
+        """Steps 1 and 2, the phases of one launch."""
+        sends = [self._send_results()]
+        if self.posts:
+            given = matching(COMBINE_POST, _values(sends[0]) | self.posting())
+            payload, flags = self.config.hidden * self.itemsize, self.layout.out_flags
+            sends.append(self.launch("post", COMBINE_POST, **given, payload_bytes=payload, out_flags=flags))
+        return [*sends, self.post("flag", self.layout.peer_status)] if self.site.is_version_1 else sends
+
+    def _wait(self, part: int, parts: int) -> Launch:
+        """Step 3: until every result of these own tokens is there; in V1, those of every rank."""
+        if self.site.is_version_1:
+            return self.wait_for_ranks("wait", self.layout.peer_status, kept_zone=self.keeping)
+        blocks = self.site.blocks("communication", parts) if part else None
+        return self.launch("wait", COMBINE_WAIT, blocks, **tokens_of(part, parts))
+
+    def _block_quantize(self, part: int, parts: int) -> Launch:
+        """Rows for the tokens that `_by_readiness` sends results of in this part."""
+        site, tokens, hidden = self.site, self.tokens_of_part, self.config.hidden
+        row_bytes = site.quantized_row_bytes
+        return self.launch(
             "quantize",
-            block_quantize_kernel(variant.dtype, site.config.hidden, site.target, parted=parts > 1),
-            "compute",
-            site.blocks("compute", parts) if part else site.num_blocks,
-            {
-                "rows": rows,
-                "origins": Hole("origins"),
-                "first_token": part * tokens,
-                "end_token": (part + 1) * tokens if part + 1 < parts else MAX_INT32,
-                "recv_offsets": Hole("recv_offsets"),
-                "packed": Hole("quantized_rows"),
-                "packed_scales": Hole("quantized_rows", scale_offset),
-                "num_entries": site.num_entries,
-                "capacity": capacity,
-                "row_stride": row_bytes,
-                "scale_stride": row_bytes // variant.dtype.itemsize,
-            },
+            block_quantize_kernel(self.variant.dtype, hidden, site.target, parted=parts > 1),
+            site.blocks("compute", parts) if part else None,
+            first_token=part * tokens,
+            end_token=(part + 1) * tokens if part + 1 < parts else MAX_INT32,
+            packed=Hole("quantized_rows"),
+            packed_scales=Hole("quantized_rows", align(hidden, UB_ALIGN)),
+            row_stride=row_bytes,
+            scale_stride=row_bytes // self.variant.dtype.itemsize,
         )
 
-    def _send_results(self, variant: CombineVariant, zone: int) -> Launch:
+    def _send_results(self) -> Launch:
         """Steps 1 and 2: each row to its token's slot; V2 sets its flag right after it."""
-        c, site, layout = self.site.config, self.site, self.layout
-        rows, capacity = self._rows(variant)
-        row_bytes = SlotLayout(c.hidden, 2).row_bytes
-        if variant.block_quantize:
-            rows, row_bytes = Hole("quantized_rows"), site.quantized_row_bytes
-        return launch(
+        is_flagged = not self.site.is_version_1
+        values: dict[str, Value] = {"row_bytes": SlotLayout(self.config.hidden, 2).row_bytes}
+        if self.variant.block_quantize:
+            values = {"rows": Hole("quantized_rows"), "row_bytes": self.site.quantized_row_bytes}
+        if not is_flagged:
+            values["numbers"] = 0
+        return self.launch(
             "send",
             COMBINE_SEND,
-            "communication",
-            site.num_blocks,
-            rows=rows,
-            row_bytes=row_bytes,
-            origins=Hole("return_origins" if site.is_version_1 else "origins"),
-            recv_offsets=Hole("recv_offsets"),
-            num_entries=site.num_entries,
-            capacity=capacity,
-            peers=Hole("peers"),
-            num_ranks=c.num_ranks,
-            **site.zone_of("combine", zone),
-            numbers=0 if site.is_version_1 else site.numbers("combine"),
-            kept_rank=site.rank if variant.keeps_own else -1,
-            flag_rows=0 if site.is_version_1 else 1,
+            **values,
+            flag_rows=int(is_flagged),
             part=0,
             num_parts=1,
             part_tokens=0,
             progress=0,
-            kind=combine_bits(variant.kind),
-            combine_kind=COMBINE_KIND,
-            window=posting(site, "combine")["window"],
-            out_rows=layout.out_rows.words(),
-            slots=layout.combine_slots.words(),
-            status=layout.combine_status.words(),
-            report=Hole("report"),
+            window=Hole("window") if self.posts else 0,
+            out_rows=self.layout.out_rows,
         )
 
-    def _wait_results(self, variant: CombineVariant, zone: int, part: int, parts: int) -> Launch:
-        """Step 3: until every result of these own tokens is there."""
-        c = self.site.config
-        first_token, num_tokens = tokens_of(part, parts)
-        return launch(
-            "wait",
-            COMBINE_WAIT,
-            "communication",
-            self.site.blocks("communication", parts) if part else self.site.num_blocks,
-            kept_zone=self.site.keeping_zone("combine"),
-            window=Hole("window"),
-            topk_idx=ids_of(variant),
-            active=0 if variant.mask == "none" else Hole("active"),
-            waited_us=Hole("waited") if variant.waits else 0,
-            first_token=first_token,
-            num_tokens=num_tokens,
-            topk=c.num_topk,
-            num_experts=c.num_experts,
-            num_shared_experts=c.num_shared_experts,
-            **self.site.zone_of("combine", zone),
-            numbers=self.site.numbers("combine"),
-            timeout_us=self.site.timeout_us,
-            status=self.layout.combine_status.words(),
-            report=Hole("report"),
-        )
-
-    def _const_alphas(self, variant: CombineVariant) -> Launch:
-        c, site = self.site.config, self.site
-        num_zero, num_copy, num_const = variant.special
-        return launch_matching(
-            "const alphas",
-            const_alphas_kernel(variant.dtype, c.hidden, c.num_topk, variant.const_per_element, site.target),
-            "compute",
-            site.num_blocks,
-            {
-                "x": Hole("ori_x"),
-                "topk_idx": ids_of(variant),
-                "alpha1": Hole("alpha1"),
-                "alpha2": Hole("alpha2"),
-                "alphas": Hole("alphas"),
-                "first_token": 0,
-                "num_tokens": Hole("num_tokens"),
-                "first_const": c.num_experts + num_zero + num_copy,
-                "num_const": num_const,
-            },
-        )
-
-    def _weighted_sum(self, variant: CombineVariant, zone: int, part: int, parts: int) -> Launch:
+    def _weighted_sum(self, part: int) -> Launch:
         """Step 4: out of the window, summed by weight."""
-        first_token, num_tokens = tokens_of(part, parts)
-        is_listed = self.site.by_readiness(parts)
-        c, slots = self.site.config, self.layout.combine_slots
-        itemsize = 1 if variant.block_quantize else variant.dtype.itemsize
-        window, site = slots.offset(zone=zone), self.site
+        variant, slots, site = self.variant, self.layout.combine_slots, self.site
+        is_listed = site.by_readiness(self.parts)
+        window, itemsize = slots.offset(zone=self.zone), self.itemsize
         features = SumFeatures(
-            masked=variant.mask != "none",
-            clears=variant.mask != "none" and not variant.norm,
+            masked=self.is_masked,
+            clears=self.is_masked and not variant.norm,
             shared_x=variant.shared_x,
             special=any(variant.special),
             quantized=variant.block_quantize,
-            by_expert=self.site.is_version_1,
+            by_expert=site.is_version_1,
             own=variant.keeps_own,
             fp32_out=variant.norm,
             zoned=site.zones_on_device,
             listed=is_listed,
-            turns=site.zones_on_device and part == parts - 1 and not variant.norm,
+            turns=site.zones_on_device and part == self.parts - 1 and not variant.norm,
         )
-        token, k = slots.stride("token"), slots.stride("k")
-        return launch_matching(
-            "sum",
-            weighted_sum_kernel(
-                variant.dtype,
-                c.hidden,
-                c.num_topk,
-                c.num_shared_experts,
-                variant.weights,
-                self.site.target,
-                features=features,
-            ),
-            "compute",
-            self.site.blocks("compute", parts),
-            {
-                "slots": Hole("window", window),
-                "slot_scales": Hole("window", window + align(c.hidden, UB_ALIGN)),
-                "topk_idx": ids_of(variant),
-                "topk_weights": Hole("topk_weights") if variant.weights else 0,
-                "expand_idx": Hole("expand_idx"),
-                "recv_offsets": Hole("recv_offsets"),
-                "own_results": Hole("own_results", -(window // itemsize)),
-                "first_expert": site.first_expert,
-                "num_local_experts": site.num_local_experts,
-                "num_ranks": c.num_ranks,
-                "rank": site.rank,
-                "active": Hole("active"),
-                "tokens": Hole("ready_tokens"),
-                "bounds": bounds_of(part),
-                "shared_x": Hole("shared_x"),
-                "ori_x": Hole("ori_x") if any(variant.special[1:]) else 0,
-                "alphas": Hole("alphas") if variant.special[2] else 0,
-                "const_v": Hole("const_v") if variant.special[2] else 0,
-                "out": Hole("sums" if variant.norm else "out"),
-                "token_stride": token // itemsize,
-                "slot_stride": k // itemsize,
-                # V1's region counts a result's number at its expert as token, and experts as k.
-                "index_stride": token // itemsize,
-                "expert_stride": k // itemsize,
-                "max_index": c.num_max_tokens_per_rank,
-                "first_token": first_token,
-                "num_tokens": Hole("num_tokens") if is_listed else num_tokens,
-                "num_experts": c.num_experts,
-                "num_zero": variant.special[0],
-                "num_copy": variant.special[1],
-                "num_const": variant.special[2],
-                "turned": site.zone_cell("combine"),
-                **self.site.zone_in_memory("combine", slots.stride("zone") // itemsize),
-            },
-        )
+        token, k = slots.stride("token") // itemsize, slots.stride("k") // itemsize
+        values: dict[str, Value] = {
+            "slots": Hole("window", window),
+            "slot_scales": Hole("window", window + align(self.config.hidden, UB_ALIGN)),
+            "own_results": Hole("own_results", -(window // itemsize)),
+            "tokens": Hole("ready_tokens"),
+            "bounds": _bounds_of(part),
+            "token_stride": token,
+            "slot_stride": k,
+            # V1's region counts a result's number at its expert as token, and experts as k.
+            "index_stride": token,
+            "expert_stride": k,
+            **tokens_of(part, self.parts),
+            **({"num_tokens": Hole("num_tokens")} if is_listed else {}),
+            **self.in_memory(slots.stride("zone") // itemsize),
+        }
+        return self.total(features, site.blocks("compute", self.parts), **values)
 
-    def _record_waits(self, variant: CombineVariant) -> Launch:
-        c, site = self.site.config, self.site
-        return launch_matching(
-            "record waits",
-            waits_of_combine_kernel(c.num_topk, site.target),
-            "compute",
-            blocks_of_words(site),
-            {
-                "waited": Hole("waited"),
-                "topk_idx": ids_of(variant),
-                "table": Hole("rank_table"),
-                "performance_info": Hole("performance_info"),
-                "num_tokens": Hole("num_tokens"),
-                "num_experts": c.num_experts,
-                "num_local_experts": c.num_local_experts,
-                "num_shared_experts": c.num_shared_experts,
-                "num_shared_ranks": c.num_shared_ranks,
-                "num_ranks": c.num_ranks,
-                "rank": site.rank,
-                "num_table": Hole("num_performance_entries"),
-            },
-        )
+    def _record_waits(self) -> list[Launch]:
+        if not self.variant.waits:
+            return []
+        kernel = waits_of_combine_kernel(self.config.num_topk, self.site.target)
+        local = self.config.num_local_experts
+        return [self.launch("record waits", kernel, self.blocks_of_words, num_local_experts=local)]
+
+
+def _bounds_of(part: int) -> Hole:
+    """Where tokens begin and end in ``ready_tokens`` of the part, or of those that begin with it."""
+    return Hole("ready_bounds", 2 * WORD_BYTES * part)
+
+
+def _values(launch: Launch) -> dict[str, Value]:
+    return {arg.name: value for arg, value in zip(launch.kernel.args, launch.values, strict=True)}

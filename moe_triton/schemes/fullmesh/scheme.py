@@ -18,18 +18,17 @@ import torch
 from moe_triton.core.ascendc import MAX_BLOCKS
 from moe_triton.core.capabilities import Capabilities
 from moe_triton.core.config import Config
-from moe_triton.core.plan import Plan
 from moe_triton.core.records import PART_PROGRESS, STATUS_ENTRY
 from moe_triton.core.region import Region
 from moe_triton.core.space import Space
 from moe_triton.layout import NUM_ZONES
-from moe_triton.operators.variants import DispatchVariant, Variant
-from moe_triton.schemes.common.flags import barrier_plan
+from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.schemes.common.scratch import Scratch, shared_scratch
 from moe_triton.schemes.common.space import waiting_space, with_parts, with_receivers
+from moe_triton.schemes.common.steps import numbers_of
 from moe_triton.schemes.common.waits import ENTRY_FINDERS, held_by, next_number
-from moe_triton.schemes.fullmesh.combine import CombinePlans
-from moe_triton.schemes.fullmesh.dispatch import DispatchPlans
+from moe_triton.schemes.fullmesh.combine import Combine
+from moe_triton.schemes.fullmesh.dispatch import Dispatch, InbandDispatch
 from moe_triton.schemes.fullmesh.layout import ExpertSlotsLayout, InbandLayout, InbandSlot, WindowLayout
 from moe_triton.schemes.fullmesh.limits import FORMULAS, INBAND_FORMULAS, INBAND_RULES
 from moe_triton.schemes.fullmesh.waits import FINDERS
@@ -40,7 +39,7 @@ from moe_triton.schemes.site import OPERATORS, Memory, Operator, RoundFacts, Sit
 class Fullmesh(SplitScheme):
     """fullmesh_v1: builds the plans of one rank.
 
-    Ranks of other servers are reached by queues (`moe_triton.schemes.fullmesh.posts`).
+    Ranks of other servers are reached by queues.
     """
 
     formulas: ClassVar = FORMULAS
@@ -48,11 +47,11 @@ class Fullmesh(SplitScheme):
     crosses_servers: ClassVar = True
     inband: ClassVar = False
     """Whether each row carries its flags."""
+    plans: ClassVar = {DispatchVariant: Dispatch, CombineVariant: Combine}
+    layout: WindowLayout
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
-        self._dispatch = DispatchPlans(self.site, self.layout, self.inband)
-        self._combine = CombinePlans(self.site, self.layout)
         is_plain = not self.inband and not site.is_version_1 and site.capabilities.sums_across_allocations
         # Blocks that receive take rows out of slots only.
         is_plain = is_plain and not site.receiving_blocks
@@ -70,11 +69,6 @@ class Fullmesh(SplitScheme):
     def layout_of(config: Config) -> WindowLayout:
         """Lays a window out by V1's rules, with results by expert, or by V2's, with results by token."""
         return ExpertSlotsLayout(config) if config.version == 1 else WindowLayout(config)
-
-    @cached_property
-    def layout(self) -> WindowLayout:
-        """Tells what lies where in the scheme's own window."""
-        return self.layout_of(self.site.config)
 
     @cached_property
     def windows(self) -> tuple[WindowSpec, ...]:
@@ -102,24 +96,6 @@ class Fullmesh(SplitScheme):
             ("combine", layout.peer_status),
         )
 
-    def whole(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
-        """Plans a whole dispatch or combine, in as many parts as its tokens are cut into."""
-        if isinstance(variant, DispatchVariant):
-            return self._dispatch.whole(variant, zone, parts)
-        return self._combine.whole(variant, zone, parts)
-
-    def setup(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
-        """Plans an operator up to and including its flags; only a dispatch is cut into parts."""
-        if isinstance(variant, DispatchVariant):
-            return self._dispatch.setup(variant, zone, parts)
-        return self._combine.setup(variant, zone)
-
-    def teardown(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
-        """Plans an operator from the wait on; only a combine is cut into parts."""
-        if isinstance(variant, DispatchVariant):
-            return self._dispatch.teardown(variant, zone)
-        return self._combine.teardown(variant, zone, parts)
-
     def scratch(self) -> dict[str, Scratch]:
         """Adds quantised rows, progress of parts, ready tokens and the like to what schemes share."""
         site, tokens = self.site, self.site.config.num_max_tokens_per_rank
@@ -136,17 +112,13 @@ class Fullmesh(SplitScheme):
             "alphas": Scratch(2 * tokens * site.config.num_topk, torch.float32),
         }
 
-    def barrier(self, zone: int, timeout_us: int | None = None) -> Plan:
-        """Plans a flag to every rank, and the wait for every rank's; None stands for the site's deadline."""
-        return barrier_plan(self.site, self.layout.barrier_status, zone, timeout_us)
-
     def wordless_flags(
         self, flags: Callable[[Region], torch.Tensor], memory: Memory
     ) -> list[Collection[int]]:
         """V2's combine has a flag for each result."""
         if self.site.is_version_1:
             return []
-        hole, latest = self.site.numbers("combine"), 0
+        hole, latest = numbers_of("combine"), 0
         if hole.name in memory:  # before the first combine nobody keeps them
             latest = int(held_by(memory, hole).view(torch.int32)[:NUM_ZONES].max())
         is_next = flags(self.layout.combine_status) == next_number(latest)
@@ -168,6 +140,7 @@ class InbandFullmesh(Fullmesh):
     formulas: ClassVar = INBAND_FORMULAS
     crosses_servers: ClassVar = False
     inband: ClassVar = True
+    plans: ClassVar = {DispatchVariant: InbandDispatch, CombineVariant: Combine}
     slot_layout: ClassVar = InbandSlot
     refuses: ClassVar = {
         "several servers": Refusal(

@@ -7,25 +7,22 @@ rail; the sum of the servers'.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import NamedTuple
 
 from moe_triton.core.ascendc import POST_STATUS
-from moe_triton.core.plan import Hole, Launch, Plan, joined, launch
+from moe_triton.core.plan import Hole, Launch, Plan, Value, joined
 from moe_triton.kernels.block_quantize import block_quantize_kernel
 from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
 from moe_triton.layout import UB_ALIGN, WORD_BYTES, align
-from moe_triton.layout.call_word import call_word
 from moe_triton.operators.variants import CombineVariant
 from moe_triton.reference.arithmetic import BLOCK_ELEMENTS, PARTIAL_BLOCK_ELEMENTS
-from moe_triton.schemes.common.flags import posting, wait_for_ranks
-from moe_triton.schemes.common.steps import rms_norm, select
+from moe_triton.schemes.common.steps import CombineSteps
 from moe_triton.schemes.hierarchy.ascendc import FUSED, PARTIALS_SEND, RAIL_WAIT, RETURNS_LOST, SERVER_RETURN
 from moe_triton.schemes.hierarchy.layout import HierarchyLayout
 from moe_triton.schemes.hierarchy.relay_tables import RelayTables
-from moe_triton.schemes.hierarchy.steps import by_token, of_rail, of_round, relay_timeout_us
-from moe_triton.schemes.site import Site, launch_matching, quantized_bytes
+from moe_triton.schemes.hierarchy.steps import of_rails, relay_timeout_us
+from moe_triton.schemes.site import Site, quantized_bytes
 
 PEER_BYTES = 8  # of a rank's word in the table of peers
 PIECE_ROWS = 32
@@ -49,46 +46,46 @@ class Piece(NamedTuple):
         return len(self.places) * len(self.rows)
 
 
-@dataclass(frozen=True)
-class CombinePlans:
+class Combine(CombineSteps):
     """Builds the plans of combine on one rank.
 
     Holes: y, num_rows, recv_offsets, peers, window, num_tokens, out, report; residual, gamma, eps, normed,
     rstd, and with them topk_idx and mask, where the variant has them; tables, `RelayTables`; and names of
     `Scheme.scratch`.
     Weights are those of the dispatch: they are in its tables.
-
-    Attributes:
-        site: where they run.
-        layout: of the window.
     """
 
-    site: Site
     layout: HierarchyLayout
 
-    @cached_property
-    def tables(self) -> dict[str, Hole]:
-        """Where each of them is."""
-        return RelayTables(self.site.config).holes
+    def __init__(self, site: Site, variant: CombineVariant, zone: int, parts: int = 1) -> None:
+        super().__init__(site, variant, zone, parts)
+        hidden, self.itemsize = self.config.hidden, variant.dtype.itemsize
+        # Elements that share a scale where partial rows travel as int8, and bytes of one on its way.
+        self.block, self.partial_bytes = PARTIAL_BLOCK_ELEMENTS[variant.dtype], 2 * hidden
+        if variant.block_quantize:
+            self.partial_bytes = quantized_bytes(hidden, self.block)
+        self.tables = RelayTables(self.config)
+        self.usual |= {
+            **of_rails(site, self.layout),
+            "returned": Hole("barrier_counts"),
+            "returns": self.layout.return_status,
+            "ends": self.layout.partial_flags,
+        }
 
-    def whole(self, variant: CombineVariant, zone: int) -> Plan:
+    def whole(self) -> Plan:
         """All of it."""
-        returned = [self._return(zone), *self._wait_returned(variant, zone)]
         *earlier, last = self._pieces()
         steps = [
-            *joined(returned, FUSED),
-            *(step for piece in earlier for step in self._partials(variant, zone, piece)),
-            *self._server_sums(variant, zone, last),
-            *joined([self._send(variant, zone, last), self._wait(variant, zone)], FUSED),
-            self._sum(variant, zone),
-            *(self._norm(variant) if variant.norm else []),
+            *joined([self._return(), *self._wait_returned()], FUSED),
+            *(step for piece in earlier for step in (*self._server_sums(piece), self._send(piece))),
+            *self._server_sums(last),
+            *joined([self._send(last), self._wait()], FUSED),
+            self._sum(),
+            # Tokens that a mask leaves out have zeros: no server got them.
+            *(self.select() if self.variant.norm else []),
+            *self.norm(),
         ]
-        return Plan("combine", zone, tuple(steps))
-
-    def _norm(self, variant: CombineVariant) -> list[Launch]:
-        """Launches that normalise the sums. Tokens that a mask leaves out have zeros: no server got them."""
-        steps = [select(self.site, variant)] if variant.mask != "none" else []
-        return [*steps, rms_norm(self.site, variant)]
+        return self.plan(steps)
 
     def _pieces(self) -> list[Piece]:
         """The partial rows that are made and sent together.
@@ -97,248 +94,135 @@ class CombinePlans:
         and those of the own server, which go nowhere, come last. Elsewhere a launch takes longer than
         what it would hide.
         """
-        servers, most = self.layout.num_servers, self.site.config.num_max_tokens_per_rank
-        if not self.site.capabilities.launches_cheaply or not by_token(self.site):
+        servers, most = self.layout.num_servers, self.config.num_max_tokens_per_rank
+        if not self.site.capabilities.launches_cheaply or not self.usual["by_token"]:
             return [Piece(range(servers), range(most))]
         parts = -(-most // PIECE_ROWS)
         pieces = [range(most * part // parts, most * (part + 1) // parts) for part in range(parts)]
         others = [Piece(range(place, place + 1), rows) for rows in pieces for place in range(1, servers)]
         return [*others, Piece(range(1), range(most))]
 
-    def _partials(self, variant: CombineVariant, zone: int, piece: Piece) -> list[Launch]:
-        """Steps 1 and 2, on the rail, of some rows."""
-        return [*self._server_sums(variant, zone, piece), self._send(variant, zone, piece)]
-
     def _first_token(self, piece: Piece) -> int:
         """The first row of tables of tokens by server, for those of a piece."""
-        c, layout = self.site.config, self.layout
-        own = self.site.rank // layout.ranks_per_server
-        if len(piece.places) == layout.num_servers:
+        own = self.site.rank // self.layout.ranks_per_server
+        if len(piece.places) == self.layout.num_servers:
             return 0
         (place,) = piece.places
-        return (own + place) % layout.num_servers * c.num_max_tokens_per_rank + piece.rows.start
+        server = (own + place) % self.layout.num_servers
+        return server * self.config.num_max_tokens_per_rank + piece.rows.start
 
     def _inner(self, name: str, first_token: int) -> Hole:
         """A table of tokens by server, from a row on."""
-        shape = RelayTables(self.site.config).parts[name].shape
-        return replace(
-            self.tables[name],
-            offset=self.tables[name].offset + first_token * math.prod(shape[1:]) * WORD_BYTES,
-        )
+        hole, words = self.tables.holes[name], first_token * math.prod(self.tables.parts[name].shape[1:])
+        return replace(hole, offset=hole.offset + words * WORD_BYTES)
 
-    def _block(self, variant: CombineVariant) -> int:
-        """Elements that share a scale where partial rows travel as int8."""
-        return PARTIAL_BLOCK_ELEMENTS[variant.dtype]
-
-    def _partial_bytes(self, variant: CombineVariant) -> int:
-        """Bytes of a partial row on its way."""
-        hidden = self.site.config.hidden
-        return quantized_bytes(hidden, self._block(variant)) if variant.block_quantize else 2 * hidden
-
-    def _return(self, zone: int) -> Launch:
+    def _return(self) -> Launch:
         """Step 1, inside the server."""
-        site = self.site
-        return launch(
-            "return",
-            SERVER_RETURN,
-            "communication",
-            site.num_blocks,
-            rows=Hole("y"),
-            row_bytes=2 * site.config.hidden,
-            recv_offsets=Hole("recv_offsets"),
-            num_entries=site.num_entries,
-            capacity=Hole("num_rows"),
-            **of_rail(site, self.layout),
-            **site.zone_of("combine", zone),
-            traffic=site.traffic("combine"),
-            slots=self.layout.result_slots.words(),
-            report=Hole("report"),
-        )
+        slots = self.layout.result_slots
+        return self.launch("return", SERVER_RETURN, row_bytes=2 * self.config.hidden, slots=slots)
 
-    def _wait_returned(self, variant: CombineVariant, zone: int) -> list[Launch]:
+    def _wait_returned(self) -> list[Launch]:
         """Steps 2 and 3, inside the server; and who waits elsewhere hears of those that are missing."""
-        site, ranks, status = self.site, self.layout.ranks_per_server, self.layout.return_status
-        call = call_word("combine", variant.kind)
-        flag = launch(
+        rank, ranks, status = self.site.rank, self.layout.ranks_per_server, self.layout.return_status
+        # None of them is queued.
+        nothing = "count", "kind", "combine_kind", "window", "out_offset", "timeout_us", "traffic"
+        flag = self.launch(
             "flag returned",
             POST_STATUS,
-            "communication",
-            site.num_blocks,
-            peers=Hole("peers", PEER_BYTES * (site.rank // ranks * ranks)),
+            peers=Hole("peers", PEER_BYTES * (rank // ranks * ranks)),
             num_ranks=ranks,
-            count=0,
-            call=call,
-            kind=0,
-            combine_kind=0,
-            rank=site.rank % ranks,
-            **site.zone_of("combine", zone),
-            window=0,  # none of them is queued
-            out_offset=0,
-            timeout_us=0,
-            traffic=0,
-            status=status.words(),
-            report=Hole("report"),
+            rank=rank % ranks,
+            status=status,
+            **dict.fromkeys(nothing, 0),
         )
-        wait = wait_for_ranks(
-            site,
-            "wait for returned",
-            status,
-            "combine",
-            zone,
-            variant.kind,
-            blocks=site.num_blocks,
-            timeout_us=relay_timeout_us(site.timeout_us),
-            count_end=1,
-        )
-        lost = launch(
-            "lost",
-            RETURNS_LOST,
-            "communication",
-            site.num_blocks,
-            returned=Hole("barrier_counts"),
-            **of_rail(site, self.layout),
-            **of_round(site, "combine", zone, call),
-            **posting(site, "combine"),
-            returns=status.words(),
-            ends=self.layout.partial_flags.words(),
-            report=Hole("report"),
-        )
-        return [flag, wait, lost]
+        timeout_us = relay_timeout_us(self.site.timeout_us)
+        wait = self.wait_for_ranks("wait for returned", status, timeout_us=timeout_us, count_end=1)
+        return [flag, wait, self.launch("lost", RETURNS_LOST, **self.posting())]
 
-    def _server_sums(self, variant: CombineVariant, zone: int, piece: Piece) -> list[Launch]:
+    def _server_sums(self, piece: Piece) -> list[Launch]:
         """Launches that sum this server's results per token from the rail, by weight, experts ascending."""
-        c, site, slots = self.site.config, self.site, self.layout.result_slots
-        itemsize, first = variant.dtype.itemsize, self._first_token(piece)
+        c, site, slots, itemsize = self.config, self.site, self.layout.result_slots, self.itemsize
         features = SumFeatures(masked=True, by_expert=True, zoned=site.zones_on_device)
-        kernel = weighted_sum_kernel(
-            variant.dtype, c.hidden, c.num_topk, 0, True, site.target, features=features
-        )
-        total = launch_matching(
-            "server sum",
-            kernel,
-            "compute",
-            site.num_blocks,
-            {
-                "slots": Hole("window", slots.offset(zone=zone)),
-                "topk_idx": self._inner("inner_ids", first),
-                "topk_weights": self._inner("inner_weights", first),
-                "expand_idx": self._inner("inner_positions", first),
-                "active": self._inner("inner_active", first),
-                "out": Hole("server_sums", first * c.hidden * itemsize),
-                "expert_stride": slots.stride("expert") // itemsize,
-                "index_stride": slots.stride("index") // itemsize,
-                "first_token": 0,
-                "num_tokens": piece.num_rows,
-                "num_experts": self.layout.num_servers * self.layout.server_experts,
-                "max_index": c.num_max_tokens_per_rank,
-                **site.zone_in_memory("combine", slots.stride("zone") // itemsize, kept=False),
-            },
-        )
-        return [total, self._quantize(variant, piece)] if variant.block_quantize else [total]
-
-    def _quantize(self, variant: CombineVariant, piece: Piece) -> Launch:
-        c, site, row_bytes = self.site.config, self.site, self._partial_bytes(variant)
+        sizes = self.variant.dtype, c.hidden, c.num_topk, 0
         first = self._first_token(piece)
-        kernel = block_quantize_kernel(
-            variant.dtype, c.hidden, site.target, masked=True, block=self._block(variant)
+        active, sums = self._inner("inner_active", first), Hole("server_sums", first * c.hidden * itemsize)
+        total = self.launch(
+            "server sum",
+            weighted_sum_kernel(*sizes, True, site.target, features=features),
+            slots=Hole("window", slots.offset(zone=self.zone)),
+            topk_idx=self._inner("inner_ids", first),
+            topk_weights=self._inner("inner_weights", first),
+            expand_idx=self._inner("inner_positions", first),
+            active=active,
+            out=sums,
+            expert_stride=slots.stride("expert") // itemsize,
+            index_stride=slots.stride("index") // itemsize,
+            num_tokens=piece.num_rows,
+            num_experts=self.layout.num_servers * self.layout.server_experts,
+            **self.in_memory(slots.stride("zone") // itemsize, kept=False),
         )
-        return launch_matching(
+        if not self.variant.block_quantize:
+            return [total]
+        row_bytes, packed = self.partial_bytes, first * self.partial_bytes
+        quantize = self.launch(
             "quantize",
-            kernel,
-            "compute",
-            site.num_blocks,
-            {
-                "rows": Hole("server_sums", first * c.hidden * variant.dtype.itemsize),
-                "active": self._inner("inner_active", first),
-                "packed": Hole("quantized_sums", first * row_bytes),
-                "packed_scales": Hole("quantized_sums", first * row_bytes + align(c.hidden, UB_ALIGN)),
-                "capacity": piece.num_rows,
-                "row_stride": row_bytes,
-                "scale_stride": row_bytes // variant.dtype.itemsize,
-            },
+            block_quantize_kernel(self.variant.dtype, c.hidden, site.target, masked=True, block=self.block),
+            rows=sums,
+            active=active,
+            packed=Hole("quantized_sums", packed),
+            packed_scales=Hole("quantized_sums", packed + align(c.hidden, UB_ALIGN)),
+            capacity=piece.num_rows,
+            row_stride=row_bytes,
+            scale_stride=row_bytes // itemsize,
         )
+        return [total, quantize]
 
-    def _send(self, variant: CombineVariant, zone: int, piece: Piece) -> Launch:
+    def _send(self, piece: Piece) -> Launch:
         """Steps 1 and 2, on the rail."""
-        site = self.site
-        return launch(
+        is_quantized = self.variant.block_quantize
+        return self.launch(
             "send",
             PARTIALS_SEND,
-            "communication",
-            site.num_blocks,
-            rows=Hole("quantized_sums" if variant.block_quantize else "server_sums"),
-            row_bytes=self._partial_bytes(variant),
-            payload_bytes=site.config.hidden * (1 if variant.block_quantize else variant.dtype.itemsize),
-            rail_counts=self.tables["rail_counts"],
-            returned=Hole("barrier_counts"),
-            by_token=by_token(site),
+            rows=Hole("quantized_sums" if is_quantized else "server_sums"),
+            row_bytes=self.partial_bytes,
+            payload_bytes=self.config.hidden * (1 if is_quantized else self.itemsize),
             first_place=piece.places.start,
             num_places=len(piece.places),
             first_row=piece.rows.start,
             last_row=piece.rows.stop,
-            **of_rail(site, self.layout),
-            **of_round(site, "combine", zone, call_word("combine", variant.kind)),
-            **posting(site, "combine"),
-            returns=self.layout.return_status.words(),
-            slots=self.layout.partials_of(self._partial_bytes(variant)).words(),
-            ends=self.layout.partial_flags.words(),
-            report=Hole("report"),
+            **self.posting(),
+            slots=self.layout.partials_of(self.partial_bytes),
         )
 
-    def _wait(self, variant: CombineVariant, zone: int) -> Launch:
+    def _wait(self) -> Launch:
         """Step 3, on the rail."""
-        site = self.site
-        return launch(
-            "wait",
-            RAIL_WAIT,
-            "communication",
-            site.num_blocks,
-            window=Hole("window"),
-            outer_counts=self.tables["outer_counts"],
-            rail_seen=Hole("rail_seen"),
-            timeout_us=site.timeout_us,
-            **of_rail(site, self.layout, is_local=True),
-            **of_round(site, "combine", zone, call_word("combine", variant.kind)),
-            kept_zone=site.keeping_zone("combine"),
-            ends=self.layout.partial_flags.words(),
-            report=Hole("report"),
-        )
+        return self.launch("wait", RAIL_WAIT)
 
-    def _sum(self, variant: CombineVariant, zone: int) -> Launch:
+    def _sum(self) -> Launch:
         """Step 4: the partial rows of all servers, ascending."""
-        c, site = self.site.config, self.site
-        rows = self.layout.partials_of(self._partial_bytes(variant))
-        itemsize, window = 1 if variant.block_quantize else variant.dtype.itemsize, rows.offset(zone=zone)
+        variant, servers, zones = self.variant, self.layout.num_servers, self.site.zones_on_device
+        rows, is_quantized = self.layout.partials_of(self.partial_bytes), variant.block_quantize
+        itemsize, window = 1 if is_quantized else self.itemsize, rows.offset(zone=self.zone)
         features = SumFeatures(
-            quantized=variant.block_quantize,
-            wide_blocks=variant.block_quantize and self._block(variant) > BLOCK_ELEMENTS,
+            quantized=is_quantized,
+            wide_blocks=is_quantized and self.block > BLOCK_ELEMENTS,
             by_expert=True,
             fp32_out=variant.norm,
-            zoned=site.zones_on_device,
-            turns=site.zones_on_device and not variant.norm,
+            zoned=zones,
+            turns=zones and not variant.norm,
         )
-        kernel = weighted_sum_kernel(
-            variant.dtype, c.hidden, self.layout.num_servers, 0, False, site.target, features=features
-        )
-        return launch_matching(
-            "sum",
-            kernel,
-            "compute",
-            site.num_blocks,
-            {
-                "slots": Hole("window", window),
-                "slot_scales": Hole("window", window + align(c.hidden, UB_ALIGN)),
-                "topk_idx": self.tables["outer_ids"],
-                "topk_weights": 0,
-                "expand_idx": self.tables["outer_rows"],
-                "out": Hole("sums" if variant.norm else "out"),
-                "expert_stride": rows.stride("server") // itemsize,
-                "index_stride": rows.stride("index") // itemsize,
-                "first_token": 0,
-                "num_tokens": Hole("num_tokens"),
-                "num_experts": self.layout.num_servers,
-                "max_index": c.num_max_tokens_per_rank,
-                "turned": site.zone_cell("combine"),
-                **site.zone_in_memory("combine", rows.stride("zone") // itemsize),
-            },
-        )
+        sizes = variant.dtype, self.config.hidden, servers, 0
+        values: dict[str, Value] = {
+            "slots": Hole("window", window),
+            "slot_scales": Hole("window", window + align(self.config.hidden, UB_ALIGN)),
+            "topk_idx": self.tables.holes["outer_ids"],
+            "topk_weights": 0,
+            "expand_idx": self.tables.holes["outer_rows"],
+            "out": self.sums,
+            "expert_stride": rows.stride("server") // itemsize,
+            "index_stride": rows.stride("index") // itemsize,
+            "num_experts": servers,
+            **self.in_memory(rows.stride("zone") // itemsize),
+        }
+        kernel = weighted_sum_kernel(*sizes, False, self.site.target, features=features)
+        return self.launch("sum", kernel, **values)

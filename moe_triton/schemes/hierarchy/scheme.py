@@ -38,22 +38,20 @@ import torch
 
 from moe_triton.core.capabilities import Capabilities
 from moe_triton.core.config import Config
-from moe_triton.core.plan import Plan
 from moe_triton.core.region import Region
 from moe_triton.core.space import Space
 from moe_triton.core.tuning import POSTS
 from moe_triton.layout import UB_ALIGN, WORD_BYTES, align
-from moe_triton.operators.variants import DispatchVariant, Variant
-from moe_triton.schemes.common.flags import barrier_plan
+from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.schemes.common.scratch import Scratch
-from moe_triton.schemes.hierarchy.combine import CombinePlans
-from moe_triton.schemes.hierarchy.dispatch import DispatchPlans
+from moe_triton.schemes.hierarchy.combine import Combine
+from moe_triton.schemes.hierarchy.dispatch import Dispatch
 from moe_triton.schemes.hierarchy.layout import HierarchyLayout
 from moe_triton.schemes.hierarchy.limits import FORMULAS, RULES
 from moe_triton.schemes.hierarchy.relay_tables import RelayTables
 from moe_triton.schemes.hierarchy.waits import FINDERS
 from moe_triton.schemes.scheme import REFUSED_ON_A2, Refusal, Scheme
-from moe_triton.schemes.site import OPERATORS, Operator, RoundFacts, Site
+from moe_triton.schemes.site import OPERATORS, Operator, RoundFacts
 
 FULLMESH = "Use comm_alg='fullmesh' for it."
 
@@ -62,6 +60,8 @@ class Hierarchy(Scheme):
     """hierarchy of A2: builds the plans of one rank."""
 
     layout_of = HierarchyLayout
+    layout: HierarchyLayout
+    plans: ClassVar = {DispatchVariant: Dispatch, CombineVariant: Combine}
     tables_of = RelayTables
     rules: ClassVar = RULES
     formulas: ClassVar = FORMULAS
@@ -86,11 +86,6 @@ class Hierarchy(Scheme):
         **REFUSED_ON_A2,
     }
 
-    def __init__(self, site: Site) -> None:
-        super().__init__(site)
-        self._dispatch = DispatchPlans(self.site, self.layout)
-        self._combine = CombinePlans(self.site, self.layout)
-
     @classmethod
     def space(cls, config: Config, capabilities: Capabilities, cores: int) -> Space:
         """Lists settings to search. Who posts to other servers may be chosen as well, where several can."""
@@ -99,11 +94,6 @@ class Hierarchy(Scheme):
         if len(posters) == 1 or config.topology.num_servers == 1:
             return space
         return replace(space, choices={"posts": posters, **space.choices})
-
-    @cached_property
-    def layout(self) -> HierarchyLayout:
-        """Tells what lies where in a window of hierarchy."""
-        return HierarchyLayout(self.site.config)
 
     @cached_property
     def rounds(self) -> RoundFacts:
@@ -115,12 +105,6 @@ class Hierarchy(Scheme):
         """Names the entries that hold a call word: those of a barrier and of a dispatch."""
         return (("barrier", self.layout.barrier_status), ("dispatch", self.layout.token_counts))
 
-    def whole(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
-        """The plan of the whole operator, in one part."""
-        if isinstance(variant, DispatchVariant):
-            return self._dispatch.whole(variant, zone)
-        return self._combine.whole(variant, zone)
-
     def scratch(self) -> dict[str, Scratch]:
         """Adds words of routes, sums for each server and what was seen of rails to what schemes share."""
         c = self.site.config
@@ -131,7 +115,3 @@ class Hierarchy(Scheme):
             "quantized_sums": Scratch(servers * tokens * self.site.quantized_row_bytes, torch.uint8),
             "rail_seen": Scratch(servers),
         }
-
-    def barrier(self, zone: int, timeout_us: int | None = None) -> Plan:
-        """Plans a flag to every rank, and the wait for every rank's; None stands for the site's deadline."""
-        return barrier_plan(self.site, self.layout.barrier_status, zone, timeout_us)

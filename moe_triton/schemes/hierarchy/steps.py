@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from moe_triton.core.plan import Hole, Value
+from moe_triton.core.plan import Value
 from moe_triton.schemes.hierarchy.layout import HierarchyLayout
-from moe_triton.schemes.site import Operator, Site
+from moe_triton.schemes.hierarchy.relay_tables import RelayTables
+from moe_triton.schemes.site import Site
 
 
-def of_rail(site: Site, layout: HierarchyLayout, *, is_local: bool = False) -> dict[str, Value]:
-    """Which ranks there are, of a kernel that reaches them, or that only knows of them."""
-    ranks: dict[str, Value] = {
+def of_rails(site: Site, layout: HierarchyLayout) -> dict[str, Value]:
+    """Arguments of kernels that know of rails: which ranks there are, and where tables are."""
+    return {
+        **RelayTables(site.config).holes,
         "num_servers": layout.num_servers,
         "ranks_per_server": layout.ranks_per_server,
-        "rank": site.rank,
+        "server_experts": layout.server_experts,
+        # 1: a message for each token, as an AIV posts them; 0: one for a server, as an AICPU does.
+        "by_token": int(site.posts == "aiv"),
     }
-    return ranks if is_local else {"peers": Hole("peers"), **ranks}
-
-
-def of_round(site: Site, operator: Operator, zone: int, call: int) -> dict[str, Value]:
-    """Which round it is. Operators count theirs by themselves, as they have zones of their own."""
-    return {"numbers": site.numbers(operator), **site.zone_of(operator, zone), "call": call}
-
-
-def by_token(site: Site) -> int:
-    """1: a message for each token, as an AIV posts them; 0: one for a server, as an AICPU does."""
-    return int(site.posts == "aiv")
 
 
 def relay_timeout_us(timeout_us: int) -> int:
