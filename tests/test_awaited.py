@@ -17,7 +17,7 @@ from moe_triton.core.plan import Hole, Plan, Value, launch
 from moe_triton.core.region import Region, region_of
 from moe_triton.core.tuning import Tuning
 from moe_triton.layout import BLOCK_BYTES, BLOCK_DATA_BYTES, FLAG_BITS, STAMP_BYTES, STATUS_ENTRY_BYTES
-from moe_triton.runtime.awaited import MAX_PATIENCE_S, awaited_ranks, note_of, patience_s, tell_of
+from moe_triton.runtime.diagnosis import MAX_PATIENCE_S, awaited_ranks, note_of, patience_s, tell_of
 from moe_triton.schemes import make_scheme
 from moe_triton.schemes.fullmesh.ascendc import COMBINE_WAIT, INBAND_COLLECT, INBAND_RECEIVE
 from moe_triton.schemes.site import Site

@@ -27,8 +27,7 @@ from moe_triton.layout import CALL_WORD, NUM_ZONES
 from moe_triton.layout.call_word import Kind, call_word
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.rendezvous.notes import Culprits
-from moe_triton.runtime.diagnosis import Run, failure
-from moe_triton.runtime.disagreement import FLAG_BITS
+from moe_triton.runtime.diagnosis import FLAG_BITS, Run, failure
 from moe_triton.schemes import make_scheme, product_of
 from moe_triton.schemes.a2_fullmesh.ascendc import BLOCKS_WAIT
 from moe_triton.schemes.a2_fullmesh.layout import BlocksLayout

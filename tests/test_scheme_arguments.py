@@ -10,8 +10,9 @@ import torch
 
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
-from moe_triton.operators import DISPATCH, DISPATCH_OF_BUFFER, Operator, Symbols, TensorArgument
-from moe_triton.operators.buffer import attributes_of
+from moe_triton.operators.buffer import DISPATCH_OF_BUFFER, attributes_of
+from moe_triton.operators.description import Operator, Symbols, TensorArgument
+from moe_triton.operators.dispatch import DISPATCH
 from moe_triton.schemes import SCHEMES, scheme_type
 from moe_triton.schemes.direct.scheme import Direct
 from moe_triton.schemes.rules import check_given

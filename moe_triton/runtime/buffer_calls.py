@@ -25,8 +25,8 @@ from moe_triton.core.call_program import (
     TensorAt,
 )
 from moe_triton.core.row_formats import AS_THEY_ARE, ROW_FORMATS
-from moe_triton.operators import COMBINE_OF_BUFFER, DISPATCH_OF_BUFFER, Operator, Symbols
-from moe_triton.operators.buffer import attributes_of
+from moe_triton.operators.buffer import COMBINE_OF_BUFFER, DISPATCH_OF_BUFFER, attributes_of
+from moe_triton.operators.description import Operator, Symbols
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes.site import OPERATORS, Site
 

@@ -15,16 +15,17 @@ from moe_triton.core.checks import check_tensor, not_plain_error
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.handle import DispatchHandle, DispatchOutput, Pending
 from moe_triton.core.row_formats import RowFormat
-from moe_triton.operators import COMBINE_OF_BUFFER, DISPATCH_OF_BUFFER, Operator, Symbols
-from moe_triton.operators.buffer import OF_HANDLE, attributes_of
+from moe_triton.operators.buffer import COMBINE_OF_BUFFER, DISPATCH_OF_BUFFER, OF_HANDLE, attributes_of
+from moe_triton.operators.description import Operator, Symbols
 from moe_triton.runtime import arguments
-from moe_triton.runtime.communicator import Communicator
-from moe_triton.runtime.operator_checks import (
+from moe_triton.runtime.arguments import (
     call_of,
     check_argument,
     inputs_of,
     other_ids_error,
 )
+from moe_triton.runtime.communicator import Communicator
+from moe_triton.runtime.in_flight import SentCalls
 from moe_triton.runtime.operator_plan import (
     Bindings,
     CallSite,
@@ -34,7 +35,6 @@ from moe_triton.runtime.operator_plan import (
     OperatorPlan,
 )
 from moe_triton.runtime.plan_cache import PlanCache
-from moe_triton.runtime.sent_calls import SentCalls
 from moe_triton.schemes.rules import check_call, check_given
 
 # Large tensors are not copied in silence.

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from moe_triton.core.row_formats import AS_THEY_ARE
-from moe_triton.operators import COMBINE_OF_BUFFER, DISPATCH_OF_BUFFER, Operator, Symbols
-from moe_triton.operators.buffer import attributes_of
+from moe_triton.operators.buffer import COMBINE_OF_BUFFER, DISPATCH_OF_BUFFER, attributes_of
+from moe_triton.operators.description import Operator, Symbols
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes.scheme import Scheme
 

@@ -1,12 +1,20 @@
-"""Errors for failed runs: who is missing, read from what a timed-out wait left behind."""
+"""Who a rank waits for: in warnings while a wait lasts, and in errors for runs that have failed.
+
+It is read from the flags that a launch polls, from what a timed-out wait left behind, and from what peers
+have posted in this rank's window: calls that differ, and calls in place of a missing one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from moe_triton.backends.waits import Waiting
+from moe_triton.core import abi
 from moe_triton.core.ascendc import REPORT_MISMATCH, REPORT_STRAY, REPORT_TIMEOUT
 from moe_triton.core.errors import (
     BufferStateError,
@@ -16,11 +24,113 @@ from moe_triton.core.errors import (
 )
 from moe_triton.core.plan import Launch
 from moe_triton.core.records import REPORT
-from moe_triton.rendezvous.notes import Culprits
-from moe_triton.runtime.disagreement import differing_fields, group_of, in_words, posted_instead
+from moe_triton.core.region import REGION_DIMS, Region
+from moe_triton.layout import CALL_WORD, FLAG_BITS, WORD_BYTES
+from moe_triton.layout.call_word import differences, operator_of
+from moe_triton.rendezvous.notes import Culprits, Notes
 from moe_triton.schemes import scheme_type
-from moe_triton.schemes.common.waits import GaveUp
+from moe_triton.schemes.common.waits import POSTS, GaveUp, counts_of, int32_at, region_in
 from moe_triton.schemes.site import Site
+
+REPORTED_EXPECTED, REPORTED_FOUND = REPORT.word("expected_call"), REPORT.word("found_call")
+
+
+def group_of(site: Site, launch: Launch) -> str:
+    """The group's name as messages put it before ranks; empty for the expert-parallel group."""
+    return "tensor-parallel " if site.scheme.peers_of(launch).group == "tensor" else ""
+
+
+def in_words(site: Site, launch: Launch, ranks: Sequence[int]) -> str:
+    """Ranks that a launch waits for as messages name them, with their group where it is the other one."""
+    group = group_of(site, launch)
+    return f"{group}rank(s) {list(ranks)}" if group else site.config.topology.in_words(ranks)
+
+
+def differing_fields(wait: GaveUp) -> list[str]:
+    """Each field in which calls differ, with its values and their ranks.
+
+    Args:
+        wait: one that reported a mismatch.
+    """
+    mismatches = wait.report[wait.report[:, 0] == REPORT_MISMATCH].tolist()
+    expected = mismatches[0][REPORTED_EXPECTED]
+    finder = scheme_type(wait.site.config).finders[wait.launch.kernel.name]
+    own = {wait.site.scheme.peers_of(wait.launch).rank: expected}
+    if finder.rank_of is not None and finder.words is not None:
+        found = {finder.rank_of(wait, row[1]): row[REPORTED_FOUND] for row in mismatches}
+        return differences({**dict(finder.words(wait)), **found, **own})
+    # Entries like this rank's own may have been cleared already.
+    came = counts_of(wait.arguments, wait.memory) >= 0
+    words = dict.fromkeys(came.any(dim=0).nonzero().flatten().tolist(), expected)
+    # The report still has one rank's word if later calls have overwritten its entry.
+    words |= {row[1] % came.shape[1]: row[REPORTED_FOUND] for row in mismatches}
+    if finder.words is None:
+        words |= dict(_words_in(wait.arguments["status"], wait.zone, _window(wait)))
+    else:
+        words |= dict(finder.words(wait))
+    return differences({**words, **own})
+
+
+def posted_instead(wait: GaveUp, operator: str, missing: Sequence[int], in_flight: Collection[str]) -> str:
+    """What missing ranks have posted for other operators, as sentences; empty if nothing.
+
+    Args:
+        wait: one that reported a timeout.
+        operator: whose flags are missing.
+        missing: ranks whose flags are missing.
+        in_flight: pending operators, whose flags are expected.
+    """
+    scheme, status = wait.site.scheme, wait.arguments.get("status")
+    if group_of(wait.site, wait.launch):
+        return ""
+    window = _window(wait)
+    if status and status.kind == "dispatch_status":  # a rank that has arrived since then was only late
+        late = dict(_words_in(status, wait.zone, window))
+        missing = [rank for rank in missing if rank not in late]
+    said: dict[str, list[int]] = {}
+    for other, region in scheme.statuses:
+        if other not in (operator, *in_flight):
+            for zone in range(region.dims[0].extent):
+                for rank, word in _words_in(region, zone, window):
+                    ranks = said.setdefault(operator_of(word), [])
+                    if rank in missing and rank not in ranks:
+                        ranks.append(rank)
+    found = [f"rank(s) {sorted(ranks)} posted flags of a {name}" for name, ranks in said.items() if ranks]
+    if "combine" not in (operator, *in_flight):
+        senders = scheme.wordless_flags(lambda region: _flags(region, window), wait.memory)
+        found += _wordless(senders, missing)
+    rule = "every rank has to make the same calls in the same order"
+    return f"Instead, {' and '.join(found)}: {rule}. " if found else ""
+
+
+def _wordless(senders: Sequence[Collection[int]], missing: Sequence[int]) -> list[str]:
+    """Sentences about flags without a call word: they identify a rank only if no other rank sends them."""
+    groups = {tuple(rank for rank in ranks if rank in missing) for ranks in senders}
+    known = sorted({ranks[0] for ranks in groups if len(ranks) == 1})
+    unknown = [ranks for ranks in groups if len(ranks) > 1 and not set(ranks) & set(known)]
+    said = [f"rank(s) {known} posted flags of a combine"] if known else []
+    return said + [f"one of ranks {list(ranks)} posted flags of a combine" for ranks in sorted(unknown)]
+
+
+def _window(wait: GaveUp) -> torch.Tensor:
+    """The window of this rank that a wait looks at, as int32 words."""
+    window = wait.tensor("window")
+    return window[: len(window) // WORD_BYTES * WORD_BYTES].view(torch.int32)
+
+
+def _flags(region: Region, window: torch.Tensor) -> torch.Tensor:
+    """The first word of each entry of a region: int32, of the region's extents."""
+    extents = [dim.extent for dim in region.dims]
+    strides = [dim.stride // WORD_BYTES for dim in region.dims]
+    first = window.storage_offset() + region.base // WORD_BYTES
+    return window.as_strided(extents, strides, first).cpu()
+
+
+def _words_in(region: Region, zone: int, window: torch.Tensor) -> Iterator[tuple[int, int]]:
+    """(rank, call word) of each rank whose entry for the first expert is there; all have the same word."""
+    for rank in (_flags(region, window)[zone, 0] == FLAG_BITS).nonzero().flatten().tolist():
+        yield rank, int(window[region.offset(zone=zone, source=rank) // WORD_BYTES + CALL_WORD])
+
 
 REPORTED_ZONE = REPORT.word("zone")
 
@@ -144,3 +254,85 @@ def missing_ranks(wait: GaveUp) -> list[int]:
     if peers.group == "tensor":
         return [1 - peers.rank]
     return scheme_type(wait.site.config).finders[wait.launch.kernel.name].gave_up(wait)
+
+
+MAX_PATIENCE_S = 5.0
+_log = logging.getLogger("moe_triton")
+
+
+def patience_s(timeout_s: float) -> float:
+    """Seconds before a wait is reported."""
+    return min(MAX_PATIENCE_S, timeout_s / 2)
+
+
+def note_of(site: Site, waiting: Waiting, counts: Mapping[str, int], notes: Notes) -> None:
+    """Leaves a note of a wait for peers; none of a launch that does not wait for them.
+
+    Args:
+        site: where it waits.
+        waiting: the launch.
+        counts: runs of each operator that have ended.
+        notes: of this rank, read by ranks that wait for it.
+    """
+    ranks = awaited_ranks(site, waiting)
+    if ranks is None:
+        return
+    call = f"{waiting.plan.operator} number {counts[waiting.plan.operator]}"
+    if group := group_of(site, waiting.launch):  # whose numbers are others
+        call, ranks = f"{call}, for its {group}peer", []
+    notes.leave(call, ranks, waiting.goes_on)
+
+
+def tell_of(site: Site, waiting: Waiting, counts: Mapping[str, int]) -> None:
+    """Logs a warning about a long wait: operator, number, zone, time and ranks.
+
+    Args:
+        site: where it waits.
+        waiting: the launch; nothing is logged if it does not wait for peers.
+        counts: runs of each operator that have ended.
+    """
+    ranks = awaited_ranks(site, waiting)
+    if ranks is None:
+        return
+    operator, zone = waiting.plan.operator, waiting.plan.zone
+    _log.warning(
+        "%s number %d (zone %d) has waited %.1f s for %s",
+        operator,
+        counts[operator],
+        zone,
+        waiting.seconds,
+        in_words(site, waiting.launch, ranks),
+    )
+
+
+def awaited_ranks(site: Site, waiting: Waiting) -> list[int] | None:
+    """Ranks whose flags have not arrived yet, or None for a launch that does not wait for peers.
+
+    Where a launch posts, none of its blocks may have anything to wait for: queues have room.
+
+    Args:
+        site: where it waits.
+        waiting: the launch, which is still running.
+    """
+    finder = scheme_type(site.config).finders.get(waiting.launch.kernel.name)
+    if finder is None or (finder is POSTS and not waiting.awaited):
+        return None
+    peers = site.scheme.peers_of(waiting.launch)
+    if peers.group == "tensor":
+        return [1 - peers.rank]
+    arguments = _arguments(waiting)
+    if arguments["zone_at"]:
+        arguments["zone"] = int32_at(arguments["zone_at"])
+    missing: set[int] = set()
+    for first, count in waiting.awaited.values():
+        missing |= set(finder.goes_on(site, arguments, range(first, first + count)))
+    return sorted(missing)
+
+
+def _arguments(waiting: Waiting) -> dict[str, Any]:
+    """A launch's arguments by name: numbers, addresses and regions."""
+    found: dict[str, Any] = {}
+    for arg, first in abi.word_offsets(waiting.launch.kernel.args):
+        words = waiting.words[first : first + abi.words_of(arg)]
+        found[arg.name] = region_in(arg.type, words) if arg.type in REGION_DIMS else words[0]
+    return found

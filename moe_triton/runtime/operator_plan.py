@@ -17,12 +17,12 @@ from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError, BufferStateError
 from moe_triton.core.marks import mark, mark_of
 from moe_triton.core.uncopied import Uncopied
-from moe_triton.operators import Symbols
 from moe_triton.operators.buffer import TABLES
+from moe_triton.operators.description import Symbols
 from moe_triton.operators.variants import DispatchVariant, Variant
+from moe_triton.runtime.arguments import other_ids_error, taken_ids
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.executables import Phase
-from moe_triton.runtime.operator_checks import other_ids_error, taken_ids
 from moe_triton.runtime.plan_calls import NativeCalls, PlanCall
 from moe_triton.schemes import make_scheme, scheme_type
 from moe_triton.schemes.scheme import KeptTables, Scheme

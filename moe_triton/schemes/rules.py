@@ -11,7 +11,7 @@ from moe_triton.limits import a2, a3, a3_v1
 from moe_triton.limits.call import Call
 from moe_triton.limits.common import COMMON, GENERATIONS
 from moe_triton.limits.rule import CallRule, ConfigRule, RuleSet
-from moe_triton.operators import Symbols
+from moe_triton.operators.description import Symbols
 from moe_triton.schemes import SCHEMES, class_at, scheme_type
 from moe_triton.schemes.choice import between_servers
 from moe_triton.schemes.scheme import Scheme

@@ -12,7 +12,7 @@ import torch
 from moe_triton.core import plain_tensors
 from moe_triton.core.checks import check_number, not_plain_error
 from moe_triton.core.errors import ArgumentError
-from moe_triton.operators import Operator
+from moe_triton.operators.description import Operator
 from moe_triton.runtime.operator_plan import Named, OperatorPlan
 from moe_triton.torch_npu_ops import registry, settings
 from moe_triton.torch_npu_ops.check import make_plan

@@ -14,8 +14,9 @@ from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.hccl import buffer_megabytes
 from moe_triton.limits import Call, torch_npu_names
-from moe_triton.operators import DISPATCH, DISPATCH_OF_A2, Operator, Symbols
-from moe_triton.runtime.operator_checks import call_of, check_argument, inputs_of
+from moe_triton.operators.description import Operator, Symbols
+from moe_triton.operators.dispatch import DISPATCH, DISPATCH_OF_A2
+from moe_triton.runtime.arguments import call_of, check_argument, inputs_of
 from moe_triton.runtime.operator_plan import CallSite, Named, OperatorPlan
 from moe_triton.schemes import scheme_type, schemes_with
 from moe_triton.schemes.buffer_size import check_buffer_size

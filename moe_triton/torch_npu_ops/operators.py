@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import has_side_effect
 
 from moe_triton.core.errors import ArgumentError
-from moe_triton.operators import Operator
+from moe_triton.operators.description import Operator
 from moe_triton.runtime.operator_plan import Named, OperatorPlan
 from moe_triton.torch_npu_ops.calls import Calls
 from moe_triton.torch_npu_ops.check import symbols_of

@@ -13,8 +13,8 @@ import torch
 
 from moe_triton import ArgumentError, BufferStateError, CommunicationTimeoutError, EPBuffer, reference
 from moe_triton.core.handle import DispatchOutput
-from moe_triton.core.plan import Launch
-from moe_triton.schemes.direct.scheme import Direct
+from moe_triton.core.plan import Plan
+from moe_triton.schemes.direct.scheme import Dispatch
 from moe_triton.tools.selftest.cases import wrong_received
 from tests.distributed.cases import (
     Case,
@@ -187,13 +187,13 @@ Moment = Literal["before counts", "before rows", "before results"]
 
 def _stop_before_rows() -> None:
     """This process's dispatches end when the counts of all have come: no rows, and no flag for them."""
-    whole = Direct._dispatch
+    whole = Dispatch.whole
 
-    def truncated(self: Direct, *arguments: Any) -> list[Launch]:
-        steps = whole(self, *arguments)
-        return steps[: 1 + [step.step for step in steps].index("wait for counts")]
+    def truncated(self: Dispatch) -> Plan:
+        steps = whole(self).launches
+        return self.plan(steps[: 1 + [step.step for step in steps].index("wait for counts")])
 
-    Direct._dispatch = truncated  # type: ignore[method-assign]
+    Dispatch.whole = truncated  # type: ignore[method-assign]
 
 
 def leave(rank: int, num_ranks: int, moment: Moment, dies: bool) -> Any:
@@ -214,12 +214,12 @@ def leave(rank: int, num_ranks: int, moment: Moment, dies: bool) -> Any:
 
 def _fail_at(moment: Moment, buffer: EPBuffer, case: Case, inputs: Inputs, dies: bool) -> None:
     if moment == "before rows":
-        whole = Direct._dispatch
+        whole = Dispatch.whole
         _stop_before_rows()
         try:
             dispatch(buffer, case, inputs)
         finally:
-            Direct._dispatch = whole  # type: ignore[method-assign]
+            Dispatch.whole = whole  # type: ignore[method-assign]
     elif moment == "before results":
         dispatch(buffer, case, inputs)
     if dies:

@@ -12,7 +12,7 @@ import torch
 
 from moe_triton import operators
 from moe_triton import torch_npu_ops as ops
-from moe_triton.operators import Operator, Output, TensorArgument
+from moe_triton.operators.description import Operator, Output, TensorArgument
 from moe_triton.torch_npu_ops.declared import arguments_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operators.md").read_text(encoding="utf-8")

@@ -148,9 +148,10 @@ class Steps:
         known, found = self.usual | values, []
         for arg in kernel.args:
             value = known.get(arg.name)
-            if value is None and not arg.is_pointer:
-                raise ValueError(f"{kernel.name}: nothing is known of {arg.name}")
-            value = Hole(arg.name) if value is None else value
+            if value is None:
+                if not arg.is_pointer:
+                    raise ValueError(f"{kernel.name}: nothing is known of {arg.name}")
+                value = Hole(arg.name)
             found.append(value.words() if isinstance(value, Region) else value)
         stream: Stream = "compute" if is_triton else "communication"
         return Launch(step, kernel, tuple(found), self.site.num_blocks if blocks is None else blocks, stream)

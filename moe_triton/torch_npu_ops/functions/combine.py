@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from moe_triton.operators import COMBINE, COMBINE_ADD_RMS_NORM, COMBINE_V1
+from moe_triton.operators.combine import COMBINE, COMBINE_ADD_RMS_NORM, COMBINE_V1
 from moe_triton.runtime.operator_plan import CombinePlan
 from moe_triton.torch_npu_ops.operators import planned
 

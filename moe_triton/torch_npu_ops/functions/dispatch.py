@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from moe_triton.operators import DISPATCH, DISPATCH_V1
+from moe_triton.operators.dispatch import DISPATCH, DISPATCH_V1
 from moe_triton.runtime.operator_plan import DispatchPlan
 from moe_triton.torch_npu_ops.operators import planned
 

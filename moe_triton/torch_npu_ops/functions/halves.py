@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from moe_triton.operators import COMBINE_SETUP, COMBINE_TEARDOWN, DISPATCH_SETUP, DISPATCH_TEARDOWN
+from moe_triton.operators.combine import COMBINE_SETUP, COMBINE_TEARDOWN
+from moe_triton.operators.dispatch import DISPATCH_SETUP, DISPATCH_TEARDOWN
 from moe_triton.torch_npu_ops.halves import (
     CombineSetupPlan,
     CombineTeardownPlan,
