@@ -18,7 +18,6 @@ from moe_triton.core.row_formats import AS_THEY_ARE, INT8, QUANTIZED, RowFormat
 from moe_triton.core.tuning import Tuning
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Mask
 from moe_triton.schemes import make_scheme
-from moe_triton.schemes.common.scratch import shared_scratch
 from moe_triton.schemes.fullmesh.scheme import Fullmesh
 from moe_triton.schemes.scheme import Scheme
 from moe_triton.schemes.site import Site
@@ -169,7 +168,7 @@ def test_whatever_is_kept_between_launches_is_used_by_some_plan() -> None:
     kept: set[tuple[str, str]] = set()
     used: set[tuple[str, str]] = set()
     for site in sites():
-        shared, scheme = shared_scratch(site), site.config.scheme
+        shared, scheme = Scheme.scratch(make_scheme(site)), site.config.scheme
         kept |= {("" if hole in shared else scheme, hole) for hole in make_scheme(site).scratch()}
         used |= {(name, hole) for plan in plans(site) for hole in plan.holes for name in ("", scheme)}
     inband = {

@@ -7,29 +7,50 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple
 
+import torch
+
+from moe_triton.core import traffic
 from moe_triton.core.capabilities import Capabilities
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.plan import Hole, Launch, Plan
 from moe_triton.core.reach import Queues
+from moe_triton.core.records import TRAFFIC
 from moe_triton.core.region import Region
-from moe_triton.core.row_formats import RowFormat
+from moe_triton.core.row_formats import QUANTIZED, RowFormat
 from moe_triton.core.space import Space
 from moe_triton.core.topology import RANKS_PER_SERVER
-from moe_triton.layout import Layout
+from moe_triton.core.tuning import usual_on_cpu
+from moe_triton.layout import NUM_ZONES, Layout, SlotLayout
 from moe_triton.limits.formula import Formula
 from moe_triton.limits.rule import RuleSet
 from moe_triton.operators.variants import Variant
-from moe_triton.schemes.common.scratch import Scratch, shared_scratch
-from moe_triton.schemes.common.space import waiting_space
 from moe_triton.schemes.common.steps import barrier_plan
 from moe_triton.schemes.common.waits import ENTRY_FINDERS, Finder, arguments_of
-from moe_triton.schemes.site import Peers, RoundFacts, SchemeFacts, Site
+from moe_triton.schemes.site import COUNTED, Peers, RoundFacts, SchemeFacts, Site
 
+# Choices of `Scheme.space`.
+BLOCKS = (1, 2, 4)
+CACHED_BYTES = (0, 1 << 18, 1 << 22)
+SPINS, YIELDS = (0, 50, 1000), (0, 20, 200, 2000)
 Output = Literal["rows", "results"]
 Bindings = Mapping[str, Any]
 ONE_SERVER = "Make a group of each server's ranks."
 OTHER_OR_ONE_SERVER = "Use comm_alg='fullmesh_v1', or make a group of each server's ranks."
+
+
+class Scratch(NamedTuple):
+    """Memory of one hole.
+
+    Attributes:
+        elements: how many.
+        dtype: of each.
+        is_zeroed: whether they are zero at first.
+    """
+
+    elements: int
+    dtype: torch.dtype = torch.int32
+    is_zeroed: bool = False
 
 
 class WindowSpec(NamedTuple):
@@ -143,9 +164,14 @@ class Scheme(SchemeFacts):
 
         Returns:
             Values by the names of `Tuning`'s fields, and "num_blocks"; of a word its number among its
-            choices. `usual` says which of them a rank has by itself.
+            choices. `usual` says which of them a rank has by itself. Here, blocks; on a CPU how rows are
+            copied and flags waited for as well.
         """
-        return waiting_space(config, capabilities, cores)
+        if capabilities.owns_cores:
+            return Space({"num_blocks": (max(1, cores // 2), cores)}, usual={"num_blocks": cores})
+        blocks = tuple(count for count in BLOCKS if count <= max(1, cores))
+        copies = {"cached_bytes": CACHED_BYTES, "spins": SPINS, "yields": YIELDS}
+        return Space({"num_blocks": blocks, **copies}, usual=usual_on_cpu(config.num_ranks, cores))
 
     @staticmethod
     @abstractmethod
@@ -219,8 +245,37 @@ class Scheme(SchemeFacts):
         return next(spec.peers for spec in self.windows if f"{spec.peers.prefix}window" == name)
 
     def scratch(self) -> dict[str, Scratch]:
-        """What its plans keep between their launches, by the name of its hole; only what they use is made."""
-        return shared_scratch(self.site)
+        """What its plans keep between their launches, by the name of its hole; only what they use is made.
+
+        Here, what more than one scheme keeps: most of it in `schemes.common`'s steps.
+        """
+        site, c = self.site, self.site.config
+        tokens, results = c.num_max_tokens_per_rank, c.num_results_per_token
+        packed = max(SlotLayout.of(c.hidden, r, torch.bfloat16).packed_bytes for r in QUANTIZED.values())
+        counters = len(COUNTED) * site.num_blocks * TRAFFIC.num_words
+        return {
+            "counts": Scratch(c.num_experts),
+            "recv_counts": Scratch(site.num_entries),
+            "all_counts": Scratch(site.num_entries),
+            "row_slots": Scratch(site.capacity),
+            "true_offsets": Scratch(site.num_entries),
+            "barrier_counts": Scratch(c.num_ranks),
+            "reduced_counts": Scratch(2),
+            "packed": Scratch(tokens * packed, torch.uint8),
+            "packed_results": Scratch(tokens * results * packed, torch.uint8),
+            "masked_ids": Scratch(tokens * c.num_topk),
+            "active": Scratch(tokens),
+            "num_active": Scratch(1),
+            "shared_ranks": Scratch(tokens * c.num_shared_experts),
+            "shared_slots": Scratch(tokens),
+            "shared_counts": Scratch(c.num_shared_ranks),
+            "waited": Scratch(max(site.num_entries, tokens * results)),
+            "reduced_rows": Scratch(site.capacity * c.hidden, torch.int16),
+            "sums": Scratch(tokens * c.hidden, torch.float32),
+            "result_offsets": Scratch(tokens * results, torch.int64),
+            "round_numbers": Scratch(NUM_ZONES * len(COUNTED), is_zeroed=True),
+            traffic.HOLE: Scratch(counters, torch.int64, is_zeroed=True),
+        }
 
     def workspace_bytes(self, *variants: Variant) -> int:
         """Private bytes between the kernels of operators, without making anything."""

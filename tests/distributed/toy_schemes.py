@@ -25,7 +25,7 @@ from moe_triton.schemes.fullmesh.dispatch import Dispatch
 from moe_triton.schemes.fullmesh.layout import WindowLayout
 from moe_triton.schemes.fullmesh.scheme import Fullmesh
 from moe_triton.schemes.fullmesh.waits import FINDERS
-from moe_triton.schemes.scheme import Scheme, WindowSpec
+from moe_triton.schemes.scheme import Scheme, Scratch, WindowSpec
 from moe_triton.schemes.site import Operator, RoundFacts
 from moe_triton.tools.selftest.cases import wrong_received
 from tests.distributed.cases import Case, experts_of, inputs_of
@@ -40,7 +40,6 @@ class TwoWindows(Scheme):
     finders: ClassVar = ENTRY_FINDERS | FINDERS
     layout_of = WindowLayout
     layout: WindowLayout
-    scratch = Fullmesh.scratch
 
     @cached_property
     def windows(self) -> tuple[WindowSpec, ...]:
@@ -50,6 +49,9 @@ class TwoWindows(Scheme):
     @property
     def statuses(self) -> tuple[tuple[Operator, Region], ...]:
         return (("barrier", self.layout.barrier_status), ("dispatch", self.layout.dispatch_status))
+
+    def scratch(self) -> dict[str, Scratch]:
+        return Fullmesh(self.site).scratch()
 
     def whole(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
         if isinstance(variant, DispatchVariant):

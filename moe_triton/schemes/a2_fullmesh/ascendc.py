@@ -7,7 +7,7 @@ Flags are numbers of rounds: ``numbers`` holds, by zone, that of the run before.
 from __future__ import annotations
 
 from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel, numbers
-from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS
+from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS, ZONE
 
 # Where things are in a block.
 _FORMAT = (
@@ -20,14 +20,12 @@ _FORMAT = (
 )
 _ROUND = (
     Arg("numbers", "*i32", "inout"),  # (2,)
-    Arg("zone", "i64", "value"),
-    Arg("zone_at", "*i32", "in"),
+    *ZONE,
     Arg("call", "i64", "value"),  # the call word
 )
 _PEERS = (
     Arg("peers", "*i64", "in"),  # (EP,) window addresses
-    Arg("num_ranks", "i64", "value"),
-    Arg("rank", "i64", "value"),
+    *numbers("i64", "num_ranks rank"),
 )
 _OUT = (
     Arg("window", "*i8", "out"),  # this rank's own
@@ -112,8 +110,7 @@ BLOCKS_WAIT = AscendCKernel(
         Arg("expected_rows", "*i32", "in"),  # (EP,) rows that each rank has to send; null where it decides
         Arg("num_local_experts", "i64", "value"),  # whose counts a header has; 1 where it has one number
         Arg("max_count", "i64", "value"),  # of a single one
-        Arg("num_ranks", "i64", "value"),
-        Arg("timeout_us", "i64", "value"),
+        *numbers("i64", "num_ranks timeout_us"),
         Arg("dispatch_word", "*i32", "in"),  # where the call word is kept, or null for `call`
         Arg("kept_zone", "*i32", "out"),  # as in dispatch_wait
         *_ROUND,

@@ -35,9 +35,8 @@ from moe_triton.schemes.a2_fullmesh.dispatch import Dispatch
 from moe_triton.schemes.a2_fullmesh.layout import BlocksLayout
 from moe_triton.schemes.a2_fullmesh.limits import FORMULAS, RULES
 from moe_triton.schemes.a2_fullmesh.waits import FINDERS
-from moe_triton.schemes.common.scratch import Scratch
 from moe_triton.schemes.common.waits import ENTRY_FINDERS
-from moe_triton.schemes.scheme import REFUSED_ON_A2, Refusal, SplitScheme
+from moe_triton.schemes.scheme import REFUSED_ON_A2, Refusal, Scratch, SplitScheme
 from moe_triton.schemes.site import OPERATORS, Operator, RoundFacts, usual_post_parts
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from moe_triton.core.ascendc import DISPATCH_WAIT, ENTRY_KERNELS, POST_STATUS
-from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel
+from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel, numbers
+
+ZONE = (Arg("zone", "i64", "value"), Arg("zone_at", "*i32", "in"))
 
 # From the counts: where the rows of each expert and source end, how many each expert has, the slot of each.
 DISPATCH_OFFSETS = AscendCKernel(
@@ -15,13 +17,11 @@ DISPATCH_OFFSETS = AscendCKernel(
         Arg("recv_stats", "*i32", "inout"),  # (localE,) to which each expert's rows are added, or null
         Arg("trailer", "*i32", "out"),  # `moe_triton.core.records.TRAILER`
         Arg("row_slots", "*i32", "out"),  # (A,), or null: the slot of each row, as `slots` counts it
-        Arg("num_local_experts", "i64", "value"),
-        Arg("num_ranks", "i64", "value"),
+        *numbers("i64", "num_local_experts num_ranks"),
         Arg("max_count", "i64", "value"),  # of rows from a rank for an expert; what is above counts as this
         Arg("capacity", "i64", "value"),  # of the output, in rows: no sum is above it
         Arg("cumulative", "i64", "value"),  # 1: `tokens_per_expert` with those of the experts before
-        Arg("zone", "i64", "value"),
-        Arg("zone_at", "*i32", "in"),
+        *ZONE,
         Arg("kept_rank", "i64", "value"),  # `row_slots` has -1 for each row of it; -1 for none
         # 1: slots of a source have one number for all experts, whose rows lie there one after the other
         Arg("by_source", "i64", "value"),
@@ -46,8 +46,7 @@ EXCHANGE_SEND = AscendCKernel(
         Arg("header_words", "i64", "value"),
         Arg("peers", "*i64", "in"),
         Arg("peer", "i64", "value"),  # whose slots
-        Arg("zone", "i64", "value"),
-        Arg("zone_at", "*i32", "in"),
+        *ZONE,
         Arg("slots", "indexed_slots", "value"),
         Arg("headers", "exchange_headers", "value"),
         Arg("report", "*i32", "out"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moe_triton.core.ascendc import DISPATCH_WAIT, POST_STATUS
-from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel
+from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel, numbers
 from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS, EXCHANGE
 
 # This rank's counts to every rank, and an entry that announces them.
@@ -12,12 +12,9 @@ COUNTS_SEND = AscendCKernel(
     (
         Arg("counts", "*i32", "in"),  # (M,)
         Arg("shared_counts", "*i32", "in"),  # (R,), or null if R = 0
-        Arg("num_experts", "i64", "value"),
-        Arg("num_shared_ranks", "i64", "value"),
+        *numbers("i64", "num_experts num_shared_ranks"),
         Arg("peers", "*i64", "in"),
-        Arg("num_ranks", "i64", "value"),
-        Arg("rank", "i64", "value"),
-        Arg("zone", "i64", "value"),
+        *numbers("i64", "num_ranks rank zone"),
         Arg("call", "i64", "value"),  # as in dispatch_send
         Arg("combine_kind", "*i32", "in"),
         Arg("slots", "direct_counts", "value"),
@@ -44,15 +41,9 @@ DIRECT_SEND = AscendCKernel(
         Arg("shared_ranks", "*i32", "in"),  # (T, S) rank of each shared result, -1: not sent; null if S = 0
         Arg("shared_slots", "*i32", "in"),  # (T,) index of a token among those sent to a shared rank
         Arg("peers", "*i64", "in"),
-        Arg("first_token", "i64", "value"),
-        Arg("num_tokens", "i64", "value"),
-        Arg("topk", "i64", "value"),
-        Arg("num_experts", "i64", "value"),
+        *numbers("i64", "first_token num_tokens topk num_experts"),
         Arg("num_local_experts", "i64", "value"),  # of a rank of routed experts
-        Arg("num_shared_experts", "i64", "value"),
-        Arg("num_shared_ranks", "i64", "value"),
-        Arg("num_ranks", "i64", "value"),
-        Arg("rank", "i64", "value"),
+        *numbers("i64", "num_shared_experts num_shared_ranks num_ranks rank"),
         Arg("window", "*i8", "in"),  # this rank's own, where the counts of all ranks are
         Arg("counts", "direct_counts", "value"),
         Arg("max_count", "i64", "value"),  # of rows from a rank for an entry; what is above counts as this

@@ -32,11 +32,10 @@ from moe_triton.kernels.weighted_sum import SumFeatures
 from moe_triton.layout import WORD_BYTES
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.schemes.common.ascendc import EXCHANGE_SEND
-from moe_triton.schemes.common.scratch import Scratch
 from moe_triton.schemes.common.steps import CombineSteps, DispatchSteps
 from moe_triton.schemes.direct.ascendc import COUNTS_SEND, DIRECT_SEND, FUSED
 from moe_triton.schemes.direct.layout import DirectLayout
-from moe_triton.schemes.scheme import CONST_ARGUMENTS, OTHER_OR_ONE_SERVER, Output, Refusal, Scheme
+from moe_triton.schemes.scheme import CONST_ARGUMENTS, OTHER_OR_ONE_SERVER, Output, Refusal, Scheme, Scratch
 from moe_triton.schemes.site import COMBINE_KIND, OPERATORS, Operator, RoundFacts
 
 FULLMESH = (

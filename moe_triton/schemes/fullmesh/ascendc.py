@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from moe_triton.core.ascendc import DISPATCH_WAIT, POST_STATUS, POSTING
-from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel
-from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS
+from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel, numbers
+from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS, ZONE
 
 # Rows of T tokens to K routed and S shared experts; R ranks hold shared experts; M routed experts.
 _SEND_ARGS = (
@@ -23,13 +23,8 @@ _SEND_ARGS = (
     Arg("peers", "*i64", "in"),  # (EP,) window addresses
     Arg("first_token", "i64", "value"),
     Arg("num_tokens", "i64", "value"),  # tokens of this launch
-    Arg("topk", "i64", "value"),
-    Arg("num_experts", "i64", "value"),
-    Arg("num_shared_experts", "i64", "value"),
-    Arg("num_shared_ranks", "i64", "value"),
-    Arg("rank", "i64", "value"),
-    Arg("zone", "i64", "value"),
-    Arg("zone_at", "*i32", "in"),
+    *numbers("i64", "topk num_experts num_shared_experts num_shared_ranks rank"),
+    *ZONE,
     Arg("kept_rank", "i64", "value"),  # its routed rows are not sent; -1 for none
     Arg("post_status", "i64", "value"),  # 1: an entry to each expert's rank goes before the rows
     Arg("call", "i64", "value"),  # the call word (`moe_triton.layout.call_word`) of its entries
@@ -54,12 +49,10 @@ _ROWS_ARGS = (
     Arg("window", "*i8", "inout"),
     Arg("recv_counts", "*i32", "inout"),  # (localE, EP); -1 is written where a row did not come in time
     Arg("waited_us", "*i32", "inout"),  # (localE, EP): raised to when the last row came; or null
-    Arg("num_local_experts", "i64", "value"),
-    Arg("num_ranks", "i64", "value"),
+    *numbers("i64", "num_local_experts num_ranks"),
     Arg("kept_rank", "i64", "value"),  # its rows are not waited for; -1 for none
     Arg("stamp_offset", "i64", "value"),
-    Arg("zone", "i64", "value"),
-    Arg("zone_at", "*i32", "in"),
+    *ZONE,
     Arg("timeout_us", "i64", "value"),
     Arg("slots", "dispatch_slots", "value"),
     Arg("report", "*i32", "out"),
@@ -72,12 +65,25 @@ DISPATCH_ROWS = AscendCKernel("dispatch_rows", _ROWS_ARGS)
 DISPATCH_TAKE = AscendCKernel(
     "dispatch_take",
     (
-        Arg("part", "i64", "value"),
-        Arg("num_parts", "i64", "value"),
+        *numbers("i64", "part num_parts"),
         Arg("rows_before", "*i32", "inout"),  # (EP, localE) how many of each entry's rows earlier parts took
         Arg("rows_taken", "*i32", "out"),  # (EP, localE) the same with this part
         *_ROWS_ARGS,
     ),
+)
+
+# Where a row is in its slot, and where it goes.
+_ROW = (
+    Arg("capacity", "i64", "value"),  # rows in `out_rows`
+    Arg("row_bytes", "i64", "value"),
+    Arg("scale_offset", "i64", "value"),
+    Arg("scale_bytes", "i64", "value"),  # of a row
+)
+_OUTPUTS = (
+    Arg("out_rows", "*i8", "out"),  # (A, row_bytes)
+    Arg("out_scales", "*fp32", "out"),  # (A, scale_bytes / 4), or null
+    Arg("out_origins", "*i32", "out"),  # (A, 3)
+    Arg("out_weights", "*fp32", "out"),  # (A,), or null
 )
 
 # Takes each row out of its slot as it comes. Clears entries and turns the zone when all blocks have begun.
@@ -88,14 +94,8 @@ _RECEIVE_ARGS = (
     Arg("begun", "*fp32", "inout"),  # (blocks, 8): 1.0 where one has begun; zero between launches
     Arg("turned", "*i32", "out"),  # as in inband_receive, from here on
     Arg("status", "dispatch_status", "value"),
-    Arg("capacity", "i64", "value"),
-    Arg("row_bytes", "i64", "value"),
-    Arg("scale_offset", "i64", "value"),
-    Arg("scale_bytes", "i64", "value"),
-    Arg("out_rows", "*i8", "out"),
-    Arg("out_scales", "*fp32", "out"),
-    Arg("out_origins", "*i32", "out"),
-    Arg("out_weights", "*fp32", "out"),
+    *_ROW,
+    *_OUTPUTS,
 )
 
 DISPATCH_RECEIVE = AscendCKernel("dispatch_receive", _RECEIVE_ARGS)
@@ -110,19 +110,11 @@ INBAND_RECEIVE = AscendCKernel(
         Arg("window", "*i8", "inout"),
         Arg("recv_offsets", "*i32", "in"),  # (localE, EP) inclusive prefix sums
         Arg("waited_us", "*i32", "inout"),  # (localE, EP): raised to when the last row came; or null
-        Arg("num_entries", "i64", "value"),
-        Arg("num_ranks", "i64", "value"),
-        Arg("capacity", "i64", "value"),  # rows in `out_rows`
-        Arg("row_bytes", "i64", "value"),
-        Arg("scale_offset", "i64", "value"),
-        Arg("scale_bytes", "i64", "value"),  # of a row
+        *numbers("i64", "num_entries num_ranks"),
+        *_ROW,
         Arg("stamp_offset", "i64", "value"),
-        Arg("out_rows", "*i8", "out"),  # (A, row_bytes)
-        Arg("out_scales", "*fp32", "out"),  # (A, scale_bytes / 4), or null
-        Arg("out_origins", "*i32", "out"),  # (A, 3)
-        Arg("out_weights", "*fp32", "out"),  # (A,), or null
-        Arg("zone", "i64", "value"),
-        Arg("zone_at", "*i32", "in"),
+        *_OUTPUTS,
+        *ZONE,
         Arg("turned", "*i32", "out"),  # where the other zone is written, not `zone_at`; or null
         Arg("timeout_us", "i64", "value"),
         Arg("status", "dispatch_status", "value"),  # entries to clear, all of them seen; or none
@@ -131,32 +123,39 @@ INBAND_RECEIVE = AscendCKernel(
     ),
 )
 
+# Results that go back, and to whom.
+_RESULTS = (
+    Arg("origins", "*i32", "in"),  # (A, 3): source rank, token, k
+    Arg("recv_offsets", "*i32", "in"),  # inclusive prefix sums; the last one is the number of rows
+    Arg("num_entries", "i64", "value"),  # 0: there is nothing to send
+    Arg("capacity", "i64", "value"),  # rows in `rows`
+    Arg("peers", "*i64", "in"),
+    Arg("num_ranks", "i64", "value"),
+)
+_PARTS = (
+    Arg("part", "i64", "value"),  # results of tokens [part, part + 1) * part_tokens of each rank,
+    Arg("num_parts", "i64", "value"),  # with the last part those of all that are left
+    Arg("part_tokens", "i64", "value"),
+    Arg("progress", "*i32", "inout"),  # (blocks,) records `part_progress`, or null for one part
+)
+_COMBINE_REGIONS = (Arg("slots", "combine_slots", "value"), Arg("status", "combine_status", "value"))
+
 COMBINE_SEND = AscendCKernel(
     "combine_send",
     (
         Arg("rows", "*i8", "in"),  # expert outputs, contiguous
         Arg("row_bytes", "i64", "value"),
-        Arg("origins", "*i32", "in"),  # (A, 3): source rank, token, k
-        Arg("recv_offsets", "*i32", "in"),  # inclusive prefix sums; the last one is the number of rows
-        Arg("num_entries", "i64", "value"),
-        Arg("capacity", "i64", "value"),  # rows in `rows`
-        Arg("peers", "*i64", "in"),
-        Arg("num_ranks", "i64", "value"),
-        Arg("zone", "i64", "value"),
-        Arg("zone_at", "*i32", "in"),
+        *_RESULTS,
+        *ZONE,
         Arg("numbers", "*i32", "in"),  # (2,) of the round before, by zone; or null without flags
         Arg("kept_rank", "i64", "value"),  # gets flags without rows; -1 for none
         Arg("flag_rows", "i64", "value"),  # 1: a flag after each row; 0: none, a post_status follows
-        Arg("part", "i64", "value"),  # results of tokens [part, part + 1) * part_tokens of each rank,
-        Arg("num_parts", "i64", "value"),  # with the last part those of all that are left
-        Arg("part_tokens", "i64", "value"),
-        Arg("progress", "*i32", "inout"),  # (blocks,) records `part_progress`, or null for one part
+        *_PARTS,
         Arg("kind", "i64", "value"),  # what this combine adds to the next dispatch's call word
         Arg("combine_kind", "*i32", "out"),  # where that is kept
         Arg("window", "*i8", "out"),  # this rank's own, for rows to queued peers, without flags; or null
         Arg("out_rows", "indexed_slots", "value"),  # where they go in it, by their numbers; none
-        Arg("slots", "combine_slots", "value"),
-        Arg("status", "combine_status", "value"),
+        *_COMBINE_REGIONS,
         Arg("report", "*i32", "out"),
     ),
 )
@@ -169,13 +168,8 @@ COMBINE_WAIT = AscendCKernel(
         Arg("topk_idx", "*i32", "in"),  # ids outside [0, M): nothing comes back
         Arg("active", "*i32", "in"),  # (T,), negative: nothing comes back for this token; or null
         Arg("waited_us", "*i32", "out"),  # (T, K + S) until a result was seen; 0 at once; or null
-        Arg("first_token", "i64", "value"),
-        Arg("num_tokens", "i64", "value"),
-        Arg("topk", "i64", "value"),
-        Arg("num_experts", "i64", "value"),
-        Arg("num_shared_experts", "i64", "value"),
-        Arg("zone", "i64", "value"),
-        Arg("zone_at", "*i32", "in"),
+        *numbers("i64", "first_token num_tokens topk num_experts num_shared_experts"),
+        *ZONE,
         Arg("numbers", "*i32", "inout"),  # as in combine_send; this round's is kept in the other zone
         Arg("timeout_us", "i64", "value"),
         Arg("status", "combine_status", "value"),
@@ -190,37 +184,25 @@ COMBINE_READY = AscendCKernel(
     (
         Arg("rows", "*i8", "in"),  # as in combine_send, up to `progress`
         Arg("row_bytes", "i64", "value"),
-        Arg("origins", "*i32", "in"),
-        Arg("recv_offsets", "*i32", "in"),
-        Arg("num_entries", "i64", "value"),  # 0: there is nothing to send
-        Arg("capacity", "i64", "value"),
-        Arg("peers", "*i64", "in"),
-        Arg("num_ranks", "i64", "value"),
+        *_RESULTS,
         Arg("kept_rank", "i64", "value"),
-        Arg("part", "i64", "value"),
-        Arg("num_parts", "i64", "value"),
-        Arg("part_tokens", "i64", "value"),
-        Arg("progress", "*i32", "inout"),
+        *_PARTS,
         Arg("window", "*i8", "inout"),  # as in combine_wait, up to `waited_us`
         Arg("topk_idx", "*i32", "in"),
         Arg("active", "*i32", "in"),
         Arg("waited_us", "*i32", "inout"),
         Arg("is_timed", "i64", "value"),  # 1: `waited_us` is wanted; otherwise it is used in a trace only
         Arg("num_tokens", "i64", "value"),  # T, of all parts
-        Arg("topk", "i64", "value"),
-        Arg("num_experts", "i64", "value"),
-        Arg("num_shared_experts", "i64", "value"),
+        *numbers("i64", "topk num_experts num_shared_experts"),
         Arg("pending", "*i32", "inout"),  # (T,) results that a token waits for, a bit each; -1: it is taken
         Arg("ready_tokens", "*i32", "out"),  # (T,): from T * part / parts on, before T * (part + 1) / parts
         Arg("first_part", "i64", "value"),  # up to `part`: those that are taken together
         Arg("bounds", "*i32", "out"),  # (2,) where the tokens of those begin and end in the list
-        Arg("zone", "i64", "value"),
-        Arg("zone_at", "*i32", "in"),
+        *ZONE,
         Arg("numbers", "*i32", "inout"),  # as in combine_send; this round's is kept in the other zone
         Arg("kept_zone", "*i32", "out"),  # as in dispatch_wait
         Arg("timeout_us", "i64", "value"),
-        Arg("slots", "combine_slots", "value"),
-        Arg("status", "combine_status", "value"),
+        *_COMBINE_REGIONS,
         Arg("report", "*i32", "out"),
     ),
 )
@@ -233,10 +215,8 @@ DISPATCH_POST = AscendCKernel(
         Arg("counts", "*i32", "in"),  # (M,)
         Arg("shared_counts", "*i32", "in"),  # (R,) tokens for each shared rank; null if R = 0
         Arg("peers", "*i64", "in"),
-        Arg("num_shared_ranks", "i64", "value"),
-        Arg("rank", "i64", "value"),
-        Arg("zone", "i64", "value"),
-        Arg("zone_at", "*i32", "in"),
+        *numbers("i64", "num_shared_ranks rank"),
+        *ZONE,
         Arg("row_bytes", "i64", "value"),  # of a row alone
         Arg("slot_bytes", "i64", "value"),  # in use, stamp included
         Arg("call", "i64", "value"),  # as in dispatch_send, also the next one
@@ -253,14 +233,8 @@ DISPATCH_POST = AscendCKernel(
 COMBINE_POST = AscendCKernel(
     "combine_post",
     (
-        Arg("origins", "*i32", "in"),  # as in combine_send, up to `capacity`
-        Arg("recv_offsets", "*i32", "in"),
-        Arg("num_entries", "i64", "value"),
-        Arg("capacity", "i64", "value"),
-        Arg("peers", "*i64", "in"),
-        Arg("num_ranks", "i64", "value"),
-        Arg("zone", "i64", "value"),
-        Arg("zone_at", "*i32", "in"),
+        *_RESULTS,
+        *ZONE,
         Arg("numbers", "*i32", "in"),  # as in combine_send
         Arg("row_bytes", "i64", "value"),  # of a row, as combine_send copies it
         Arg("payload_bytes", "i64", "value"),  # of these, without scales and padding
@@ -268,8 +242,7 @@ COMBINE_POST = AscendCKernel(
         *POSTING,
         Arg("out_rows", "indexed_slots", "value"),
         Arg("out_flags", "indexed_slots", "value"),  # a flag for each peer, which serves all of its rows
-        Arg("slots", "combine_slots", "value"),
-        Arg("status", "combine_status", "value"),
+        *_COMBINE_REGIONS,
         Arg("report", "*i32", "out"),
     ),
 )

@@ -20,11 +20,9 @@ from moe_triton.core.capabilities import Capabilities
 from moe_triton.core.config import Config
 from moe_triton.core.records import PART_PROGRESS, STATUS_ENTRY
 from moe_triton.core.region import Region
-from moe_triton.core.space import Space
+from moe_triton.core.space import Settings, Space
 from moe_triton.layout import NUM_ZONES
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
-from moe_triton.schemes.common.scratch import Scratch, shared_scratch
-from moe_triton.schemes.common.space import waiting_space, with_parts, with_receivers
 from moe_triton.schemes.common.steps import numbers_of
 from moe_triton.schemes.common.waits import ENTRY_FINDERS, held_by, next_number
 from moe_triton.schemes.fullmesh.combine import Combine
@@ -32,8 +30,20 @@ from moe_triton.schemes.fullmesh.dispatch import Dispatch, InbandDispatch
 from moe_triton.schemes.fullmesh.layout import ExpertSlotsLayout, InbandLayout, InbandSlot, WindowLayout
 from moe_triton.schemes.fullmesh.limits import FORMULAS, INBAND_FORMULAS, INBAND_RULES
 from moe_triton.schemes.fullmesh.waits import FINDERS
-from moe_triton.schemes.scheme import OTHER_OR_ONE_SERVER, Refusal, SplitScheme, WindowSpec
-from moe_triton.schemes.site import OPERATORS, Memory, Operator, RoundFacts, Site
+from moe_triton.schemes.scheme import OTHER_OR_ONE_SERVER, Refusal, Scratch, SplitScheme, WindowSpec
+from moe_triton.schemes.site import (
+    OPERATORS,
+    USUAL_TOKENS,
+    Memory,
+    Operator,
+    RoundFacts,
+    Site,
+    usual_receiving_blocks,
+)
+
+PART_TOKENS = (16, 32, 64, 128, 256, 512)
+SHARES = (1 / 4, 1 / 3, 1 / 2, 2 / 3)
+"""Shares of a device's cores that may do nothing but receive."""
 
 
 class Fullmesh(SplitScheme):
@@ -60,10 +70,10 @@ class Fullmesh(SplitScheme):
     @classmethod
     def space(cls, config: Config, capabilities: Capabilities, cores: int) -> Space:
         """Lists settings to search. Operators are cut as well, into parts or by blocks, unless they post."""
-        space = waiting_space(config, capabilities, cores)
+        space = super().space(config, capabilities, cores)
         if config.topology.num_servers > 1:
             return space
-        return with_receivers(with_parts(space, config, capabilities, cores), capabilities, cores)
+        return _with_receivers(_with_parts(space, config, capabilities, cores), capabilities, cores)
 
     @staticmethod
     def layout_of(config: Config) -> WindowLayout:
@@ -99,7 +109,7 @@ class Fullmesh(SplitScheme):
     def scratch(self) -> dict[str, Scratch]:
         """Adds quantised rows, progress of parts, ready tokens and the like to what schemes share."""
         site, tokens = self.site, self.site.config.num_max_tokens_per_rank
-        return shared_scratch(site) | {
+        return super().scratch() | {
             "quantized_rows": Scratch(site.capacity * site.quantized_row_bytes, torch.uint8),
             "return_origins": Scratch(3 * site.capacity),
             "pending_results": Scratch(tokens),
@@ -154,3 +164,48 @@ class InbandFullmesh(Fullmesh):
     def layout_of(config: Config) -> WindowLayout:
         """Lays a window out with dispatch slots cut into blocks that carry their flags."""
         return InbandLayout(config)
+
+
+def _with_parts(space: Space, config: Config, capabilities: Capabilities, cores: int) -> Space:
+    """A space with the sizes of parts, one part among them, and the blocks that communicate meanwhile.
+
+    Where launches are costly there are parts only where blocks of their own communicate.
+    """
+    most = config.num_max_tokens_per_rank
+    sizes = (*(tokens for tokens in PART_TOKENS if tokens < most), most)
+    names = "dispatch_tokens", "combine_tokens"
+    is_cheap = capabilities.launches_cheaply
+    usual = min(USUAL_TOKENS, most) if is_cheap else most
+
+    def allows(values: Settings) -> bool:
+        communicating = values.get("communication_blocks", 0)
+        if not communicating:
+            return is_cheap or all(values.get(name, most) == most for name in names)
+        return communicating < values.get("num_blocks", MAX_BLOCKS + 1)
+
+    choices = {**dict.fromkeys(names, sizes), "communication_blocks": (0, max(1, cores // 2))}
+    return _extended(space, choices, {**dict.fromkeys(names, usual), "communication_blocks": 0}, allows)
+
+
+def _with_receivers(space: Space, capabilities: Capabilities, cores: int) -> Space:
+    """A space with the blocks that do nothing but receive while the others send."""
+    name = "receiving_blocks"
+    counts = {0, *(max(1, int(cores * share)) for share in SHARES)}
+
+    def allows(values: Settings) -> bool:
+        return values.get(name, 0) < values.get("num_blocks", MAX_BLOCKS + 1)
+
+    usual = {name: usual_receiving_blocks(capabilities, cores)}
+    return _extended(space, {name: tuple(sorted(counts))}, usual, allows)
+
+
+def _extended(
+    space: Space, choices: dict[str, tuple[int, ...]], usual: Settings, allows: Callable[[Settings], bool]
+) -> Space:
+    """A space with more settings, and what goes together of them."""
+    return replace(
+        space,
+        choices={**choices, **space.choices},
+        usual={**space.usual, **usual},
+        allows=lambda values: space.allows(values) and allows(values),
+    )

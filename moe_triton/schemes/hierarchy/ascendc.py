@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from moe_triton.core.ascendc import DISPATCH_WAIT, POST_STATUS, POSTING
 from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel, numbers
-from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS
+from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS, ZONE
 
 _RAIL = (
     Arg("peers", "*i64", "in"),  # (EP,) window addresses
@@ -16,8 +16,7 @@ _RAIL = (
 )
 _ROUND = (
     Arg("numbers", "*i32", "inout"),  # (2,) by zone, the number of the round before
-    Arg("zone", "i64", "value"),
-    Arg("zone_at", "*i32", "in"),
+    *ZONE,
     Arg("call", "i64", "value"),  # the call word
 )
 # A token on a rail: a `RAIL_HEAD`, its row, K words {expert, position}, K weights, and its scales.
@@ -88,8 +87,7 @@ SERVER_RETURN = AscendCKernel(
         Arg("num_entries", "i64", "value"),
         Arg("capacity", "i64", "value"),  # rows in `rows`
         *_RAIL,
-        Arg("zone", "i64", "value"),
-        Arg("zone_at", "*i32", "in"),
+        *ZONE,
         _TRAFFIC,
         Arg("slots", "dispatch_slots", "value"),  # (zone, source's server, expert of this server, number)
         Arg("report", "*i32", "out"),

@@ -43,14 +43,13 @@ from moe_triton.core.space import Space
 from moe_triton.core.tuning import POSTS
 from moe_triton.layout import UB_ALIGN, WORD_BYTES, align
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
-from moe_triton.schemes.common.scratch import Scratch
 from moe_triton.schemes.hierarchy.combine import Combine
 from moe_triton.schemes.hierarchy.dispatch import Dispatch
 from moe_triton.schemes.hierarchy.layout import HierarchyLayout
 from moe_triton.schemes.hierarchy.limits import FORMULAS, RULES
 from moe_triton.schemes.hierarchy.relay_tables import RelayTables
 from moe_triton.schemes.hierarchy.waits import FINDERS
-from moe_triton.schemes.scheme import REFUSED_ON_A2, Refusal, Scheme
+from moe_triton.schemes.scheme import REFUSED_ON_A2, Refusal, Scheme, Scratch
 from moe_triton.schemes.site import OPERATORS, Operator, RoundFacts
 
 FULLMESH = "Use comm_alg='fullmesh' for it."
