@@ -31,7 +31,7 @@ from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.construction import Order, meet, seconds_to_meet
 from moe_triton.runtime.owner import Owner
 from moe_triton.runtime.size_hint import get_buffer_size_hint
-from moe_triton.runtime.trace import TracePath
+from moe_triton.runtime.traces import TracePath
 from moe_triton.runtime.tuning_source import tuning_source
 from moe_triton.tables.schemes import Outputs
 

@@ -12,7 +12,7 @@ import torch
 
 from moe_triton import ArgumentError, EPBuffer
 from moe_triton.core.kept_memory import USUAL_MB, VARIABLE, kept_bytes
-from moe_triton.runtime.call_memory import FIRST_CALL_BYTES, call_bytes
+from moe_triton.runtime.executables import FIRST_CALL_BYTES, call_bytes
 from moe_triton.runtime.plan_cache import LATEST, PlanCache
 from tests.headers import needs_headers
 

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from moe_triton.core.config import Config
+from moe_triton.core.row_formats import AS_THEY_ARE
 from moe_triton.operators.combine import COMBINE, ORIGINS
-from moe_triton.operators.description import Output, TensorArgument
+from moe_triton.operators.description import Operator, Output, Symbols, TensorArgument
 from moe_triton.operators.dispatch import COUNTS, DISPATCH, INDEX, ROWS
 
 TABLES = "tables"
@@ -68,6 +69,16 @@ def attributes_of(
         "K": config.num_topk,
         "table_words": table_words,
     }
+
+
+def symbols_like(operator: Operator, config: Config, dtype: torch.dtype, **known: Any) -> Symbols:
+    """Sizes of a call of a buffer that there are no tensors of yet, from what is known of it."""
+    columns = config.hidden, config.num_topk
+    likes = {
+        argument.name: torch.empty(1, each, dtype=dtype, device="meta")
+        for argument, each in zip(operator.tensors[:2], columns, strict=True)
+    }
+    return Symbols(operator, {"row_format": AS_THEY_ARE, **known, **likes})
 
 
 OFFSETS = "(EP * localE * tp,)"

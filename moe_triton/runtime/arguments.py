@@ -115,23 +115,17 @@ def check_num_bytes(num_bytes: int | None, needed: int) -> None:
         ArgumentError: it is too large, or ``num_bytes`` no integer.
     """
     if num_bytes is not None and check_integer("num_bytes", num_bytes) < needed:
-        raise ArgumentError(
-            "num_bytes",
-            num_bytes,
-            f"these sizes need {needed} bytes",
-            f"Pass num_bytes={needed} or None, or lower num_max_tokens_per_rank.",
-        )
+        rule = f"these sizes need {needed} bytes"
+        remedy = f"Pass num_bytes={needed} or None, or lower num_max_tokens_per_rank."
+        raise ArgumentError("num_bytes", num_bytes, rule, remedy)
 
 
 def check_num_tokens(name: str, config: Config, num_tokens: int) -> None:
     """Checks that the buffer has room for so many tokens of a rank."""
     if num_tokens > config.num_max_tokens_per_rank:
-        raise ArgumentError(
-            name,
-            f"of {num_tokens} tokens",
-            f"the buffer was made for at most {config.num_max_tokens_per_rank} per rank",
-            "Split the batch, or rebuild the buffer with a larger num_max_tokens_per_rank.",
-        )
+        rule = f"the buffer was made for at most {config.num_max_tokens_per_rank} per rank"
+        remedy = "Split the batch, or rebuild the buffer with a larger num_max_tokens_per_rank."
+        raise ArgumentError(name, f"of {num_tokens} tokens", rule, remedy)
 
 
 def check_order(ids: object, weights: object) -> None:
@@ -143,13 +137,9 @@ def check_order(ids: object, weights: object) -> None:
     if not isinstance(ids, torch.Tensor) or not isinstance(weights, torch.Tensor):
         return
     if ids.is_floating_point() and not weights.is_floating_point():
-        raise ArgumentError(
-            "topk_idx",
-            f"of dtype {ids.dtype}",
-            f"ids are integers, and topk_weights is of {weights.dtype}: they are in each other's places",
-            "The order is dispatch(x, topk_idx, topk_weights).",
-            code=INVALID_ARGUMENT,
-        )
+        rule = f"ids are integers, and topk_weights is of {weights.dtype}: they are in each other's places"
+        remedy = "The order is dispatch(x, topk_idx, topk_weights)."
+        raise ArgumentError("topk_idx", f"of dtype {ids.dtype}", rule, remedy, code=INVALID_ARGUMENT)
 
 
 def bad_id_error(name: str, ids: torch.Tensor, bad: tuple[int, str], num_experts: int) -> ArgumentError:
@@ -174,12 +164,8 @@ def bad_id_error(name: str, ids: torch.Tensor, bad: tuple[int, str], num_experts
 def check_smoothing(smooth_scales: torch.Tensor | None, row_format: RowFormat) -> None:
     """Checks that there are smooth scales for quantised rows only."""
     if smooth_scales is not None and not row_format.is_quantized:
-        raise ArgumentError(
-            "smooth_scales",
-            "given",
-            "only quantised rows are smoothed",
-            "Pass quantize='int8', or no scales.",
-        )
+        rule = "only quantised rows are smoothed"
+        raise ArgumentError("smooth_scales", "given", rule, "Pass quantize='int8', or no scales.")
 
 
 def check_handle(handle: DispatchHandle, buffer_id: int, communicator: Communicator) -> None:
@@ -197,12 +183,8 @@ def check_handle(handle: DispatchHandle, buffer_id: int, communicator: Communica
     for name in ("buffer_id", "number"):
         check_integer(f"handle.{name}", found[name])
     if found["buffer_id"] != buffer_id:
-        raise ArgumentError(
-            "handle",
-            "of another buffer",
-            "combine needs this buffer's own",
-            "Use the buffer that dispatched.",
-        )
+        rule = "combine needs this buffer's own"
+        raise ArgumentError("handle", "of another buffer", rule, "Use the buffer that dispatched.")
     latest = communicator.counts["dispatch"] - 1
     if found["number"] != latest:
         raise ArgumentError(
@@ -223,13 +205,9 @@ def _field(handle: DispatchHandle, name: str) -> Any:
     try:
         return getattr(handle, name)
     except AttributeError:
-        raise ArgumentError(
-            f"handle.{name}",
-            "missing",
-            "a handle is passed as dispatch made it",
-            "Pass output.handle.",
-            code=INVALID_ARGUMENT,
-        ) from None
+        rule = "a handle is passed as dispatch made it"
+        remedy = "Pass output.handle."
+        raise ArgumentError(f"handle.{name}", "missing", rule, remedy, code=INVALID_ARGUMENT) from None
 
 
 def check_results(y: torch.Tensor, handle: DispatchHandle, communicator: Communicator) -> None:
@@ -259,12 +237,9 @@ def starts_at(place: torch.Tensor, y: torch.Tensor) -> bool:
     """Whether results are where peers will read them. Elsewhere there, copying would overwrite them."""
     ahead = y.data_ptr() - place.data_ptr()
     if 0 < ahead < place.nbytes:
-        raise ArgumentError(
-            "y",
-            f"{ahead} bytes past the start of expert_output()",
-            "peers read results from its start on",
-            "Write them from its first row on, or pass a tensor of your own.",
-        )
+        rule = "peers read results from its start on"
+        remedy = "Write them from its first row on, or pass a tensor of your own."
+        raise ArgumentError("y", f"{ahead} bytes past the start of expert_output()", rule, remedy)
     return ahead == 0
 
 
@@ -385,10 +360,7 @@ def _active_tokens(mask: torch.Tensor, called: Callable[[str], str]) -> int:
     active = flags.count(True)
     if False in flags[:active]:
         token = flags.index(True, flags.index(False))
-        raise ArgumentError(
-            called("x_active_mask"),
-            f"True at token {token} after a False",
-            "active tokens come first in a 1-D mask",
-            "Sort the tokens, or pass a (BS, K) mask.",
-        )
+        rule = "active tokens come first in a 1-D mask"
+        remedy = "Sort the tokens, or pass a (BS, K) mask."
+        raise ArgumentError(called("x_active_mask"), f"True at token {token} after a False", rule, remedy)
     return active

@@ -24,8 +24,8 @@ from moe_triton.core.call_program import (
     Size,
     TensorAt,
 )
-from moe_triton.core.row_formats import AS_THEY_ARE, ROW_FORMATS
-from moe_triton.operators.buffer import COMBINE_OF_BUFFER, DISPATCH_OF_BUFFER, attributes_of
+from moe_triton.core.row_formats import ROW_FORMATS
+from moe_triton.operators.buffer import COMBINE_OF_BUFFER, DISPATCH_OF_BUFFER, attributes_of, symbols_like
 from moe_triton.operators.description import Operator, Symbols
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes.site import OPERATORS, Site
@@ -122,18 +122,8 @@ class BufferCalls:
     def _symbols(self, operator: Operator, dtype: torch.dtype, **modes: Any) -> Symbols:
         """Sizes of a call whose number of tokens is not known yet."""
         config = self._site.config
-        sizes = {
-            "BS": T,
-            "rows": ROWS,
-            "row_format": AS_THEY_ARE,
-            **attributes_of(config, self._site.rank),
-            **modes,
-        }
-        likes = {
-            argument.name: torch.empty(1, columns, dtype=dtype, device="meta")
-            for argument, columns in zip(operator.tensors[:2], (config.hidden, config.num_topk), strict=True)
-        }
-        return Symbols(operator, sizes | likes)
+        attributes = attributes_of(config, self._site.rank)
+        return symbols_like(operator, config, dtype, BS=T, rows=ROWS, **attributes, **modes)
 
     def _arguments(self, operator: Operator) -> dict[str, Argument]:
         """What native code takes of an operator's tensors, by the names of their holes."""

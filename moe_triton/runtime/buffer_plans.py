@@ -18,22 +18,10 @@ from moe_triton.core.row_formats import RowFormat
 from moe_triton.operators.buffer import COMBINE_OF_BUFFER, DISPATCH_OF_BUFFER, OF_HANDLE, attributes_of
 from moe_triton.operators.description import Operator, Symbols
 from moe_triton.runtime import arguments
-from moe_triton.runtime.arguments import (
-    call_of,
-    check_argument,
-    inputs_of,
-    other_ids_error,
-)
+from moe_triton.runtime.arguments import call_of, check_argument, inputs_of, other_ids_error
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.in_flight import SentCalls
-from moe_triton.runtime.operator_plan import (
-    Bindings,
-    CallSite,
-    Deployment,
-    Named,
-    Native,
-    OperatorPlan,
-)
+from moe_triton.runtime.operator_plan import Bindings, CallSite, Deployment, Named, Native, OperatorPlan
 from moe_triton.runtime.plan_cache import PlanCache
 from moe_triton.schemes.rules import check_call, check_given
 
@@ -279,9 +267,8 @@ class BufferPlans:
                 raise error
             if argument.name in LARGE and not value.is_contiguous():
                 name = operator.called(argument.name)
-                raise ArgumentError(
-                    name, f"strided {value.stride()}", "it must be contiguous", f"Pass {name}.contiguous()."
-                )
+                rule = "it must be contiguous"
+                raise ArgumentError(name, f"strided {value.stride()}", rule, f"Pass {name}.contiguous().")
         arguments.check_order(tensors["expert_ids"], tensors["expert_scales"])
         s = Symbols(operator, {**self._attributes, **modes, **tensors})
         for position, argument in enumerate(operator.tensors):

@@ -26,14 +26,13 @@ from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.rendezvous.notes import Notes, noted_after_s
 from moe_triton.runtime.buffer_calls import BufferCalls
-from moe_triton.runtime.call_memory import call_bytes
 from moe_triton.runtime.construction import Order, Prepared, prepare
 from moe_triton.runtime.diagnosis import Run, failure, note_of, patience_s, tell_of
 from moe_triton.runtime.exclusive import Exclusive
-from moe_triton.runtime.executables import Executables, Phase, PlanCalls, PlanMemory
+from moe_triton.runtime.executables import Executables, Phase, PlanCalls, PlanMemory, call_bytes
 from moe_triton.runtime.in_flight import InFlight, UnreadRuns
 from moe_triton.runtime.rounds import Rounds
-from moe_triton.runtime.trace import Trace
+from moe_triton.runtime.traces import Trace
 from moe_triton.schemes.site import Operator
 
 # Orders the uses of a process's communicators; it is the same on every rank, since all make the same calls.

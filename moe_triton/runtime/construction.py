@@ -23,7 +23,7 @@ from moe_triton.core.topology import RANKS_PER_SERVER
 from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.rendezvous.agreement import KERNELS, agree
 from moe_triton.rendezvous.meeting import Meeting
-from moe_triton.runtime.trace import TraceFile, TracePath
+from moe_triton.runtime.traces import TraceFile, TracePath
 from moe_triton.schemes import make_scheme, scheme_type
 from moe_triton.schemes.rules import check_config
 from moe_triton.schemes.scheme import Scheme

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Literal, Protocol, cast
 
@@ -14,7 +15,8 @@ from moe_triton.core.kernel import MAX_PHASES
 from moe_triton.core.plan import Plan
 from moe_triton.core.records import TRAFFIC
 from moe_triton.core.traffic import HOLE, Traffic
-from moe_triton.operators.variants import DispatchVariant, Variant
+from moe_triton.operators.buffer import COMBINE_OF_BUFFER, DISPATCH_OF_BUFFER, attributes_of, symbols_like
+from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes.scheme import Output, Scheme
 from moe_triton.schemes.site import CALL_WORDS, COUNTED, OPERATORS, Operator
 from moe_triton.tables import KernelSettings
@@ -228,3 +230,32 @@ class Executables:
         self.stop_calls()
         self._kept.clear()
         self._views.clear()
+
+
+FIRST_CALL_BYTES = 8 << 20
+"""What a process takes until its calls repeat: to load kernels, and for Python's objects (measured: 5 MB)."""
+
+
+def call_bytes(scheme: Scheme) -> int:
+    """Private bytes that a plain dispatch and its combine take on this rank, when most rows arrive.
+
+    Scratch memory, outputs, and what the process itself takes.
+    """
+    site, dtype = scheme.site, torch.bfloat16
+    config = site.config
+    tables, is_paired = scheme.tables_of(config), site.exchange_rank is not None
+    keeps = tables is not None  # and then takes weights
+    words = tables.num_words if tables else 0
+    attributes = attributes_of(config, site.rank, site.exchange_rank, table_words=words)
+    sizes = {"BS": config.num_max_tokens_per_rank, "rows": site.capacity, **attributes}
+    outputs = 0
+    dispatched = DispatchVariant(dtype, weights=keeps, keeps_tables=keeps, exchange=is_paired)
+    combined = CombineVariant(dtype, weights=keeps, exchange=is_paired)
+    for operator, variant in ((DISPATCH_OF_BUFFER, dispatched), (COMBINE_OF_BUFFER, combined)):
+        s = symbols_like(operator, config, dtype, **sizes)
+        for output in operator.returned(variant):
+            if output.name == "tokens" and scheme.place("rows", dtype.itemsize):
+                continue
+            shape, kind = s.spec(output)
+            outputs += math.prod(shape) * kind.itemsize
+    return FIRST_CALL_BYTES + outputs + scheme.workspace_bytes(dispatched, combined)

@@ -419,12 +419,9 @@ class CombinePlan(OperatorPlan):
         else:
             total = communicator.backend.read_int32(bindings["recv_offsets"], self.num_entries - 1)
             if not 0 <= total <= rows or total > communicator.capacity:
-                raise ArgumentError(
-                    "ep_send_counts",
-                    f"one with a total of {total} rows",
-                    f"expand_x has {rows} rows and at most {communicator.capacity} can have been received",
-                    "Pass ep_recv_counts of the matching dispatch.",
-                )
+                rule = f"expand_x has {rows} rows and at most {communicator.capacity} can have been received"
+                remedy = "Pass ep_recv_counts of the matching dispatch."
+                raise ArgumentError("ep_send_counts", f"one with a total of {total} rows", rule, remedy)
         bindings["num_rows"] = self._num_rows(known)
 
     @cached_property

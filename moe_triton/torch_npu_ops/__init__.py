@@ -6,32 +6,19 @@ argument for is set by `configure`.
 
 from __future__ import annotations
 
-from moe_triton.torch_npu_ops.functions.combine import (
+from moe_triton.torch_npu_ops.group import _npu_distribute_barrier, npu_moe_distribute_buffer_reset
+from moe_triton.torch_npu_ops.npu_moe import (
     npu_moe_distribute_combine,
     npu_moe_distribute_combine_add_rms_norm,
-    npu_moe_distribute_combine_v2,
-)
-from moe_triton.torch_npu_ops.functions.dispatch import (
-    npu_moe_distribute_dispatch,
-    npu_moe_distribute_dispatch_v2,
-)
-from moe_triton.torch_npu_ops.functions.group import (
-    _npu_distribute_barrier,
-    npu_moe_distribute_buffer_reset,
-)
-from moe_triton.torch_npu_ops.functions.halves import (
     npu_moe_distribute_combine_setup,
     npu_moe_distribute_combine_teardown,
+    npu_moe_distribute_combine_v2,
+    npu_moe_distribute_dispatch,
     npu_moe_distribute_dispatch_setup,
     npu_moe_distribute_dispatch_teardown,
+    npu_moe_distribute_dispatch_v2,
 )
-from moe_triton.torch_npu_ops.registry import (
-    group_name,
-    process_group,
-    register_group,
-    release,
-    synchronize,
-)
+from moe_triton.torch_npu_ops.registry import group_name, process_group, register_group, release, synchronize
 from moe_triton.torch_npu_ops.settings import configure
 
 __all__ = [

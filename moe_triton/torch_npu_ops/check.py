@@ -164,12 +164,8 @@ def check_room(plan: OperatorPlan) -> None:
     s = plan.symbols
     room, needed = 2 * s["G"] * s["K"] * s["servers"], plan.tables.num_words if plan.tables else 0
     if needed > room:
-        raise ArgumentError(
-            "ep_world_size",
-            s["EP"],
-            f"{needed} words for combine follow the counts in ep_recv_counts, which has room for {room}",
-            "Use more ranks, or a larger global_bs.",
-        )
+        rule = f"{needed} words for combine follow the counts in ep_recv_counts, which has room for {room}"
+        raise ArgumentError("ep_world_size", s["EP"], rule, "Use more ranks, or a larger global_bs.")
 
 
 def check_whole(plan: OperatorPlan, named: Named) -> None:
@@ -184,12 +180,9 @@ def check_whole(plan: OperatorPlan, named: Named) -> None:
     s, v1 = plan.symbols, plan.symbols.operator.version == 1
     rows, most = s["rows"], s["A"] * s["tp"]
     if rows < most and (not v1 or s["exchange"]):
-        raise ArgumentError(
-            "expand_x",
-            f"of {rows} rows",
-            f"this rank can have received {most}, whether or not it has",
-            "Pass as many rows as dispatch's expand_x has.",
-        )
+        rule = f"this rank can have received {most}, whether or not it has"
+        remedy = "Pass as many rows as dispatch's expand_x has."
+        raise ArgumentError("expand_x", f"of {rows} rows", rule, remedy)
     index = plan.index
     words, (needed, why) = math.prod(s.given[index]), _index_words(plan)
     if words < needed:

@@ -96,9 +96,8 @@ def group_name(group: dist.ProcessGroup | None = None) -> str:
         >>> group = torch_npu.group_name(), dist.get_world_size(), dist.get_rank(), 32
     """
     if not dist.is_initialized():
-        raise invalid(
-            "group", group, "torch.distributed must be initialised", "Call init_process_group first."
-        )
+        rule = "torch.distributed must be initialised"
+        raise invalid("group", group, rule, "Call init_process_group first.")
     chosen = dist.group.WORLD if group is None else _checked("group", group)
     for name, registered in list(_registered.items()):
         if registered() is chosen:
@@ -180,9 +179,8 @@ def check_membership(name: str, argument: str, **said: int) -> dist.ProcessGroup
     group = group_of(name, argument)
     for (called, given), true in zip(said.items(), (group.size(), group.rank()), strict=False):
         if given != true:
-            raise ArgumentError(
-                called, given, f"it is {true} in the group {name!r}", f"Pass {called}={true}."
-            )
+            rule = f"it is {true} in the group {name!r}"
+            raise ArgumentError(called, given, rule, f"Pass {called}={true}.")
     return group
 
 

@@ -14,7 +14,7 @@ from moe_triton.core.errors import ArgumentError
 from moe_triton.core.topology import RanksPerServer, Topology, check_ranks_per_server
 from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.limits import GENERATIONS
-from moe_triton.runtime.trace import TraceFile, TracePath
+from moe_triton.runtime.traces import TraceFile, TracePath
 from moe_triton.tables.kept import Kept, keeping
 
 

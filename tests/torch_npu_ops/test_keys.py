@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from moe_triton import torch_npu_ops as ops
 from moe_triton.core.errors import ArgumentError
 from moe_triton.processes import RankGroup
-from moe_triton.torch_npu_ops.calls import exactly
+from moe_triton.torch_npu_ops.operators import exactly
 from tests.torch_npu_ops.setting import experts_of, fresh, make_round
 
 Groups = Callable[[int], RankGroup]

@@ -13,7 +13,7 @@ import pytest
 
 from moe_triton import ArgumentError
 from moe_triton.processes import PRELOAD
-from moe_triton.runtime.trace import MAX_PATH, TraceFile
+from moe_triton.runtime.traces import MAX_PATH, TraceFile
 
 
 def events_of(path: Path) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from moe_triton.core.records import TRAFFIC
 from moe_triton.core.row_formats import INT8
 from moe_triton.core.traffic import HOLE, ByReach, Traffic
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
-from moe_triton.runtime.trace import TracedRank, metadata, spans
+from moe_triton.runtime.traces import TracedRank, metadata, spans
 from moe_triton.schemes.fullmesh.scheme import Fullmesh
 from moe_triton.schemes.site import Site
 

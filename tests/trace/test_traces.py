@@ -19,7 +19,7 @@ from moe_triton import ArgumentError, BufferStateError, CommunicationTimeoutErro
 from moe_triton import torch_npu_ops as ops
 from moe_triton.core.tuning import Tuning
 from moe_triton.processes import RankFailedError, RankGroup
-from moe_triton.runtime import trace as trace_module
+from moe_triton.runtime import traces as trace_module
 from tests.distributed.cases import inputs_of, small_case
 from tests.distributed.workers import expected_round, make_buffer, one_round, patient_buffer
 from tests.patience import seconds

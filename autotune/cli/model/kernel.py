@@ -41,7 +41,7 @@ def kernel(
     from autotune.model.bodies.replay import case as cases
     from autotune.npu_compiler.socs import soc_named
     from moe_triton.kernels import Case, Sizes
-    from moe_triton.runtime.trace import TraceFile
+    from moe_triton.runtime.traces import TraceFile
     from moe_triton.tools.progress import progress
 
     chip = soc_named(soc)

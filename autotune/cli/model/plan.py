@@ -96,7 +96,7 @@ def plan(
     """Say where the time of dispatch and combine goes on an NPU, by the model: no NPU is needed."""
     from autotune.model.clusters.group import Group, Routing
     from moe_triton.core.errors import ArgumentError
-    from moe_triton.runtime.trace import TraceFile
+    from moe_triton.runtime.traces import TraceFile
 
     rows = None if quantize == "none" else quantize
     console = Console()

@@ -15,7 +15,7 @@ from autotune.model.timelines.timeline import Span
 from autotune.model.traffic import Traffic
 from autotune.npu_compiler.socs import SOC_OF_PRODUCT
 from moe_triton.core.kernel import TritonKernel
-from moe_triton.runtime.trace import TraceFile
+from moe_triton.runtime.traces import TraceFile
 
 Json = dict[str, Any]
 THREADS = "compute", "communication", "waits for other ranks"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -45,22 +45,30 @@ def _late(wait: GaveUp) -> Iterator[int]:
             yield from range(first, first + count)
 
 
-def _results_gave_up(wait: GaveUp) -> list[int]:
-    """Owners of entries without this round's number."""
-    site, status = wait.site, wait.arguments["status"]
+def _num_tokens(wait: GaveUp) -> int:
     tokens = wait.memory["num_tokens"]
     assert isinstance(tokens, int)
-    ids = wait.tensor("topk_idx").view(-1, site.config.num_topk)[:tokens]
-    part = wait.arguments["first_token"], wait.arguments["num_tokens"]
-    # Of the parts that come after this one nothing has been taken yet.
-    end = sum(value.of(tokens) for value in part) if isinstance(part[0], Part) else tokens
+    return tokens
+
+
+def _owners_missing(wait: GaveUp, tokens: Iterable[int]) -> list[int]:
+    """Owners of these tokens' results without this round's number in their entries."""
+    site, status = wait.site, wait.arguments["status"]
+    ids = wait.tensor("topk_idx").view(-1, site.config.num_topk)[: _num_tokens(wait)]
     window, number, missing = wait.tensor("window"), round_of(wait), set()
-    for token in itertools.chain(_late(wait), range(end, tokens)):
+    for token in tokens:
         for k, owner in _owners(site.config, site.rank, ids[token].tolist()):
             offset = status.offset(zone=wait.zone, token=token, k=k)
             if int(window[offset : offset + 4].view(torch.int32)) != number:
                 missing.add(owner)
     return sorted(missing)
+
+
+def _results_gave_up(wait: GaveUp) -> list[int]:
+    """Of the parts that come after the one that was waited for nothing has been taken yet."""
+    tokens, part = _num_tokens(wait), (wait.arguments["first_token"], wait.arguments["num_tokens"])
+    end = sum(value.of(tokens) for value in part) if isinstance(part[0], Part) else tokens
+    return _owners_missing(wait, itertools.chain(_late(wait), range(end, tokens)))
 
 
 def _results_go_on(site: Site, arguments: dict[str, Any], tokens: range) -> Iterator[int]:
@@ -78,18 +86,8 @@ def _results_go_on(site: Site, arguments: dict[str, Any], tokens: range) -> Iter
 
 def _ready_gave_up(wait: GaveUp) -> list[int]:
     """A token that has been taken waits for nothing any more."""
-    site, status = wait.site, wait.arguments["status"]
-    tokens = wait.memory["num_tokens"]
-    assert isinstance(tokens, int)
-    ids = wait.tensor("topk_idx").view(-1, site.config.num_topk)[:tokens]
-    pending, window = wait.tensor("pending")[:tokens], wait.tensor("window")
-    number, missing = round_of(wait), set()
-    for token in (pending > 0).nonzero().flatten().tolist():
-        for k, owner in _owners(site.config, site.rank, ids[token].tolist()):
-            offset = status.offset(zone=wait.zone, token=token, k=k)
-            if int(window[offset : offset + 4].view(torch.int32)) != number:
-                missing.add(owner)
-    return sorted(missing)
+    pending = wait.tensor("pending")[: _num_tokens(wait)]
+    return _owners_missing(wait, (pending > 0).nonzero().flatten().tolist())
 
 
 def _ready_go_on(site: Site, arguments: dict[str, Any], tokens: range) -> Iterator[int]:

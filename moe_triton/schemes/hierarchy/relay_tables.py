@@ -121,12 +121,9 @@ class RelayTables(KeptTables):
         if others.any():
             token, k = others.nonzero()[0].tolist()
             dispatched = float(kept.view(torch.float32)[token, k])
-            raise ArgumentError(
-                name,
-                f"{float(given[token, k])} at token {token}, k {k}",
-                f"dispatch was given {dispatched} there, which other ranks sum with",
-                "Pass the weights that were dispatched.",
-            )
+            rule = f"dispatch was given {dispatched} there, which other ranks sum with"
+            remedy = "Pass the weights that were dispatched."
+            raise ArgumentError(name, f"{float(given[token, k])} at token {token}, k {k}", rule, remedy)
 
     def _check_tables(self, bindings: Bindings, name: str) -> None:
         """Kernels stay in bounds whatever tables hold, but would sum other rows.

@@ -146,7 +146,6 @@ def _members(
     words = None if elastic_info is None else words_of(elastic_info)
     members = members_of(words, found.size())
     if members is not None and found.rank() not in members:
-        raise ArgumentError(
-            "elastic_info", f"one without rank {found.rank()}", "callers are in it", "Rebuild the table."
-        )
+        rule = "callers are in it"
+        raise ArgumentError("elastic_info", f"one without rank {found.rank()}", rule, "Rebuild the table.")
     return members

@@ -66,13 +66,9 @@ class TraceFile:
             self.path = given.parent.resolve() / given.name if given.name else given.resolve()
             is_link = self.path.is_symlink()
         except Exception:  # of a caller's own class, `os.fspath` may raise anything
-            raise ArgumentError(
-                "trace",
-                reprlib.repr(path),
-                f"it must be the path of a file, of 1 to {MAX_PATH} characters",
-                "Pass a str or an os.PathLike.",
-                code=INVALID_ARGUMENT,
-            ) from None
+            rule = f"it must be the path of a file, of 1 to {MAX_PATH} characters"
+            remedy = "Pass a str or an os.PathLike."
+            raise ArgumentError("trace", reprlib.repr(path), rule, remedy, code=INVALID_ARGUMENT) from None
         if is_link:
             raise self._refused("it is a symbolic link", "Name the file that it points to.")
 
