@@ -10,30 +10,30 @@ from typing import Any
 import pytest
 import torch
 
-from moe_triton import operators
 from moe_triton import torch_npu_ops as ops
+from moe_triton.operators import combine, dispatch
 from moe_triton.operators.description import Operator, Output, TensorArgument
 from moe_triton.torch_npu_ops.declared import arguments_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operators.md").read_text(encoding="utf-8")
 DTYPES = {torch.float32: "fp32", torch.int32: "int32", torch.int64: "int64", torch.int8: "int8"}
 FUNCTIONS = {
-    operators.DISPATCH_V1: ops.npu_moe_distribute_dispatch,
-    operators.DISPATCH: ops.npu_moe_distribute_dispatch_v2,
-    operators.DISPATCH_SETUP: ops.npu_moe_distribute_dispatch_setup,
-    operators.DISPATCH_TEARDOWN: ops.npu_moe_distribute_dispatch_teardown,
-    operators.COMBINE_V1: ops.npu_moe_distribute_combine,
-    operators.COMBINE: ops.npu_moe_distribute_combine_v2,
-    operators.COMBINE_ADD_RMS_NORM: ops.npu_moe_distribute_combine_add_rms_norm,
-    operators.COMBINE_SETUP: ops.npu_moe_distribute_combine_setup,
-    operators.COMBINE_TEARDOWN: ops.npu_moe_distribute_combine_teardown,
+    dispatch.DISPATCH_V1: ops.npu_moe_distribute_dispatch,
+    dispatch.DISPATCH: ops.npu_moe_distribute_dispatch_v2,
+    dispatch.DISPATCH_SETUP: ops.npu_moe_distribute_dispatch_setup,
+    dispatch.DISPATCH_TEARDOWN: ops.npu_moe_distribute_dispatch_teardown,
+    combine.COMBINE_V1: ops.npu_moe_distribute_combine,
+    combine.COMBINE: ops.npu_moe_distribute_combine_v2,
+    combine.COMBINE_ADD_RMS_NORM: ops.npu_moe_distribute_combine_add_rms_norm,
+    combine.COMBINE_SETUP: ops.npu_moe_distribute_combine_setup,
+    combine.COMBINE_TEARDOWN: ops.npu_moe_distribute_combine_teardown,
 }
-WHOLE = {**{o.name: o for o in operators.DISPATCH.outputs}, "expand_idx": operators.DISPATCH_V1.outputs[2]}
+WHOLE = {**{o.name: o for o in dispatch.DISPATCH.outputs}, "expand_idx": dispatch.DISPATCH_V1.outputs[2]}
 # Rows of the page's tables: heading, what they begin with, and the outputs that they are about.
 TABLES: list[tuple[str, str, dict[str, Output]]] = [
     ("Outputs", "", WHOLE),
-    ("Outputs of the halves", "dispatch_setup | ", {o.name: o for o in operators.DISPATCH_SETUP.outputs}),
-    ("Outputs of the halves", "combine_setup | ", {o.name: o for o in operators.COMBINE_SETUP.outputs}),
+    ("Outputs of the halves", "dispatch_setup | ", {o.name: o for o in dispatch.DISPATCH_SETUP.outputs}),
+    ("Outputs of the halves", "combine_setup | ", {o.name: o for o in combine.COMBINE_SETUP.outputs}),
 ]
 
 
