@@ -137,18 +137,10 @@ class EPBuffer(Owner, Uncopied):
 
         def make_config() -> Config:
             self._explicitly_destroy = check_flag("explicitly_destroy", explicitly_destroy)
-            counted = arguments.check_special(special)
-            whole = Config(
-                len(meeting.of_group),
-                *sizes,
-                product=product,
-                relaxed=relaxed,
-                num_special_experts=counted,
-                ranks_per_server=ranks_per_server,
-            )
-            arguments.check_const_experts(whole, num_const_experts)
-            asked = Asked(comm_alg, outputs, backend, checked_tuning(tuning).tables)
-            chosen = choose_scheme(asked, whole, meeting.members, tp_group is not None)
+            asked = {"product": product, "relaxed": relaxed, "ranks_per_server": ranks_per_server}
+            whole = arguments.whole_config(len(meeting.of_group), sizes, special, **asked)
+            scheme = Asked(comm_alg, outputs, backend, checked_tuning(tuning).tables)
+            chosen = choose_scheme(scheme, whole, meeting.members, tp_group is not None)
             self._comm_alg_source = chosen.source
             return chosen.config
 

@@ -25,6 +25,7 @@ from moe_triton.runtime.communicator import Communicator
 from moe_triton.schemes import rules, scheme_type
 
 SPECIAL = "num_zero_experts + num_copy_experts + num_const_experts"
+Sizes = tuple[int, int, int, int, int, int]
 HANDLE_FIELDS = tuple(field.name for field in fields(DispatchHandle))
 
 
@@ -43,21 +44,25 @@ def check_special(counts: Sequence[object]) -> int:
     return sum(numbers)
 
 
-def check_const_experts(whole: Config, number: int) -> None:
-    """Checks that the product has constant experts, where there are to be any.
+def whole_config(num_ranks: int, sizes: Sizes, special: Sequence[int], **chosen: Any) -> Config:
+    """Settings of a whole group, which may break rules, but for those on special experts.
 
     Args:
-        whole: settings of the group, which may break rules.
-        number: of constant experts.
+        num_ranks: of the group.
+        sizes: the next six fields of `Config`.
+        special: numbers of zero, copy and constant experts.
+        chosen: other fields.
 
     Raises:
-        ArgumentError: it has none.
+        ArgumentError: numbers of special experts are none, or the product has no constant experts.
     """
+    whole = Config(num_ranks, *sizes, num_special_experts=check_special(special), **chosen)
     try:
-        call = Call(batch=1, num_const=number, is_of_buffer=True, group_ep="expert-parallel")
+        call = Call(batch=1, num_const=special[2], is_of_buffer=True, group_ep="expert-parallel")
         rules.check_argument("const_expert_num", whole, call)
     except ArgumentError as error:
         raise error.renamed({"const_expert_num": "num_const_experts"}) from None
+    return whole
 
 
 def is_group(name: str, value: object) -> bool:

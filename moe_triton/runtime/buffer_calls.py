@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from moe_triton.backends.base import Calls, Executable, PreparedCalls
+from moe_triton.backends.base import Calls, Executable
 from moe_triton.core.call_program import (
     MAX_KEPT,
     Argument,
@@ -28,6 +28,7 @@ from moe_triton.core.row_formats import ROW_FORMATS
 from moe_triton.operators.buffer import COMBINE_OF_BUFFER, DISPATCH_OF_BUFFER, attributes_of, symbols_like
 from moe_triton.operators.description import Operator, Symbols
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
+from moe_triton.runtime.executables import PlanCalls
 from moe_triton.schemes.site import OPERATORS, Site
 
 TOKEN_DTYPES = (torch.bfloat16, torch.float16)
@@ -44,7 +45,7 @@ def _usual_modes(variant: DispatchVariant) -> dict[str, Any]:
     return {tensor.mode: getattr(variant, tensor.mode) for tensor in USUAL if tensor.mode}
 
 
-class BufferCalls:
+class BufferCalls(PlanCalls):
     """The native calls of one buffer.
 
     Args:
@@ -70,7 +71,8 @@ class BufferCalls:
         results: Sequence[torch.Tensor],
         output_type: type,
     ) -> None:
-        self._site, self._calls, self._buffer_id = site, calls, buffer_id
+        super().__init__(calls)
+        self._site, self._buffer_id = site, buffer_id
         self._window_base, self._output_type = window_base, output_type
         self._dispatch, self._seen = self._dispatch_program()
         self._combine, self._kept = self._combine_program(results)
@@ -80,15 +82,7 @@ class BufferCalls:
     def add(
         self, variant: Variant, zone: int, parts: int, tokens: torch.Tensor | None, executable: Executable
     ) -> None:
-        """Lets native code run calls like this one, where they are usual.
-
-        Args:
-            variant: what the plan is specialised for.
-            zone: what it is built for.
-            parts: what it is cut into.
-            tokens: where a dispatch's rows arrive, where that is in the window.
-            executable: the plan.
-        """
+        """Lets native code run calls like this one, where they are usual."""
         own = self._site.keeps_own
         if isinstance(variant, DispatchVariant):
             plain = DispatchVariant(variant.dtype, variant.row_format, keeps_own=own)
@@ -98,10 +92,6 @@ class BufferCalls:
             variant.dtype, variant.weights, in_place=variant.in_place, keeps_own=own
         ):
             self._calls.add(self._combine_plan(variant, zone, parts), executable)
-
-    def swap(self, prepared: PreparedCalls) -> PreparedCalls:
-        """Replaces the buffer's registered plans, ``{}`` for none, and returns the previous ones."""
-        return self._calls.swap(prepared)
 
     def _dispatch_program(self) -> tuple[CallProgram, dict[str, Seen]]:
         config, registers = self._site.config, Registers()

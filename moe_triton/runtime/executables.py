@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Literal, Protocol, cast
+from typing import Literal, cast
 
 import torch
 
-from moe_triton.backends.base import Backend, Executable, PreparedCalls, TraceLog, Window
+from moe_triton.backends.base import Backend, Calls, Executable, PreparedCalls, TraceLog, Window
 from moe_triton.core.ascendc import REPORT_WORDS
 from moe_triton.core.errors import BufferStateError
 from moe_triton.core.kernel import MAX_PHASES
@@ -86,18 +87,33 @@ Key = tuple[Variant | int | None, int, Phase, int]
 Kept = tuple[dict[Key, Executable], PreparedCalls]
 
 
-class PlanCalls(Protocol):
-    """Native calls, which get every plan that they may run."""
+class PlanCalls(ABC):
+    """Native calls, which get every plan that they may run.
 
+    Args:
+        calls: the back end's.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    @abstractmethod
     def add(
         self, variant: Variant, zone: int, parts: int, tokens: torch.Tensor | None, executable: Executable
     ) -> None:
-        """Registers a plan: from now on calls that need it take the native path."""
-        ...
+        """Registers a plan: from now on calls that need it take the native path.
+
+        Args:
+            variant: what the plan is specialised for.
+            zone: what it is built for.
+            parts: what it is cut into.
+            tokens: where a dispatch's rows arrive, where that is in the window.
+            executable: the plan.
+        """
 
     def swap(self, prepared: PreparedCalls) -> PreparedCalls:
         """Replaces the registered plans, ``{}`` for none, and returns the previous ones."""
-        ...
+        return self._calls.swap(prepared)
 
 
 class Executables:

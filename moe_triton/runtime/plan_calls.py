@@ -13,10 +13,11 @@ from weakref import WeakSet, finalize
 
 import torch
 
-from moe_triton.backends.base import Calls, Executable, PreparedCalls
+from moe_triton.backends.base import Calls, Executable
 from moe_triton.core.call_program import CallProgram, Output, PlanProgram, Registers, TensorAt
 from moe_triton.operators.variants import Variant
 from moe_triton.runtime.communicator import Communicator
+from moe_triton.runtime.executables import PlanCalls
 from moe_triton.schemes.site import OPERATORS
 
 # Outputs that have memory of their own: the others are small beside them.
@@ -24,7 +25,7 @@ LARGE = ("expand_x", "out", "y", "x")
 Kind = tuple[Variant, int]
 
 
-class NativeCalls:
+class NativeCalls(PlanCalls):
     """The native calls of one communicator.
 
     Args:
@@ -32,7 +33,7 @@ class NativeCalls:
     """
 
     def __init__(self, calls: Calls) -> None:
-        self._calls, self._count = calls, 0
+        super().__init__(calls)
         self._executables: dict[Kind, dict[int, Executable]] = defaultdict(dict)
         self._programs: dict[Kind, WeakSet[PlanCall]] = defaultdict(WeakSet)
 
@@ -43,10 +44,6 @@ class NativeCalls:
         self._executables[variant, parts][zone] = executable
         for program in list(self._programs[variant, parts]):
             self._calls.add(program.plan_program(zone), executable)
-
-    def swap(self, prepared: PreparedCalls) -> PreparedCalls:
-        """Replaces the registered plans, ``{}`` for none, and returns the previous ones."""
-        return self._calls.swap(prepared)
 
     def call(self, program: PlanCall, variant: Variant, parts: int) -> Callable[..., Any]:
         """What runs a program: called with its tensors, its outputs; or None, and nothing has happened.

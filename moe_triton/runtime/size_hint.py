@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from moe_triton.core.config import Config, Product
+from moe_triton.core.config import Product
 from moe_triton.core.topology import RanksPerServer
 from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.runtime import arguments
@@ -45,15 +45,9 @@ def get_buffer_size_hint(
         75497472
     """
     sizes = num_max_tokens_per_rank, hidden, num_topk, num_experts, num_shared_experts, num_shared_ranks
-    whole = Config(
-        num_ranks,
-        *sizes,
-        product=product,
-        relaxed=relaxed,
-        num_special_experts=arguments.check_special((num_zero_experts, num_copy_experts, num_const_experts)),
-        ranks_per_server=ranks_per_server,
-    )
-    arguments.check_const_experts(whole, num_const_experts)
+    special = num_zero_experts, num_copy_experts, num_const_experts
+    chosen = {"product": product, "relaxed": relaxed, "ranks_per_server": ranks_per_server}
+    whole = arguments.whole_config(num_ranks, sizes, special, **chosen)
     is_paired = arguments.is_group("tp_group", tp_group)
     asked = Asked(comm_alg, outputs, backend, checked_tuning(tuning).tables)
     return layout_of(choose_scheme(asked, whole, range(whole.num_ranks), is_paired).config).data_bytes
