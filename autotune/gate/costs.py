@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass
 
 from autotune.gate.stream import Branch, Instruction, Loop, Node, Sync
-from autotune.model.bodies.replay.functions import DIVIDE_FACTOR
+from autotune.model.bodies.replay.instructions import DIVIDE_FACTOR
 from autotune.model.constants import machine_named
 
 _CORE = machine_named("A2")

@@ -43,11 +43,11 @@ def edit(path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "counts"),
     [
-        ("autotune/model/bodies/replay/result.py", True),
+        ("autotune/model/bodies/replay/body.py", True),
         ("autotune/model/bodies/clock.py", True),
         ("autotune/npu_compiler/compile.py", True),
         ("autotune/kernels/occasions.py", True),
-        ("autotune/model/clusters/crossings.py", False),
+        ("autotune/model/clusters/posted.py", False),
         ("autotune/model/fits/fit.py", False),
         ("autotune/model/timelines/timeline.py", False),
         ("autotune/npu_compiler/cache.py", False),

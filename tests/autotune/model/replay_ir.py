@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from autotune.model.bodies.replay.body import Argument, Replay, recorded, timed
 from autotune.model.bodies.replay.instructions import Stream
-from autotune.model.bodies.replay.program import Argument, recorded
-from autotune.model.bodies.replay.result import Replay, timed
 from autotune.model.bodies.replay.translate import translated
 from autotune.model.constants import Machine, machine_named
 from autotune.model.cost import Table

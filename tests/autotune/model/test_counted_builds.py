@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autotune.model.bodies.counted import ranks
+from autotune.model.bodies.counted import library as libraries
+from autotune.model.bodies.counted import run as runs
 from autotune.model.bodies.counted.library import CountingLibrary, Did
 from autotune.model.bodies.counted.price import counted
 from autotune.model.bodies.counted.run import PlanRun, standing_for
@@ -49,7 +50,7 @@ def priced(monkeypatch: pytest.MonkeyPatch) -> Priced:
 
     def price(step: str, *patches: Patch) -> tuple[Cost, np.ndarray]:
         library = CountingLibrary(build_counting(patches, LAUNCHERS))
-        for module in (ranks, __import__("autotune.model.bodies.counted.run", fromlist=["run"])):
+        for module in (libraries, runs):
             monkeypatch.setattr(module, "counting_library", lambda: library)
         run: PlanRun = standing_for(whole, [known])
         index = [launch.step for launch in whole.launches].index(step)
@@ -98,13 +99,13 @@ def test_a_movement_kernel_of_another_scheme_needs_no_line_here(
     assert "built" in said, said
     monkeypatch.setitem(SCHEMES["A3"], "keeping", f"{keeping.__name__}:Keeping")
     monkeypatch.setattr(native_files, "folders", lambda: (tmp_path,))
-    ranks.counting_library.cache_clear()
+    libraries.counting_library.cache_clear()
     try:
         call = Call.typical(Group(8, 16, comm_alg="keeping", mode="stream"), simple_bodies)
         monkeypatch.setattr(keeping.Keeping, "place", lambda *_: None)  # its results are not left in place
         (found,) = call.priced("combine", A3)
     finally:
-        ranks.counting_library.cache_clear()
+        libraries.counting_library.cache_clear()
     (kept,) = [span for span in found.timeline.spans if span.launch.kernel.name == "keep_rows"]
     rows = call.traffics[0].num_rows
     assert kept.cost.us > 0

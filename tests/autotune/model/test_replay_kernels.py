@@ -15,10 +15,9 @@ from autotune.gate.families import parse_case
 from autotune.gate.stream import Branch, Loop, Node, parse
 from autotune.gate.table import shown_cases
 from autotune.model.bodies.replay import replay_of
+from autotune.model.bodies.replay.body import recorded, timed
 from autotune.model.bodies.replay.case import case_arguments, replay_case
-from autotune.model.bodies.replay.functions import FUNCTIONS
-from autotune.model.bodies.replay.program import recorded
-from autotune.model.bodies.replay.result import timed
+from autotune.model.bodies.replay.instructions import FUNCTIONS
 from autotune.model.bodies.replay.translate import translated
 from autotune.model.constants import Machine, machine_named
 from autotune.npu_compiler import compile as npu_compile

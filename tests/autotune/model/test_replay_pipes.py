@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from autotune.model.bodies import clock
-from autotune.model.bodies.replay.result import Replay
+from autotune.model.bodies.replay.body import Replay
 from moe_triton.core.errors import ToolchainError
 from tests.autotune.model.replay_ir import (
     COPY,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.model.bodies.replay.attributes import affine_of, integers_of, memref_of, pipe_of
+from autotune.model.bodies.replay.body import ReplayError
 from autotune.model.bodies.replay.instructions import Stream
-from autotune.model.bodies.replay.program import ReplayError
+from autotune.model.bodies.replay.operations import affine_of, integers_of, memref_of, pipe_of
 from moe_triton.core.errors import ToolchainError
 from tests.autotune.model.replay_ir import (
     GM,

@@ -13,8 +13,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.model.bodies.counted.library import Contents, CountedError, Mode, Writers, counting_library
-from autotune.model.bodies.counted.ranks import FIRST_SEGMENT, Launching, Ranks, segment_at
+from autotune.model.bodies.counted.library import (
+    FIRST_SEGMENT,
+    Contents,
+    CountedError,
+    Launching,
+    Mode,
+    Ranks,
+    Writers,
+    counting_library,
+    segment_at,
+)
 from autotune.model.bodies.counted.steps import Steps
 from autotune.model.cost import UnknownWorkError
 from autotune.model.traffic import Traffic, traffic_with

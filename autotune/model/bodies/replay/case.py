@@ -7,9 +7,7 @@ from typing import Any
 
 import torch
 
-from autotune.model.bodies.replay.body import Replayed, replay_of
-from autotune.model.bodies.replay.program import Argument
-from autotune.model.bodies.replay.result import Replay
+from autotune.model.bodies.replay.body import Argument, Replay, Replayed, replay_of
 from autotune.model.constants import Machine
 from autotune.model.cost import Table
 from moe_triton.kernels import Case

@@ -10,11 +10,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.model.bodies.replay.attributes import attribute, event_of, memref_of, pipe_of
-from autotune.model.bodies.replay.functions import function_named
-from autotune.model.bodies.replay.instructions import Instruction, Kind
-from autotune.model.bodies.replay.scalars import FREE, GLOBALS, expression, is_float
-from autotune.model.bodies.replay.views import Value, View, is_view, view_of, whole
+from autotune.model.bodies.replay.instructions import Instruction, Kind, function_named
+from autotune.model.bodies.replay.operations import (
+    FREE,
+    GLOBALS,
+    Value,
+    View,
+    attribute,
+    event_of,
+    expression,
+    is_float,
+    is_view,
+    memref_of,
+    pipe_of,
+    view_of,
+    whole,
+)
 from moe_triton.backends.cpu.triton.ir import Block, Operation
 from moe_triton.core.errors import ToolchainError
 
