@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from autotune import results, writing
-from autotune.cli.model.machines import machine_of
+from autotune.cli.model.options import machine_of
 from autotune.kernels.scope import Scope
 from autotune.model.constants import machine_named
 from autotune.pipeline.results import Target

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.cli.model.machines import machine_of
+from autotune.cli.model.options import machine_of
 from autotune.model.constants import Machine, machine_named
 from autotune.selftest_reports.constants import constants_of, machine_of_report, product_of, read_machine
 from moe_triton.core.errors import ArgumentError

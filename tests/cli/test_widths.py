@@ -62,9 +62,9 @@ def printed(monkeypatch: pytest.MonkeyPatch) -> list[TextTable]:
 @pytest.fixture(scope="module", autouse=True)
 def predicted_once() -> Iterator[None]:
     """``model validate`` takes seconds for what is the same each time."""
-    module = import_module("autotune.model.fits.validate")
+    module = import_module("autotune.cli.model.validate")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "validate", functools.cache(module.validate))
+        patch.setattr(module, "compare", functools.cache(module.compare))
         yield
 
 

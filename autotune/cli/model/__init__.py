@@ -7,8 +7,7 @@ import typer
 from autotune.cli.model.calibrate import calibrate
 from autotune.cli.model.cluster import cluster
 from autotune.cli.model.kernel import kernel
-from autotune.cli.model.parts import parts
-from autotune.cli.model.plan import plan, prices
+from autotune.cli.model.plan import parts, plan, prices
 from autotune.cli.model.validate import validate
 from moe_triton.tools.cli.errors import Commands
 

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
-from autotune.cli.model.machines import MACHINE, machine_of
-from autotune.cli.model.options import Experts, Hidden, Markdown, Seed
+from autotune.cli.model.options import MACHINE, Experts, Hidden, Markdown, Seed, machine_of
+from autotune.model.bodies.body import body_of
+from autotune.model.bodies.remembered import Bodies, OfArguments
+from autotune.model.clusters import cluster as planned
+from autotune.model.clusters import cluster_a2
+from autotune.model.clusters.a2 import SCHEMES as CLOSED_FORMS
+from autotune.model.clusters.cluster import Point
+from autotune.model.clusters.group import PLANNED, Group, Routing
+from autotune.model.constants import Machine
+from autotune.model.timelines.timeline import Mode
+from moe_triton.core.errors import ArgumentError
+from moe_triton.schemes import SCHEMES
 from moe_triton.tools.cli.options import MOST_TOKENS
-from moe_triton.tools.plots import write_plots
+from moe_triton.tools.plots import COLOURS, draw, legend, write_plots
 from moe_triton.tools.progress import progress
 from moe_triton.tools.text_table import TextTable, names, numbers, print_parts
-
-if TYPE_CHECKING:
-    from autotune.model.bodies.remembered import Bodies
-    from autotune.model.clusters.cluster import Point
-    from autotune.model.clusters.crossings import Crossing
-    from autotune.model.clusters.group import Group
-    from autotune.model.constants import Machine
-    from autotune.model.timelines.timeline import Mode
 
 SCHEMES_HELP = "schemes, with commas between; if not given, all that may be launched so"
 QUANTIZE_HELP = "how dispatched rows travel: as EPBuffer.dispatch takes it, or none"
@@ -42,6 +45,10 @@ CSV_HEADINGS = (
     "ingress_bytes",
     "imbalance",
 )
+BY_TOKENS, BY_RANKS = "cluster_by_tokens.svg", "cluster_by_ranks.svg"
+STYLES = {"dispatch": ("-", "o"), "combine": ("--", "s")}
+SIZES = {"ranks": "ranks (EP)", "tokens": "tokens of each rank (BS)"}
+PANEL_WIDTH, PANEL_HEIGHT, MOST_IN_A_ROW = 3.4, 3.0, 3
 
 
 def cluster(
@@ -65,11 +72,6 @@ def cluster(
     plot: Annotated[Path | None, typer.Option(help="folder for the plots")] = None,
 ) -> None:
     """Price schemes on groups of sampled routing: the slowest rank, the imbalance, where lines cross."""
-    from autotune.model.bodies.body import body_of
-    from autotune.model.bodies.remembered import OfArguments
-    from autotune.model.clusters.group import Group, Routing
-    from moe_triton.core.errors import ArgumentError
-
     console = Console()
     used = machine_of(machine)
     schemes, bodies = _schemes(used, mode, comm_alg), OfArguments(body_of)
@@ -94,22 +96,18 @@ def cluster(
     if to_csv is not None:
         to_csv.write_text(csv_text(points), encoding="utf-8")
     if plot is not None:
-        from autotune.cli.model.cluster_plots import plot_cluster
-
         write_plots(console, lambda: plot_cluster(points, plot))
 
 
 def price_schemes(groups: Sequence[Group], machine: Machine, bodies: Bodies) -> list[Point]:
     """A group with one routing by several schemes; one that no graph may hold is launched by the host."""
-    from autotune.model.clusters import cluster, cluster_a2
-
     ids = groups[0].draw()
     if machine.product == "A2":
         return [cluster_a2.price(group, machine, ids) for group in groups]
     found = []
     for group in groups:
         one = group if group.may_be_captured(machine) else replace(group, mode="stream")
-        found.append(cluster.price(one, machine, bodies, ids))
+        found.append(planned.price(one, machine, bodies, ids))
     return found
 
 
@@ -149,8 +147,6 @@ def all_crossings(points: Sequence[Point]) -> list[tuple[str, str, Crossing]]:
 
 
 def _along(points: Sequence[Point], along: str) -> list[Crossing]:
-    from autotune.model.clusters.crossings import crossings
-
     ordered = sorted(points, key=lambda point: _sizes(point)[along])
     sizes = sorted({_sizes(point)[along] for point in points})
     lines = {name: [point.us for point in ordered if _name(point) == name] for name in _names(points)}
@@ -211,10 +207,6 @@ def _name(point: Point) -> str:
 
 def _schemes(machine: Machine, mode: Mode, given: str) -> list[str]:
     """The schemes named, or all of the machine's product that may be launched so."""
-    from autotune.model.clusters.a2 import SCHEMES as CLOSED_FORMS
-    from autotune.model.clusters.group import PLANNED, Group
-    from moe_triton.schemes import SCHEMES
-
     if given:
         return [name.strip() for name in given.split(",")]
     if machine.product not in PLANNED:
@@ -224,8 +216,6 @@ def _schemes(machine: Machine, mode: Mode, given: str) -> list[str]:
 
 
 def _numbers(argument: str, given: str) -> list[int]:
-    from moe_triton.core.errors import ArgumentError
-
     try:
         found = sorted({int(number) for number in given.split(",")})
     except ValueError:
@@ -233,4 +223,106 @@ def _numbers(argument: str, given: str) -> list[int]:
         raise ArgumentError(argument, repr(given), rule, "Write 8,16,64.") from None
     if found[-1] > MOST_TOKENS:
         raise ArgumentError(argument, found[-1], f"it must be {MOST_TOKENS} at most", "Write 8,16,64.")
+    return found
+
+
+def plot_cluster(points: Sequence[Point], folder: Path) -> list[Path]:
+    """Both plots."""
+    return [
+        draw(folder / BY_TOKENS, lambda figure: _panels(figure, points, "tokens", "ranks")),
+        draw(folder / BY_RANKS, lambda figure: _panels(figure, points, "ranks", "tokens")),
+    ]
+
+
+def _panels(figure: Any, points: Sequence[Point], along: str, across: str) -> None:
+    """A panel for each size across; lines over the other one, by scheme and operator."""
+    values = sorted({getattr(point.group, across) for point in points})
+    columns = min(len(values), MOST_IN_A_ROW)
+    rows = -(-len(values) // columns)
+    figure.set_size_inches(max(PANEL_WIDTH * columns, 7.5), PANEL_HEIGHT * rows + 0.7)
+    axes = figure.subplots(rows, columns, squeeze=False, sharey=True).flatten()
+    for axis, value in zip(axes, values, strict=False):
+        _lines(axis, [point for point in points if getattr(point.group, across) == value], along)
+        axis.set_title(f"{'EP' if across == 'ranks' else 'BS'} {value}")
+        axis.set_xlabel(SIZES[along])
+    for axis in axes[len(values) :]:
+        axis.set_visible(False)
+    for axis in axes[::columns]:
+        axis.set_ylabel("us, slowest rank")
+    legend(figure, len(STYLES))
+
+
+def _lines(axis: Any, points: Sequence[Point], along: str) -> None:
+    schemes = list(dict.fromkeys(point.group.comm_alg for point in points))
+    for number, scheme in enumerate(schemes):
+        of = sorted(
+            (point for point in points if point.group.comm_alg == scheme),
+            key=lambda point: int(getattr(point.group, along)),
+        )
+        for operator, (line, marker) in STYLES.items():
+            axis.plot(
+                [getattr(point.group, along) for point in of],
+                [point.operators[operator].us for point in of],
+                line,
+                marker=marker,
+                markersize=3,
+                color=COLOURS[number],
+                # The same operator of two schemes may take the same: the first one shows around the others.
+                linewidth=1.2 + 1.6 * (len(schemes) - 1 - number),
+                label=f"{scheme}, {operator}",
+            )
+    sizes = sorted({getattr(point.group, along) for point in points})
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.set_xticks(sizes, [str(size) for size in sizes])
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter("{x:g}")
+    axis.grid(visible=True, which="major", axis="y", linewidth=0.4, alpha=0.6)
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Two lines that cross.
+
+    Attributes:
+        size: where, by straight lines between the sizes that were computed.
+        below, above: which one is lower before, and after.
+    """
+
+    size: float
+    below: str
+    above: str
+
+
+def crossings(sizes: Sequence[float], lines: Mapping[str, Sequence[float]]) -> list[Crossing]:
+    """All crossings of each two lines, by size.
+
+    Lines that only touch do not cross.
+
+    Args:
+        sizes: increasing.
+        lines: by name, a value for each size.
+    """
+    found: list[Crossing] = []
+    for first, second in itertools.combinations(lines, 2):
+        gaps = [a - b for a, b in zip(lines[first], lines[second], strict=True)]
+        found += [_named(size, falls, first, second) for size, falls in _roots(sizes, gaps)]
+    return sorted(found, key=lambda crossing: crossing.size)
+
+
+def _named(size: float, falls: bool, first: str, second: str) -> Crossing:
+    return Crossing(size, second, first) if falls else Crossing(size, first, second)
+
+
+def _roots(sizes: Sequence[float], gaps: Sequence[float]) -> list[tuple[float, bool]]:
+    """Where a line changes its sign, and whether it falls there; a stretch at 0 counts once, at its begin."""
+    found = []
+    points = [(size, gap) for size, gap in zip(sizes, gaps, strict=True)]
+    signed = [index for index, (_, gap) in enumerate(points) if gap]
+    for before, after in itertools.pairwise(signed):
+        (a, low), (b, high) = points[before], points[after]
+        if (low > 0) == (high > 0):
+            continue
+        size = points[before + 1][0] if after - before > 1 else a + (b - a) * low / (low - high)
+        found.append((size, low > 0))
     return found

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from autotune.cli.model.options import MOST_BLOCKS
+from autotune.cli.model.options import MOST_BLOCKS, machine_of
+from autotune.gate.families import parse_case
+from autotune.model.bodies.replay import Replayed
+from autotune.model.bodies.replay import case as cases
+from autotune.model.constants import Machine
+from autotune.npu_compiler.socs import soc_named
 from moe_triton.core.topology import MAX_RANKS
+from moe_triton.kernels import Case, Sizes
+from moe_triton.runtime.traces import TraceFile
 from moe_triton.tools.cli.options import MOST_EXPERTS, MOST_TOKENS
+from moe_triton.tools.progress import progress
 from moe_triton.tools.text_table import TextTable, names, numbers, print_parts, texts
-
-if TYPE_CHECKING:
-    from autotune.model.bodies.replay import Replayed
-    from autotune.model.constants import Machine
 
 
 def kernel(
@@ -34,16 +39,6 @@ def kernel(
 
     Inputs are those of the kernel's case: random, each received row count as likely as any other.
     """
-    import json
-
-    from autotune.cli.model.machines import machine_of
-    from autotune.gate.families import parse_case
-    from autotune.model.bodies.replay import case as cases
-    from autotune.npu_compiler.socs import soc_named
-    from moe_triton.kernels import Case, Sizes
-    from moe_triton.runtime.traces import TraceFile
-    from moe_triton.tools.progress import progress
-
     chip = soc_named(soc)
     constants = machine_of(machine or chip.product)
     family, shape = parse_case(case)

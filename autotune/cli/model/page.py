@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 
 from autotune.cli.model.plan import price_table
-from autotune.cli.model.validate import error_bars, page_text
-from autotune.cli.model.validate_plots import plot_validation
+from autotune.cli.model.validate import error_bars, page_text, plot_validation
 from autotune.model.bodies.body import body_of
 from autotune.model.bodies.remembered import OfArguments
 from autotune.model.clusters.posted import STAGES, compare

@@ -1,36 +1,48 @@
-"""``moe-triton model plan``: where the time of one plan goes; ``model prices``: what all of them take."""
+"""``moe-triton model plan``: where the time of one plan goes; ``prices`` and ``parts``: what all plans take.
+
+A trace of a plan has a process for the rank, and threads for streams, waits and the pipes of a core.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
-from autotune.cli.model.machines import MACHINE, machine_of
-from autotune.cli.model.options import MARKDOWN, Experts, Hidden, Markdown, Seed
+from autotune.cli.model.options import MACHINE, MARKDOWN, Experts, Hidden, Markdown, Seed, machine_of
+from autotune.model.bodies.body import body_of
+from autotune.model.bodies.movement import us_of
+from autotune.model.bodies.remembered import Remembered
+from autotune.model.bodies.replay import replay_of
+from autotune.model.clusters import parts as in_parts
+from autotune.model.clusters.group import OPERATORS, Group, OperatorName, Routing
+from autotune.model.clusters.prices import Call, PricedPlan
+from autotune.model.constants import Machine
+from autotune.model.cost import NoNetworkError, Place, Work, work_of
+from autotune.model.floor import floor_of_cost
+from autotune.model.sensitivity import Judged
+from autotune.model.timelines.timeline import Span
+from autotune.model.traffic import Traffic
+from autotune.npu_compiler.socs import SOC_OF_PRODUCT
+from moe_triton.core.config import Product
+from moe_triton.core.errors import ArgumentError
+from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.tuning import Posts
 from moe_triton.runtime.chosen_scheme import AUTO, Asked, choose_scheme
+from moe_triton.runtime.traces import TraceFile
 from moe_triton.schemes import SCHEMES
 from moe_triton.tables.schemes import Outputs
 from moe_triton.tools.cli.options import MOST_TOKENS, SERVERS_HELP, servers_of
 from moe_triton.tools.progress import progress
 from moe_triton.tools.text_table import TextTable, names, numbers, print_parts, texts
-
-if TYPE_CHECKING:
-    from autotune.model.clusters.group import Group, OperatorName
-    from autotune.model.clusters.prices import Call, PricedPlan
-    from autotune.model.constants import Machine
-    from autotune.model.sensitivity import Judged
-    from autotune.model.timelines.timeline import Span
-    from moe_triton.core.config import Product
 
 COMM_ALGS = (
     f"how tokens travel: {', '.join(SCHEMES['A3'])}; with A2's network also {', '.join(SCHEMES['A2'])}"
@@ -62,6 +74,9 @@ PRICE_COLUMNS = (
 )
 TABLE_RANKS, TABLE_TOKENS, TABLE_ROWS = (8, 16, 64, 256), (8, 16, 32, 64, 128), ("int8", None)
 MOST_SHOWN = 3
+Json = dict[str, Any]
+THREADS = "compute", "communication", "waits for other ranks"
+PIPES = "S", "MTE2", "V", "MTE3"
 
 
 def plan(
@@ -94,10 +109,6 @@ def plan(
     trace: Annotated[Path | None, typer.Option(help="file for Perfetto: streams, waits, pipes")] = None,
 ) -> None:
     """Say where the time of dispatch and combine goes on an NPU, by the model: no NPU is needed."""
-    from autotune.model.clusters.group import Group, Routing
-    from moe_triton.core.errors import ArgumentError
-    from moe_triton.runtime.traces import TraceFile
-
     rows = None if quantize == "none" else quantize
     console = Console()
     if trace is not None:
@@ -119,8 +130,6 @@ def plan(
     else:
         print_parts(_parts(found, used), console, as_markdown)
     if trace is not None:
-        from autotune.cli.model.plan_trace import write_trace
-
         write_trace(trace, [priced for priced, _ in found], call.traffics[0], used)
 
 
@@ -137,9 +146,6 @@ def _saying_what_has_a_price(comm_alg: str) -> Iterator[None]:
     Raises:
         ArgumentError: the model has no price of the scheme's plans on this machine.
     """
-    from autotune.model.cost import NoNetworkError
-    from moe_triton.core.errors import ArgumentError
-
     try:
         yield
     except NoNetworkError as error:
@@ -182,8 +188,6 @@ def prices(
 
 def price_table(comm_alg: str, machine: Machine) -> TextTable:
     """A row for each size: us, "" where a scheme's operators cannot be in a graph."""
-    from autotune.model.clusters.group import OPERATORS, Group
-
     lines = []
     sizes = [(ranks, tokens) for ranks in TABLE_RANKS for tokens in TABLE_TOKENS]
     with progress("sizes", len(sizes)) as work:
@@ -209,17 +213,11 @@ def _figures(call: Call, machine: Machine, operator: OperatorName) -> tuple[str,
 
 
 def _call(group: Group) -> Call:
-    from autotune.model.bodies.body import body_of
-    from autotune.model.bodies.remembered import Remembered
-    from autotune.model.clusters.prices import Call
-
     return Call.typical(group, Remembered(body_of))
 
 
 def _priced(group: Group, machine: Machine) -> tuple[Call, list[tuple[PricedPlan, Judged]]]:
     """A typical call, and what each of its operators takes."""
-    from autotune.model.clusters.group import OPERATORS
-
     found = []
     with progress("pricing", len(OPERATORS)) as work:
         work.begin("kernels of the plan")
@@ -254,8 +252,6 @@ def _parts(found: Iterable[tuple[PricedPlan, Judged]], machine: Machine) -> Iter
 
 
 def _row(span: Span, machine: Machine) -> tuple[object, ...]:
-    from autotune.model.floor import floor_of_cost
-
     cost = span.cost
     return (
         f"{'& ' if span.launch.alongside else '+ ' if span.launch.joined else ''}{span.stream}",
@@ -278,8 +274,6 @@ def document(group: Group, machine: Machine, found: list[tuple[PricedPlan, Judge
 
 
 def _operator(priced: PricedPlan, judged: Judged, machine: Machine) -> dict[str, Any]:
-    from autotune.model.floor import floor_of_cost
-
     timeline = priced.timeline
     spans = [
         {
@@ -327,3 +321,103 @@ def _operator(priced: PricedPlan, judged: Judged, machine: Machine) -> dict[str,
             for each in judged.sensitivities
         ],
     }
+
+
+def write_trace(path: Path, operators: Sequence[PricedPlan], traffic: Traffic, machine: Machine) -> None:
+    """Writes operators that follow one another, with every instruction of the slowest cores.
+
+    Raises:
+        ArgumentError: the file cannot be written.
+    """
+    file = TraceFile(path)
+    file.start(is_first=True)
+    file.add(events_of(operators, traffic, machine))
+
+
+def events_of(operators: Sequence[PricedPlan], traffic: Traffic, machine: Machine) -> Iterator[Json]:
+    """The events, in Chrome's JSON; times in microseconds."""
+    yield _meta(traffic.rank, 0, "process_name", f"rank {traffic.rank}")
+    threads = [*THREADS, *map(_pipe_thread, PIPES)]
+    for number, name in enumerate(threads):
+        yield _meta(traffic.rank, number, "thread_name", name)
+    begin = 0.0
+    for priced in operators:
+        line = priced.timeline
+        for index, span in enumerate(line.spans):
+            work = work_of(span.launch, traffic, Place(line.run, index, line.number))
+            for event in (*_of_launch(priced, span), *_of_pipes(span, work, machine)):
+                tid = threads.index(event["tid"])
+                yield {**event, "ph": "X", "pid": traffic.rank, "tid": tid, "ts": begin + event["ts"]}
+        begin += priced.us
+
+
+def _of_launch(priced: PricedPlan, span: Span) -> Iterator[Json]:
+    operator, step, cost = priced.plan.operator, span.launch.step, span.cost
+    before = span.launch_us + span.event_us
+    yield _span("launch", operator, span.stream, span.begin_us - before, before, of=step)
+    arguments = {
+        "of": operator,
+        "kernel": span.launch.kernel.name,
+        "blocks": span.launch.blocks,
+        "most of it": cost.bound,
+        "parts_us": dict(cost.parts),
+        "bytes": int(cost.read + cost.written),
+        "sent_bytes": int(cost.leaving),
+    }
+    yield _span(step, span.stream, span.stream, span.begin_us, span.end_us - span.begin_us, **arguments)
+    if span.waited_us > 0:
+        begin = span.end_us - span.waited_us
+        yield _span(step, "wait", THREADS[-1], begin, span.waited_us, of=operator)
+
+
+def _of_pipes(span: Span, work: Work, machine: Machine) -> Iterator[Json]:
+    """Every instruction of the slowest core of a launch that is replayed."""
+    kernel, step = span.launch.kernel, span.launch.step
+    if not isinstance(kernel, TritonKernel):
+        return
+    soc = SOC_OF_PRODUCT[work.traffic.config.product]
+    replayed = replay_of(kernel, soc, work.arguments, work.blocks, machine, with_spans=True)  # type: ignore[arg-type]
+    for each in replayed.slowest.spans:
+        begin, us = span.begin_us + us_of(machine, each.begin), us_of(machine, each.end - each.begin)
+        yield _span(each.name, "pipe", _pipe_thread(each.pipe), begin, us, of=step, bytes=each.num_bytes)
+
+
+def _pipe_thread(pipe: str) -> str:
+    return f"slowest core: {pipe}"
+
+
+def _span(name: str, category: str, thread: str, begin_us: float, us: float, **arguments: object) -> Json:
+    return {"name": name, "cat": category, "tid": thread, "ts": begin_us, "dur": us, "args": arguments}
+
+
+def _meta(pid: int, tid: int, kind: str, name: str) -> Json:
+    return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def parts(as_markdown: Markdown = False) -> None:
+    """Price plans in 1, 2 and 4 parts on two streams; exit with 1 where one part, the default, is slower."""
+    bodies, groups = Remembered(body_of), list(in_parts.groups())
+    found = []
+    with progress("groups", len(groups)) as work:
+        for group in groups:
+            found += in_parts.priced(group, bodies)
+            work.advance()
+    columns = (
+        names("scheme"),
+        *map(numbers, ("H", "EP", "BS")),
+        names("operator"),
+        *(numbers(f"{n} parts, us") for n in in_parts.PARTS),
+        numbers("fastest"),
+    )
+    console = Console()
+    table = TextTable(columns, [_in_parts(each) for each in found], more=MARKDOWN)
+    print_parts([table], console, as_markdown)
+    in_one = sum(each.parts == 1 for each in found)
+    console.print(f"one part, which buffers take unless set, is fastest in {in_one} of {len(found)}")
+    raise typer.Exit(int(in_one < len(found)))
+
+
+def _in_parts(found: in_parts.Priced) -> tuple[object, ...]:
+    g = found.group
+    us = (f"{each:.1f}" for each in found.us.values())
+    return g.comm_alg, g.hidden, g.ranks, g.tokens, found.operator, *us, found.parts

@@ -7,20 +7,29 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.console import Console
 
 from autotune.cli.model.options import Markdown
-from moe_triton.tools.plots import write_plots
+from autotune.model.bodies.movement import merged
+from autotune.model.fits.published import OPERATORS, ROWS, Published, phases, predict
+from autotune.model.fits.validate import (
+    FEW_CORES,
+    MANY_CORES,
+    MOST_GAIN,
+    MOST_MEAN,
+    MOST_WORST,
+    LeftOut,
+    Validation,
+)
+from autotune.model.fits.validate import validate as compare
+from autotune.model.sensitivity import Judged, Sensitivity, judged
+from moe_triton.tools.plots import COLOURS, draw, legend, write_plots
 from moe_triton.tools.progress import progress
 from moe_triton.tools.text_table import TextTable, markdown_of, names, numbers, print_parts, texts
-
-if TYPE_CHECKING:
-    from autotune.model.fits.published import Published
-    from autotune.model.fits.validate import LeftOut, Validation
-    from autotune.model.sensitivity import Judged, Sensitivity
 
 COLUMNS = (
     texts("operator", alone="of"),
@@ -52,6 +61,7 @@ CONSTANT_COLUMNS = (
     numbers("moves an answer by"),
 )
 MORE = "--json"
+ERRORS, PARTS = "published.svg", "published_parts.svg"
 
 
 def validate(
@@ -60,8 +70,6 @@ def validate(
     plot: Annotated[Path | None, typer.Option(help="folder for the plots")] = None,
 ) -> None:
     """Compare the model with published times of Ascend's own operators; exits with 1 out of bounds."""
-    from autotune.model.fits.validate import validate as compare
-
     console = Console()
     with progress("predicting what is published"):
         found = compare()
@@ -71,17 +79,12 @@ def validate(
     else:
         print_parts(parts(found, bars), console, as_markdown)
     if plot is not None:
-        from autotune.cli.model.validate_plots import plot_validation
-
         write_plots(console, lambda: plot_validation(found, bars, plot))
     raise typer.Exit(0 if found.is_within_bounds else 1)
 
 
 def error_bars(found: Validation) -> list[Judged]:
     """Error bars of all published times, from the ranges of the constants that predictions depend on."""
-    from autotune.model.fits.published import ROWS, predict
-    from autotune.model.sensitivity import judged
-
     return [judged(partial(predict, row), found.machines[row.product]) for row in ROWS]
 
 
@@ -131,16 +134,11 @@ def _compared(
     found: Validation, bars: list[Judged]
 ) -> Iterator[tuple[Published, Judged, float, float, LeftOut]]:
     """Each published time with what the model says of it, its errors, and the fit without it."""
-    from autotune.model.fits.published import ROWS
-
     errors, null_errors = found.errors.tolist(), found.null_errors.tolist()
     return zip(ROWS, bars, errors, null_errors, found.left_out, strict=True)
 
 
 def _rows(found: Validation, bars: list[Judged]) -> list[tuple[object, ...]]:
-    from autotune.model.bodies.movement import merged
-    from autotune.model.fits.published import phases
-
     lines: list[tuple[object, ...]] = []
     for row, bar, error, null, left in _compared(found, bars):
         by_part = merged(*phases(row, found.machines[row.product]).values())
@@ -166,10 +164,6 @@ def _rows(found: Validation, bars: list[Judged]) -> list[tuple[object, ...]]:
 
 
 def _summary(found: Validation) -> str:
-    import numpy as np
-
-    from autotune.model.fits.validate import MOST_MEAN, MOST_WORST
-
     left = [each.error for each in found.left_out]
     figures = (("model", found.errors), ("each left out", np.array(left)), ("null model", found.null_errors))
     said = "; ".join(
@@ -200,8 +194,6 @@ def _fitted(found: Validation) -> list[tuple[object, ...]]:
 
 
 def _cores(found: Validation) -> str:
-    from autotune.model.fits.validate import FEW_CORES, MANY_CORES, MOST_GAIN
-
     low, high = min(found.gains.values()), max(found.gains.values())
     may = "may" if found.may_choose_core_splits else "may NOT"
     return (
@@ -225,3 +217,61 @@ def _all(bars: list[Judged]) -> list[tuple[object, ...]]:
         line = constant, f"{entry.value:g}", ends, entry.kind, f"{elasticity:+.2f}", f"{swing:.0%}"
         lines.append((swing, line))
     return [line for _, line in sorted(lines, key=lambda each: -each[0])]
+
+
+def plot_validation(found: Validation, bars: list[Judged], folder: Path) -> list[Path]:
+    """Predictions with their error bars beside the published times, and what they are made of."""
+    return [
+        draw(folder / ERRORS, lambda figure: _errors(figure, found, bars)),
+        draw(folder / PARTS, lambda figure: _parts(figure, found)),
+    ]
+
+
+def _errors(figure: Any, found: Validation, bars: list[Judged]) -> None:
+    """Model over published; 1 is right."""
+    figure.set_size_inches(8.5, 5.2)
+    axis = figure.subplots()
+    published = np.array([row.us for row in ROWS])
+    places = np.arange(len(ROWS))[::-1]
+    spread = np.array([[bar.below for bar in bars], [bar.above for bar in bars]]) / published
+    axis.axvspan(0.75, 1.25, color="#888888", alpha=0.15, linewidth=0)
+    axis.axvline(1, color="#888888", linewidth=1)
+    shown = {
+        "model, with its error bar": (found.us / published, "o", COLOURS[0], spread),
+        "the same, fitted without this row": (_left_out(found) / published, "x", COLOURS[1], None),
+        "null model: bytes and a constant": (found.null_us / published, "s", COLOURS[2], None),
+    }
+    for name, (ratios, marker, colour, error) in shown.items():
+        axis.errorbar(
+            ratios, places, xerr=error, fmt=marker, color=colour, label=name, markersize=5, capsize=2
+        )
+    axis.set_yticks(places, [row.name for row in ROWS])
+    axis.set_xlabel("predicted / published")
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+
+
+def _left_out(found: Validation) -> np.ndarray:
+    return np.array([left.us for left in found.left_out])
+
+
+def _parts(figure: Any, found: Validation) -> None:
+    """What the predictions are made of, as shares of the published times."""
+    figure.set_size_inches(8.5, 5.6)
+    us_of = {row: merged(*phases(row, found.machines[row.product]).values()) for row in ROWS}
+    names = list(dict.fromkeys(name for parts in us_of.values() for name in parts))
+    for axis, operator in zip(figure.subplots(1, len(OPERATORS), sharey=False), OPERATORS, strict=True):
+        rows = [row for row in ROWS if row.operator == operator]
+        for place, row in enumerate(rows):
+            bottom = 0.0
+            for name in names:
+                share = us_of[row].get(name, 0.0) / row.us
+                colour = COLOURS[names.index(name) % len(COLOURS)]
+                hatch = None if names.index(name) < len(COLOURS) else "//"
+                axis.bar(place, share, 0.7, bottom, color=colour, label=name, hatch=hatch)
+                bottom += share
+        labels = [f"{row.system}, EP {row.ranks}" for row in rows]
+        axis.set_xticks(range(len(rows)), labels, rotation=60, ha="right")
+        axis.set_title(operator)
+        axis.axhline(1, color="#888888", linewidth=1)
+        axis.set_ylabel("of the published time")
+    legend(figure, columns=6)

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.model.clusters.crossings import Crossing, crossings
+from autotune.cli.model.cluster import Crossing, crossings
 
 SIZES = (8, 16, 32, 64)
 

@@ -7,13 +7,14 @@ import importlib.util
 import json
 import re
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from autotune.cli.model.machines import machine_of
+from autotune.cli.model.options import machine_of
 from autotune.model.clusters import a2, cluster, cluster_a2
 from autotune.model.clusters.group import Group, Routing
 from autotune.model.constants import machine_named
@@ -41,7 +42,7 @@ def run(*arguments: str, code: int = 0) -> str:
 @pytest.fixture
 def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton kernels by bytes, not by replay."""
-    monkeypatch.setattr("autotune.model.bodies.body.body_of", simple_bodies)
+    monkeypatch.setattr(import_module("autotune.cli.model.cluster"), "body_of", simple_bodies)
 
 
 def priced(scheme: str, ranks: int, tokens: int) -> cluster.Point:
