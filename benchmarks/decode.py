@@ -32,16 +32,13 @@ from typing import TypeVar
 import torch
 
 from benchmarks.charges import STATES, Pair, charges_us
-from benchmarks.compare import timing
-from benchmarks.compare.agreement import check_routes
-from benchmarks.compare.cases import Case
+from benchmarks.compare import rank as timing
+from benchmarks.compare.cases import Case, Sample
 from benchmarks.compare.figures import Samples
-from benchmarks.compare.inputs import Inputs
-from benchmarks.compare.machine import cores
-from benchmarks.compare.routes.base import Route
+from benchmarks.compare.report import cores
+from benchmarks.compare.routes.base import Inputs, Route, check_routes
 from benchmarks.compare.routes.memcpy import Arena, Memcpy
 from benchmarks.compare.routes.ours import Slots
-from benchmarks.compare.samples import Sample
 from benchmarks.compare.traffic import Scheme
 from benchmarks.harness import (
     MAX_RANKS,

@@ -12,14 +12,19 @@ from rich.console import Console
 
 from benchmarks.compare import page as pages
 from benchmarks.compare import plots
-from benchmarks.compare.cases import DEFAULT_OUT, ROOT, ROUTES, Job
-from benchmarks.compare.figures import Samples, records
+from benchmarks.compare.cases import DEFAULT_OUT, ROOT, ROUTES, Job, Sample, from_message
+from benchmarks.compare.figures import (
+    SCALED,
+    SWEEPS,
+    Samples,
+    SweepKind,
+    records,
+    scaling_records,
+    scaling_table,
+    share_records,
+)
 from benchmarks.compare.launch import MPI_OPTIONS, BenchmarkError, Message, Mpi, run_job
-from benchmarks.compare.machine import cores
-from benchmarks.compare.report import Files, Report, print_absences, print_report
-from benchmarks.compare.samples import Sample, from_message
-from benchmarks.compare.scaling import SCALED, SWEEPS, SweepKind, scaling_records, scaling_table
-from benchmarks.compare.shares import share_records
+from benchmarks.compare.report import Files, Report, cores, print_absences, print_report
 from benchmarks.harness import at_least, more_than, parser
 from benchmarks.sizes import EXPERTS
 from moe_triton.core.installing import install

@@ -1,19 +1,105 @@
-"""From samples to figures: percentiles, ratios of one iteration's times, and records."""
+"""From samples to figures: percentiles, ratios of one iteration's times with what is asked of them, time per
+byte of a scaling run, shares of steps; as records, and as tables.
+
+A step's share is what its launches took, summed over the ranks, of the call's time on all cores that ranks
+can have. It is known where each rank has a core to itself: elsewhere a step goes on while its rank waits for
+its turn. How busy the cores are is known everywhere, from what ranks' threads took of them; a rank that waits
+awake is busy. What no step takes is the rest: waiting, Python, and what comes before and after.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass, fields
+from typing import Literal, cast
 
 import numpy as np
+from rich.text import Text
 
-from benchmarks.compare.cases import PHASES, Case, Phase
-from benchmarks.compare.samples import Sample
+from benchmarks.compare.cases import PHASES, ROUTES, Case, Phase, Sample
+from benchmarks.compare.traffic import Scheme, group_bytes
 from benchmarks.harness import Record, records_of
+from benchmarks.sizes import HIDDEN, TOPK
+from moe_triton.tools.text_table import TextTable, names, numbers
 
 PERCENTILES = (10, 50, 90, 99)
 BEST_OF_MPI = ("mpi_alltoallv", "mpi_allgather")
+STYLES = {"met": "green", "missed": "red", "absent": "yellow"}
+ABSENT = "absent"
+# Columns, and the steps that each of them is; any other step is small. Earlier runs have a launch for packing
+# alone, and another one, keep, for this rank's own rows, which arrange takes now.
+STEPS = {
+    "pack": ("dispatch: route + pack", "dispatch: pack"),
+    "send": ("dispatch: send",),
+    "arrange": ("dispatch: arrange", "dispatch: keep"),
+    "send back": ("combine: send",),
+    "sum": ("combine: sum",),
+}
+PROFILED = ("slots", "direct")
+_COLUMN_OF = {step: column for column, steps in STEPS.items() for step in steps}
+BUSY, SMALL, REST = "busy", "small", "rest"
+COLUMNS = (BUSY, *STEPS, SMALL, REST)
+SweepKind = Literal["tokens", "ranks"]
+SWEEPS: tuple[SweepKind, ...] = ("tokens", "ranks")
+SCALED = ("slots", "direct")
+# By tokens per rank.
+BY_TOKENS: dict[str, tuple[dict[int, float], bool]] = {
+    "vs_gloo_alltoallv": ({16: 10.0, 64: 6.0, 256: 5.0}, False),
+    "vs_mpi_best": ({16: 3.0, 64: 3.0, 256: 3.0}, False),
+    "vs_mpi_native": ({16: 2.0, 64: 2.0, 256: 2.0}, False),
+    "vs_nowait": ({16: 1.3, 64: 1.25, 256: 1.25}, True),
+    "direct_vs_slots": ({16: 1.2, 64: 1.5, 256: 1.8}, False),
+}
+RANKS = (2, 4, 8)
+# More ranks than cores take turns on them, which memcpy on as many ranks does not need to wait for.
+MEMCPY_CASE, MEMCPY_FRACTION = (2, 256), 0.75
+MEMCPY_OF_SLOTS = ("memcpy_slots", "memcpy_slots_whole")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A bound on one figure.
+
+    Attributes:
+        bound: the worst that is good enough.
+        at_most: whether less is better.
+    """
+
+    bound: float
+    at_most: bool = False
+
+    def is_met(self, value: float) -> bool:
+        """Whether a figure is good enough."""
+        return value <= self.bound if self.at_most else value >= self.bound
+
+    def __str__(self) -> str:
+        return f"{'<=' if self.at_most else '>='} {self.bound:g}"
+
+
+# Of the scaling run.
+TIME_PER_BYTE_SPREAD = Target(1.2, at_most=True)
+GROWTH_PER_BYTE = Target(1.0, at_most=True)
+ASKED: dict[SweepKind, Target] = {"tokens": TIME_PER_BYTE_SPREAD, "ranks": GROWTH_PER_BYTE}
+
+
+def target_of(metric: str, case: Case) -> Target | None:
+    """The target of a metric in a case, where there is one."""
+    if metric == "fraction_of_memcpy":
+        return Target(MEMCPY_FRACTION) if (case.ranks, case.tokens) == MEMCPY_CASE else None
+    by_tokens, at_most = BY_TOKENS.get(metric, ({}, False))
+    bound = by_tokens.get(case.tokens) if case.ranks in RANKS else None
+    return None if bound is None else Target(bound, at_most)
+
+
+def verdict(metric: str, case: Case, value: float | None) -> str:
+    """ "met", "missed" or "", the latter where nothing is asked; "absent" where there is no figure."""
+    if value is None:
+        return "absent"
+    target = target_of(metric, case)
+    if target is None:
+        return ""
+    return "met" if target.is_met(value) else "missed"
 
 
 @dataclass(frozen=True)
@@ -63,9 +149,6 @@ DIRECT_METRICS = (
     Metric("direct_vs_mpi_best", "best of MPI / direct", BEST_OF_MPI, ("direct",)),
     Metric("direct_vs_mpi_native", "MPI with our kernels / direct", ("mpi_native",), ("direct",)),
 )
-
-
-MEMCPY_OF_SLOTS = ("memcpy_slots", "memcpy_slots_whole")
 
 # What the ratios would be if slots took as long as memcpy of the bytes that they move.
 PACE_METRICS = (
@@ -167,3 +250,248 @@ def _times(samples: Samples, case: Case, route: str, phase: Phase) -> list[Recor
     if kernels:
         figures["kernels_p50_us"] = float(np.median(kernels))
     return records_of("compare", {**case.as_record(), "route": route, "phase": phase}, figures)
+
+
+def text_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> TextTable:
+    """Rows of text under a title, verdicts in colour; the first ``left`` columns are words."""
+    kinds = [(names if i < left else numbers)(column) for i, column in enumerate(columns)]
+    return TextTable(kinds, [[_coloured(cell) for cell in row] for row in rows], title)
+
+
+def _coloured(cell: str) -> Text:
+    return Text(cell, style=STYLES.get(cell.split(" ")[-1], ""))
+
+
+def metric_table(samples: Samples, metric: Metric) -> TextTable:
+    """One ratio in all cases, against what is asked of it."""
+    rows = []
+    for case in samples.cases:
+        spread = samples.metric(case, metric)
+        target = target_of(metric.name, case)
+        rows.append(
+            (
+                *case_cells(case),
+                *_spread_cells(spread),
+                "" if target is None else str(target),
+                verdict(metric.name, case, None if spread is None else spread.p50),
+            )
+        )
+    columns = ("ranks", "tokens", "rows", "p10", "p50", "p90", "asked", "")
+    return text_table(metric.title, columns, rows, left=0)
+
+
+def summary_table(samples: Samples, metrics: Sequence[Metric] = METRICS) -> TextTable:
+    """Several ratios, a row for each case; each with its verdict."""
+    rows = []
+    for case in samples.cases:
+        cells = []
+        for metric in metrics:
+            spread = samples.metric(case, metric)
+            value = None if spread is None else spread.p50
+            shown = "" if value is None else f"{value:.2f}"
+            cells.append(f"{shown} {verdict(metric.name, case, value)}".strip())
+        rows.append((*case_cells(case), *cells))
+    columns = ("ranks", "tokens", "rows", *(metric.title for metric in metrics))
+    title = "Medians of the ratios in each iteration; met or missed where something is asked"
+    return text_table(title, columns, rows, left=0)
+
+
+def time_table(samples: Samples, case: Case) -> TextTable:
+    """Every route of one case."""
+    rows = []
+    for route in ROUTES:
+        if samples.times(case, route):
+            spread = Spread.of(list(samples.times(case, route).values()))
+            shown = [f"{value:.0f}" for value in astuple(spread)]
+            medians = [_median(list(samples.times(case, route, p).values())) for p in PHASES[1:]]
+            kernels = [_median(samples.kernels(case, route, phase)) for phase in PHASES]
+            rows.append((ROUTES[route], *shown, *medians, *kernels))
+        elif (case, route) in samples.absent:
+            rows.append((ROUTES[route], ABSENT, *[""] * 8))
+    percentiles = (each.name for each in fields(Spread))
+    columns = ("route", *percentiles, "dispatch", "combine", "kernels", "its dispatch", "its combine")
+    return text_table(f"{case}: microseconds", columns, rows)
+
+
+def absences(samples: Samples) -> list[str]:
+    """Every route that is absent somewhere, with the reason and the cases."""
+    cases: dict[tuple[str, str], list[Case]] = {}
+    for (case, route), reason in samples.absent.items():
+        cases.setdefault((route, reason), []).append(case)
+    return [
+        f"{ROUTES[route]}: absent: {reason} ({_list(where, len(samples.cases))})"
+        for (route, reason), where in cases.items()
+    ]
+
+
+def _list(cases: Sequence[Case], total: int) -> str:
+    return "in all cases" if len(cases) == total else "; ".join(str(case) for case in sorted(cases))
+
+
+def case_cells(case: Case) -> tuple[str, str, str]:
+    """Ranks, tokens and rows."""
+    return str(case.ranks), str(case.tokens), case.quantize or "bf16"
+
+
+def _spread_cells(spread: Spread | None) -> tuple[str, str, str]:
+    if spread is None:
+        return "", "", ""
+    return f"{spread.p10:.2f}", f"{spread.p50:.2f}", f"{spread.p90:.2f}"
+
+
+def _median(values: Sequence[float]) -> str:
+    return f"{Spread.of(values).p50:.0f}" if values else "-"
+
+
+def shares(samples: Samples, case: Case, route: str, cores: int) -> dict[str, float]:
+    """Shares of the cores' time by column; all but the first add up to 1. Empty if the route has no times."""
+    steps = samples.steps(case, route)
+    if not steps:
+        return {}
+    total = samples.median(case, route) * min(cores, case.ranks)
+    found: dict[str, float] = defaultdict(float, {BUSY: samples.core_us(case, route) / total})
+    if case.ranks > cores:
+        return {BUSY: found[BUSY]}
+    for step, us in steps.items():
+        if not is_wait(step):
+            found[_COLUMN_OF.get(step, SMALL)] += us * case.ranks / total
+    found[REST] = 1 - sum(share for column, share in found.items() if column != BUSY)
+    return {column: found[column] for column in COLUMNS}
+
+
+def is_wait(step: str) -> bool:
+    """Whether nothing but waiting happens in it."""
+    return "wait" in step
+
+
+def shares_table(samples: Samples, route: str, cores: int) -> TextTable:
+    """All cases of a route, in percent."""
+    rows = []
+    for case in samples.cases:
+        found = shares(samples, case, route, cores)
+        if found:
+            percents = [f"{100 * found[column]:.0f}" if column in found else "" for column in COLUMNS]
+            rows.append((*case_cells(case), *percents))
+    title = f"{ROUTES[route]}: percent of {cores} cores' time"
+    return text_table(title, ("ranks", "tokens", "rows", *COLUMNS), rows, left=0)
+
+
+def share_records(samples: Samples, cores: int, routes: Sequence[str] = PROFILED) -> list[Record]:
+    """Every share as a figure."""
+    found: list[Record] = []
+    for case in samples.cases:
+        for route in routes:
+            of = shares(samples, case, route, cores)
+            figures = {f"share_{column.replace(' ', '_')}": share for column, share in of.items()}
+            found += records_of("compare", {**case.as_record(), "route": route}, figures)
+    return found
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One route over one size, quantised or not.
+
+    Attributes:
+        kind: which size varies.
+        route: a name.
+        quantize: of all cases.
+        cases: those with times, the smallest first.
+        per_byte: by case, the time per byte against that of the smallest case in the same iteration.
+    """
+
+    kind: SweepKind
+    route: str
+    quantize: str
+    cases: tuple[Case, ...]
+    per_byte: dict[Case, Spread]
+
+    @property
+    def unevenness(self) -> float:
+        """The slowest time per byte to the fastest one."""
+        medians = [spread.p50 for spread in self.per_byte.values()]
+        return max(medians) / min(medians)
+
+    @property
+    def growth(self) -> float:
+        """The largest time per byte against the smallest case's, without what divisions leave behind."""
+        return round(max(spread.p50 for spread in self.per_byte.values()), 9)
+
+    @property
+    def figure(self) -> tuple[str, float]:
+        """The metric that something is asked of, and its value."""
+        if self.kind == "tokens":
+            return "time_per_byte_spread", self.unevenness
+        return "time_per_byte_growth", self.growth
+
+    def verdict(self) -> str:
+        """Whether time grows with the bytes and no faster."""
+        _, value = self.figure
+        return "met" if ASKED[self.kind].is_met(value) else "missed"
+
+
+def bytes_of(route: str, case: Case) -> int:
+    """Bytes that all ranks of a case move together."""
+    return group_bytes(
+        cast(Scheme, route),
+        "both",
+        ranks=case.ranks,
+        tokens=case.tokens,
+        topk=TOPK,
+        hidden=HIDDEN,
+        quantize=case.quantize,
+    )
+
+
+def sweeps_of(kind: SweepKind, samples: Samples) -> list[Sweep]:
+    """Every route's sweep, of the samples of one kind."""
+    found = []
+    for quantize in sorted({case.quantize for case in samples.cases}):
+        for route in SCALED:
+            cases = [c for c in samples.cases if c.quantize == quantize and samples.times(c, route)]
+            if cases:
+                found.append(Sweep(kind, route, quantize, tuple(cases), _per_byte(samples, route, cases)))
+    return found
+
+
+def _per_byte(samples: Samples, route: str, cases: Sequence[Case]) -> dict[Case, Spread]:
+    first, base = samples.times(cases[0], route), bytes_of(route, cases[0])
+    found = {}
+    for case in cases:
+        times, grown = samples.times(case, route), bytes_of(route, case) / base
+        found[case] = Spread.of([times[i] / first[i] / grown for i in sorted(times.keys() & first.keys())])
+    return found
+
+
+def scaling_table(kind: SweepKind, samples: Samples) -> TextTable:
+    """Every route and size."""
+    rows: list[tuple[str, ...]] = []
+    for sweep in sweeps_of(kind, samples):
+        for case, spread in sweep.per_byte.items():
+            last = case == sweep.cases[-1]
+            percentiles = [f"{value:.2f}" for value in (spread.p10, spread.p50, spread.p90)]
+            time = f"{samples.median(case, sweep.route):.0f}"
+            rows.append((*_cells(sweep.route, case), time, *percentiles, sweep.verdict() if last else ""))
+    rows += [(*_cells(route, case), "", "", "", "", ABSENT) for case, route in samples.absent]
+    asked = f"{'slowest / fastest' if kind == 'tokens' else 'each'} {ASKED[kind]}"
+    title = f"Time per byte over {kind}, against the smallest size in the same iteration; asked: {asked}"
+    columns = ("route", "rows", "ranks", "tokens", "us", "p10", "p50", "p90", "")
+    return text_table(title, columns, rows, left=2)
+
+
+def _cells(route: str, case: Case) -> tuple[str, ...]:
+    return ROUTES[route], case.quantize or "bf16", str(case.ranks), str(case.tokens)
+
+
+def scaling_records(kind: SweepKind, samples: Samples) -> list[Record]:
+    """A figure for every size, and one for every sweep."""
+    found: list[Record] = []
+    for sweep in sweeps_of(kind, samples):
+        about = {"route": sweep.route, "sweep": kind}
+        for case, spread in sweep.per_byte.items():
+            times = {
+                "time_per_byte_vs_smallest": spread.p50,
+                "p50_us": samples.median(case, sweep.route),
+            }
+            found += records_of("compare_scaling", {**case.as_record(), **about}, times)
+        found += records_of("compare_scaling", {"quantize": sweep.quantize, **about}, dict([sweep.figure]))
+    return found

@@ -6,11 +6,21 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.compare import plots
-from benchmarks.compare.figures import DIRECT_METRICS, METRICS, PACE_METRICS, Samples
+from benchmarks.compare.figures import (
+    DIRECT_METRICS,
+    METRICS,
+    PACE_METRICS,
+    PROFILED,
+    SWEEPS,
+    Samples,
+    SweepKind,
+    metric_table,
+    scaling_table,
+    shares_table,
+    summary_table,
+    time_table,
+)
 from benchmarks.compare.report import Files, Report
-from benchmarks.compare.scaling import SWEEPS, SweepKind, scaling_table
-from benchmarks.compare.shares import PROFILED, shares_table
-from benchmarks.compare.tables import metric_table, summary_table, time_table
 from moe_triton.tools.text_table import TextTable
 
 NAME, FIGURES = "benchmarks.md", "benchmarks"

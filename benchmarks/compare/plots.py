@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.compare.cases import ROUTES, Case
-from benchmarks.compare.figures import Samples, Spread
-from benchmarks.compare.scaling import ASKED, SweepKind, sweeps_of
+from benchmarks.compare.figures import ASKED, Samples, Spread, SweepKind, sweeps_of
 from benchmarks.harness import Record
 from moe_triton.tools.plots import draw, legend
 

@@ -14,18 +14,32 @@ import torch
 from rich.console import Console
 
 from benchmarks.compare import commands, launch
-from benchmarks.compare.agreement import compare
-from benchmarks.compare.cases import ROUTES, Case, Job
-from benchmarks.compare.figures import METRICS, Samples, Spread, records
-from benchmarks.compare.inputs import Inputs
+from benchmarks.compare.cases import (
+    ROUTES,
+    Case,
+    Job,
+    Sample,
+    absent_sample,
+    from_message,
+    read_csv,
+    write_csv,
+)
+from benchmarks.compare.figures import (
+    METRICS,
+    Samples,
+    Spread,
+    metric_table,
+    records,
+    share_records,
+    shares,
+    target_of,
+    verdict,
+)
+from benchmarks.compare.rank import Run, Span, Timed, reduce_ranks
 from benchmarks.compare.report import Report, print_report
 from benchmarks.compare.routes import Delivered
-from benchmarks.compare.routes.nowait import apart
-from benchmarks.compare.samples import Sample, absent_sample, from_message, read_csv, write_csv
-from benchmarks.compare.shares import share_records, shares
-from benchmarks.compare.tables import metric_table
-from benchmarks.compare.targets import target_of, verdict
-from benchmarks.compare.timing import Run, Span, Timed, reduce_ranks
+from benchmarks.compare.routes.base import Inputs, compare
+from benchmarks.compare.routes.ours import apart
 from benchmarks.compare.traffic import combine_traffic, dispatch_traffic, group_bytes
 from benchmarks.sizes import EXPERTS, TOPK
 from moe_triton.core.ascendc import DISPATCH_WAIT

@@ -10,11 +10,18 @@ from pathlib import Path
 import pytest
 
 from benchmarks.compare import commands, page, plots
-from benchmarks.compare.cases import ROOT, ROUTES, Case
-from benchmarks.compare.figures import METRICS, Samples, records
+from benchmarks.compare.cases import ROOT, ROUTES, Case, Sample
+from benchmarks.compare.figures import (
+    METRICS,
+    SWEEPS,
+    Samples,
+    bytes_of,
+    records,
+    scaling_records,
+    scaling_table,
+    sweeps_of,
+)
 from benchmarks.compare.report import Files, Report
-from benchmarks.compare.samples import Sample
-from benchmarks.compare.scaling import SWEEPS, bytes_of, scaling_records, scaling_table, sweeps_of
 from tests.benchmarks.test_compare import NO_MPI, some_samples
 
 needs_matplotlib = pytest.mark.skipif(
@@ -46,7 +53,7 @@ def sweep_samples(kind: str, slower: float = 1.0) -> list[Sample]:
 
 @needs_matplotlib
 def test_the_page_shows_the_last_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.compare.machine.cores", lambda: 2)  # those that the samples are of
+    monkeypatch.setattr("benchmarks.compare.report.cores", lambda: 2)  # those that the samples are of
     save_runs(tmp_path / "runs")
     commands.page(["--out", str(tmp_path / "runs"), "--docs", str(tmp_path / "docs")])
     text = (tmp_path / "docs" / page.NAME).read_text()

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.compare.cases import ROOT, ROUTES, Case, Job
+from benchmarks.compare.cases import ROOT, ROUTES, Case, Job, Sample, from_message, read_csv
 from benchmarks.compare.launch import BenchmarkError, Message, Mpi, run_job
-from benchmarks.compare.samples import Sample, from_message, read_csv
 from tests.patience import seconds
 
 TOKENS, ITERATIONS = 2, 2

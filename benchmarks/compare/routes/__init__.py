@@ -9,15 +9,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from benchmarks.compare.inputs import Inputs
-from benchmarks.compare.routes.allgather import AllGather
-from benchmarks.compare.routes.alltoallv import AllToAllV
-from benchmarks.compare.routes.base import Delivered, Route
-from benchmarks.compare.routes.exchanges import Gloo, Mpi
+from benchmarks.compare.routes.base import Delivered, Inputs, Route
+from benchmarks.compare.routes.collectives import AllGather, AllToAllV, Gloo, Mpi
 from benchmarks.compare.routes.memcpy import Arena, Memcpy
 from benchmarks.compare.routes.mpi_native import MpiNative
-from benchmarks.compare.routes.nowait import NoWait
-from benchmarks.compare.routes.ours import Direct, Slots
+from benchmarks.compare.routes.ours import Direct, NoWait, Slots
 from benchmarks.sizes import SIZES
 from moe_triton import EPBuffer
 from moe_triton.core.errors import ArgumentError, WindowError

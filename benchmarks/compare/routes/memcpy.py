@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.compare.inputs import Inputs
-from benchmarks.compare.routes.base import Route
+from benchmarks.compare.routes.base import Inputs, Route
 from benchmarks.compare.traffic import Scheme, Traffic, combine_traffic, dispatch_traffic
 from benchmarks.sizes import HIDDEN
 

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.compare.inputs import Inputs
-from benchmarks.compare.routes.base import Delivered, Route
+from benchmarks.compare.routes.base import Delivered, Inputs, Route
 from benchmarks.compare.routes.gather import gather_kernel
 from benchmarks.sizes import EXPERTS, HIDDEN, TOPK
 from moe_triton.backends.cpu.triton import prepare
