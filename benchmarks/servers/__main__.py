@@ -6,13 +6,8 @@ from pathlib import Path
 
 from benchmarks.harness import MAX_RANKS, at_least, more_than, parser, run_main, write_records
 from benchmarks.servers.example import example
-from benchmarks.servers.hierarchy import hierarchy
-from benchmarks.servers.mapped import mapped
-from benchmarks.servers.overlap import overlap
-from benchmarks.servers.pace import pace
-from benchmarks.servers.packing import packing
-from benchmarks.servers.posts import posts
-from benchmarks.servers.stages import stages
+from benchmarks.servers.figures import hierarchy, mapped, overlap, pace, posts
+from benchmarks.servers.traces import packing, stages
 
 FIGURES = ("pace", "posts", "mapped", "overlap", "packing", "hierarchy", "stages", "example")
 

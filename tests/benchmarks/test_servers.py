@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.servers.overlap import hidden
-from benchmarks.servers.packing import packed
-from benchmarks.servers.posts import crossing
-from benchmarks.servers.relaying import Relayed, relayed
+from benchmarks.servers.figures import crossing, hidden
 from benchmarks.servers.runs import Wire
+from benchmarks.servers.traces import Relayed, packed, relayed
 from tests.patience import seconds
 
 ROOT = Path(__file__).resolve().parents[2]

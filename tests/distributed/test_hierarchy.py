@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.servers.relaying import relayed as relayed_in
+from benchmarks.servers.traces import relayed as relayed_in
 from moe_triton import ArgumentError, ConfigMismatchError, EPBuffer, Tuning
 from moe_triton.backends import CAPABILITIES
 from moe_triton.backends.cpu.nic import NicSettings
