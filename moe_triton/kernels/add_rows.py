@@ -20,22 +20,14 @@ from moe_triton.core.kernel import Arg, TritonKernel, numbers
 from moe_triton.core.space import double_buffers, named_features
 from moe_triton.kernels.cases import I32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import check_float_dtype, check_hidden
+from moe_triton.kernels.fallbacks import Arguments, fallback
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.zones import NO_ZONE, ZONE, ZONE_STRIDE, in_zone, zone_offset
 
 
 @triton.jit
 def _add_rows_kernel(
-    rows,
-    slots,
-    counts,
-    out,
-    zone,
-    tp_rank,
-    capacity,
-    slot_stride,
-    zone_stride,
-    HIDDEN: tl.constexpr,
+    rows, slots, counts, out, zone, tp_rank, capacity, slot_stride, zone_stride, HIDDEN: tl.constexpr
 ):
     if zone is not None:
         slots += zone_offset(zone, zone_stride)
@@ -51,27 +43,15 @@ def _add_rows_kernel(
         tl.store(out + row * HIDDEN + cols, (own + theirs).to(out.dtype.element_ty))
 
 
-def _add_rows_fallback(
-    programs: int,
-    *,
-    rows: torch.Tensor,
-    slots: torch.Tensor,
-    counts: torch.Tensor,
-    out: torch.Tensor,
-    tp_rank: int,
-    capacity: int,
-    slot_stride: int,
-    HIDDEN: int,
-    zone: torch.Tensor | None = None,
-    zone_stride: int = 0,
-) -> None:
-    slots = in_zone(slots, zone, zone_stride)
-    num_rows = min(max(int(counts[tp_rank]), 0), capacity)
+@fallback
+def _add_rows_fallback(a: Arguments) -> None:
+    slots = in_zone(a.slots, a.zone, a.zone_stride)
+    num_rows = min(max(int(a.counts[a.tp_rank]), 0), a.capacity)
     if not num_rows:
         return
-    own = rows[: num_rows * HIDDEN].view(num_rows, HIDDEN)
-    theirs = slots.as_strided((num_rows, HIDDEN), (slot_stride, 1), slots.storage_offset())
-    out[: num_rows * HIDDEN] = (own.float() + theirs.float()).to(out.dtype).view(-1)
+    own = a.rows[: num_rows * a.HIDDEN].view(num_rows, a.HIDDEN)
+    theirs = slots.as_strided((num_rows, a.HIDDEN), (a.slot_stride, 1), slots.storage_offset())
+    a.out[: num_rows * a.HIDDEN] = (own.float() + theirs.float()).to(a.out.dtype).view(-1)
 
 
 @functools.cache

@@ -21,6 +21,7 @@ from moe_triton.core.records import STAMP
 from moe_triton.core.row_formats import QUANTIZED
 from moe_triton.core.space import Space, named_features
 from moe_triton.kernels.cases import F32, I32, I64, Draw, Family, Inputs, Shape, blank
+from moe_triton.kernels.fallbacks import Arguments, fallback
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.scales import copy_words
 from moe_triton.kernels.zones import NO_ZONE, ZONE, ZONE_STRIDE, in_zone, zone_offset
@@ -36,20 +37,10 @@ def _clamped(value, capacity):
 
 @triton.jit
 def _append_kernel(
-    slots,
-    slot_scales,
-    counts,
-    out_rows,
-    out_scales,
-    zone,
-    tp_rank,
-    capacity,
-    slot_stride,
-    zone_stride,
-    ROW_WORDS: tl.constexpr,
-    SCALE_WORD: tl.constexpr,
-    NUM_SCALES: tl.constexpr,
-):
+    slots, slot_scales, counts, out_rows, out_scales, zone,
+    tp_rank, capacity, slot_stride, zone_stride,
+    ROW_WORDS: tl.constexpr, SCALE_WORD: tl.constexpr, NUM_SCALES: tl.constexpr,
+):  # fmt: skip
     if zone is not None:
         slots += zone_offset(zone, zone_stride)
         slot_scales += zone_offset(zone, zone_stride)
@@ -65,34 +56,19 @@ def _append_kernel(
         copy_words(slot_scales + slot + SCALE_WORD, out_scales, row, NUM_SCALES)
 
 
-def _append_fallback(
-    programs: int,
-    *,
-    slots: torch.Tensor,
-    slot_scales: torch.Tensor,
-    counts: torch.Tensor,
-    out_rows: torch.Tensor,
-    out_scales: torch.Tensor,
-    tp_rank: int,
-    capacity: int,
-    slot_stride: int,
-    ROW_WORDS: int,
-    SCALE_WORD: int,
-    NUM_SCALES: int,
-    zone: torch.Tensor | None = None,
-    zone_stride: int = 0,
-) -> None:
-    slots, slot_scales = (in_zone(memory, zone, zone_stride) for memory in (slots, slot_scales))
-    own, num_rows = (min(max(int(counts[r]), 0), capacity) for r in (tp_rank, 1 - tp_rank))
+@fallback
+def _append_fallback(a: Arguments) -> None:
+    slots, slot_scales = (in_zone(memory, a.zone, a.zone_stride) for memory in (a.slots, a.slot_scales))
+    own, num_rows = (min(max(int(a.counts[r]), 0), a.capacity) for r in (a.tp_rank, 1 - a.tp_rank))
     if not num_rows:
         return
     stop = own + num_rows
-    rows = slots.as_strided((num_rows, ROW_WORDS), (slot_stride, 1), slots.storage_offset())
-    out_rows[own * ROW_WORDS : stop * ROW_WORDS] = rows.reshape(-1)
-    if NUM_SCALES:
-        at = slot_scales.storage_offset() + SCALE_WORD
-        scales = slot_scales.as_strided((num_rows, NUM_SCALES), (slot_stride, 1), at)
-        out_scales[own * NUM_SCALES : stop * NUM_SCALES] = scales.reshape(-1)
+    rows = slots.as_strided((num_rows, a.ROW_WORDS), (a.slot_stride, 1), slots.storage_offset())
+    a.out_rows[own * a.ROW_WORDS : stop * a.ROW_WORDS] = rows.reshape(-1)
+    if a.NUM_SCALES:
+        at = slot_scales.storage_offset() + a.SCALE_WORD
+        scales = slot_scales.as_strided((num_rows, a.NUM_SCALES), (a.slot_stride, 1), at)
+        a.out_scales[own * a.NUM_SCALES : stop * a.NUM_SCALES] = scales.reshape(-1)
 
 
 @functools.cache
@@ -138,17 +114,10 @@ def append_kernel(row_words: int, scale_word: int, num_scales: int, zoned: bool 
 
 @triton.jit
 def _gather_counts_kernel(
-    header,
-    counts,
-    ep_recv_counts,
-    tokens_per_expert,
-    zone,
-    num_ranks,
-    tp_rank,
-    capacity,
-    zone_stride,
+    header, counts, ep_recv_counts, tokens_per_expert, zone,
+    num_ranks, tp_rank, capacity, zone_stride,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     if zone is not None:
         header += zone_offset(zone, zone_stride)
     # one of the sums is read and written: the first program does all
@@ -164,23 +133,11 @@ def _gather_counts_kernel(
         tl.store(tokens_per_expert, tl.load(tokens_per_expert) + tl.cast(others, tl.int64))
 
 
-def _gather_counts_fallback(
-    programs: int,
-    *,
-    header: torch.Tensor,
-    counts: torch.Tensor,
-    ep_recv_counts: torch.Tensor,
-    tokens_per_expert: torch.Tensor,
-    num_ranks: int,
-    tp_rank: int,
-    capacity: int,
-    zone: torch.Tensor | None = None,
-    zone_stride: int = 0,
-    **_: object,
-) -> None:
-    header = in_zone(header, zone, zone_stride)
-    ep_recv_counts[:num_ranks] = header[:num_ranks].clamp(0, capacity)
-    tokens_per_expert[0] += counts[1 - tp_rank].clamp(0, capacity)
+@fallback
+def _gather_counts_fallback(a: Arguments) -> None:
+    header = in_zone(a.header, a.zone, a.zone_stride)
+    a.ep_recv_counts[: a.num_ranks] = header[: a.num_ranks].clamp(0, a.capacity)
+    a.tokens_per_expert[0] += a.counts[1 - a.tp_rank].clamp(0, a.capacity)
 
 
 @functools.cache

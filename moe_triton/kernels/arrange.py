@@ -18,19 +18,25 @@ number of them.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import torch
 
 from moe_triton.core.checks import check_positive
 from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers
+from moe_triton.core.plan import Hole
 from moe_triton.core.records import STATUS_ENTRY
-from moe_triton.kernels.arrange_fallback import SLOT_WORDS, arrange_fallback
+from moe_triton.core.row_formats import QUANTIZED
+from moe_triton.kernels.cases import F32, I32, Draw, Family, Features, Inputs, Shape, blank
+from moe_triton.kernels.fallbacks import Arguments, fallback
 from moe_triton.kernels.language import tl, triton
-from moe_triton.kernels.own_rows import own_row
+from moe_triton.kernels.own_rows import own_row, own_rows
 from moe_triton.kernels.scales import copy_words
-from moe_triton.kernels.zones import ZONE_STRIDE, turn_zone, zone_offset
-from moe_triton.layout import ORIGIN, STAMP, WORD_BYTES, SlotLayout
+from moe_triton.kernels.zones import ZONE_STRIDE, in_zone, turn_cell, turn_zone, zone_offset
+from moe_triton.layout import ORIGIN, STAMP, UB_ALIGN, WORD_BYTES, SlotLayout
+from moe_triton.reference import expand_index
 
-__all__ = ["SLOT_WORDS", "OwnRows", "arrange_kernel"]
+SLOT_WORDS = UB_ALIGN // WORD_BYTES  # of a unit of `row_slots`
 
 
 @triton.jit
@@ -43,23 +49,10 @@ def _share(number):
 
 @triton.jit
 def _take_row(
-    i,
-    slots,
-    slot_scales,
-    row_slots,
-    out_rows,
-    out_scales,
-    out_origins,
-    out_weights,
-    MAY_BE_OWN: tl.constexpr,
-    ROW_WORDS: tl.constexpr,
-    SCALE_WORD: tl.constexpr,
-    ORIGIN_WORD: tl.constexpr,
-    WEIGHT_WORD: tl.constexpr,
-    NUM_SCALES: tl.constexpr,
-    ORIGIN_WORDS: tl.constexpr,
-    SLOT_WORDS: tl.constexpr,
-):
+    i, slots, slot_scales, row_slots, out_rows, out_scales, out_origins, out_weights,
+    MAY_BE_OWN: tl.constexpr, ROW_WORDS: tl.constexpr, SCALE_WORD: tl.constexpr, ORIGIN_WORD: tl.constexpr,
+    WEIGHT_WORD: tl.constexpr, NUM_SCALES: tl.constexpr, ORIGIN_WORDS: tl.constexpr, SLOT_WORDS: tl.constexpr,
+):  # fmt: skip
     """Row i out of its slot."""
     number = tl.load(row_slots + i)
     if (number >= 0) if MAY_BE_OWN else True:  # without own rows there is no branch
@@ -75,46 +68,14 @@ def _take_row(
 
 @triton.jit
 def _arrange_kernel(
-    slots,
-    slot_scales,
-    row_slots,
-    num_rows,
-    rows_before,
-    rows_taken,
-    entries,
-    rows,
-    scales,
-    topk_idx,
-    topk_weights,
-    expand_idx,
-    recv_offsets,
-    out_rows,
-    out_scales,
-    out_origins,
-    out_weights,
-    kept_zone,
-    zone,
-    capacity,
-    num_entries,
-    zone_stride,
-    row_stride,
-    num_local_experts,
-    num_ranks,
-    first_expert,
-    rank,
-    first_token,
-    num_tokens,
-    ROW_WORDS: tl.constexpr,
-    SCALE_WORD: tl.constexpr,
-    ORIGIN_WORD: tl.constexpr,
-    WEIGHT_WORD: tl.constexpr,
-    NUM_SCALES: tl.constexpr,
-    ORIGIN_WORDS: tl.constexpr,
-    SLOT_WORDS: tl.constexpr,
-    ENTRY_WORDS: tl.constexpr,
-    TOPK: tl.constexpr,
-    ROWS_PER_TOKEN: tl.constexpr,
-):
+    slots, slot_scales, row_slots, num_rows, rows_before, rows_taken, entries, rows, scales, topk_idx,
+    topk_weights, expand_idx, recv_offsets, out_rows, out_scales, out_origins, out_weights, kept_zone, zone,
+    capacity, num_entries, zone_stride, row_stride, num_local_experts, num_ranks, first_expert, rank,
+    first_token, num_tokens,
+    ROW_WORDS: tl.constexpr, SCALE_WORD: tl.constexpr, ORIGIN_WORD: tl.constexpr, WEIGHT_WORD: tl.constexpr,
+    NUM_SCALES: tl.constexpr, ORIGIN_WORDS: tl.constexpr, SLOT_WORDS: tl.constexpr, ENTRY_WORDS: tl.constexpr,
+    TOPK: tl.constexpr, ROWS_PER_TOKEN: tl.constexpr,
+):  # fmt: skip
     if kept_zone is not None:
         entries += zone_offset(kept_zone, zone_stride)
     entries_per_program = tl.cdiv(num_entries, tl.num_programs(0))
@@ -132,44 +93,17 @@ def _arrange_kernel(
             last = tl.minimum(start + tl.load(rows_taken + place), received)
             for i in range(first, last):
                 _take_row(
-                    i,
-                    slots,
-                    slot_scales,
-                    row_slots,
-                    out_rows,
-                    out_scales,
-                    out_origins,
-                    out_weights,
-                    False,
-                    ROW_WORDS,
-                    SCALE_WORD,
-                    ORIGIN_WORD,
-                    WEIGHT_WORD,
-                    NUM_SCALES,
-                    ORIGIN_WORDS,
-                    SLOT_WORDS,
-                )
+                    i, slots, slot_scales, row_slots, out_rows, out_scales, out_origins, out_weights, False,
+                    ROW_WORDS, SCALE_WORD, ORIGIN_WORD, WEIGHT_WORD, NUM_SCALES, ORIGIN_WORDS, SLOT_WORDS,
+                )  # fmt: skip
     else:
         begin, end = _share(received)
         for i in range(begin, end):
             _take_row(
-                i,
-                slots,
-                slot_scales,
-                row_slots,
-                out_rows,
-                out_scales,
-                out_origins,
-                out_weights,
-                rows is not None,
-                ROW_WORDS,
-                SCALE_WORD,
-                ORIGIN_WORD,
-                WEIGHT_WORD,
-                NUM_SCALES,
-                ORIGIN_WORDS,
+                i, slots, slot_scales, row_slots, out_rows, out_scales, out_origins, out_weights,
+                rows is not None, ROW_WORDS, SCALE_WORD, ORIGIN_WORD, WEIGHT_WORD, NUM_SCALES, ORIGIN_WORDS,
                 SLOT_WORDS,
-            )
+            )  # fmt: skip
     if rows is not None:
         begin, end = _share(num_tokens)
         if first_token is not None:
@@ -191,6 +125,63 @@ def _arrange_kernel(
                     if out_weights is not None:
                         tl.store(out_weights + row, tl.load(topk_weights + token * TOPK + k))
     turn_zone(kept_zone, zone)
+
+
+def _copy_rows(
+    source: torch.Tensor, at: torch.Tensor, stride: int, out: torch.Tensor, to: torch.Tensor, words: int
+) -> None:
+    """Row ``at[i]`` of ``words`` words, rows being ``stride`` words apart, is ``out``'s row ``to[i]``."""
+    if len(at):
+        out.unfold(0, words, words)[to] = source.unfold(0, words, stride)[at]
+
+
+@fallback
+def _arrange_fallback(a: Arguments) -> None:
+    in_zone(a.entries, a.kept_zone, a.zone_stride)[: a.num_entries * STATUS_ENTRY.num_words] = 0
+    received = max(0, min(int(a.num_rows[0]), a.capacity))
+    table = a.row_slots[:received].long()
+    to = (table >= 0).nonzero()[:, 0] if a.rows_taken is None else _taken_rows(received, a)
+    at = table[to]
+    _copy_rows(a.slots, at, SLOT_WORDS, a.out_rows, to, a.ROW_WORDS)
+    _copy_rows(a.slots[a.ORIGIN_WORD :], at, SLOT_WORDS, a.out_origins, to, ORIGIN.num_words)
+    if a.out_scales is not None:
+        _copy_rows(a.slot_scales[a.SCALE_WORD :], at, SLOT_WORDS, a.out_scales, to, a.NUM_SCALES)
+    if a.out_weights is not None:
+        _copy_rows(a.slot_scales[a.WEIGHT_WORD :], at, SLOT_WORDS, a.out_weights, to, 1)
+    if a.rows is not None:
+        _arrange_own_rows(received, a)
+    turn_cell(a.kept_zone, a.zone)
+
+
+def _taken_rows(received: int, a: Arguments) -> torch.Tensor:
+    """(n,) the rows that a part takes, in their order."""
+    before, taken = (
+        table.view(a.num_ranks, a.num_local_experts).T.flatten().long()
+        for table in (a.rows_before, a.rows_taken)
+    )
+    starts = torch.cat([a.recv_offsets.new_zeros(1), a.recv_offsets[:-1]]).long()
+    ends = zip(starts + before, starts + taken, strict=True)
+    rows = torch.cat([torch.arange(int(first), int(last)) for first, last in ends])
+    return rows[rows < received]
+
+
+def _arrange_own_rows(received: int, a: Arguments) -> None:
+    before, end = a.first_token * a.TOPK, (a.first_token + a.num_tokens) * a.TOPK
+    ids, indices = (table[before:end] for table in (a.topk_idx, a.expand_idx))
+    flat, to = own_rows(
+        ids, indices, a.recv_offsets, a.first_expert, a.num_local_experts, a.num_ranks, a.rank
+    )
+    flat, to = flat[to < received] + before, to[to < received]
+    token, k = flat // a.TOPK, flat % a.TOPK
+    source = token * a.ROWS_PER_TOKEN + k if a.ROWS_PER_TOKEN > 1 else token
+    _copy_rows(a.rows, source, a.row_stride, a.out_rows, to, a.ROW_WORDS)
+    if len(to):
+        origins = torch.stack([torch.full_like(token, a.rank), token, k], 1)
+        a.out_origins.unfold(0, ORIGIN.num_words, ORIGIN.num_words)[to] = origins.int()
+    if a.out_scales is not None:
+        _copy_rows(a.scales, source, a.row_stride, a.out_scales, to, a.NUM_SCALES)
+    if a.out_weights is not None:
+        a.out_weights[to] = a.topk_weights[flat]
 
 
 @dataclass(frozen=True)
@@ -292,5 +283,121 @@ def arrange_kernel(
             "TOPK": own.topk if own else 0,
             "ROWS_PER_TOKEN": own.rows_per_token if own else 0,
         },
-        fallback=arrange_fallback,
+        fallback=_arrange_fallback,
     )
+
+
+def _received(r: Draw, keeps_own: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows from each rank for each expert (E, W); of each result, its number within its expert (T * K)."""
+    received = r.integers(0, r.most_rows + 1, r.num_local, r.num_ranks)
+    if keeps_own:
+        own = r.ids[r.ids >= 0].bincount(minlength=r.num_experts).view(r.num_ranks, r.num_local)
+        received[:, r.rank] = own[r.rank]
+    return received, expand_index(r.ids, r.num_experts)
+
+
+def _table(s: Shape, r: Draw, received: torch.Tensor, keeps_own: bool) -> torch.Tensor:
+    """The slot of each row; this rank's own are in none."""
+    per_slot, found = s.slot_bytes // UB_ALIGN, []
+    for expert, counts in enumerate(received.tolist()):
+        for source, count in enumerate(counts):
+            first = (source * r.num_local + expert) * r.most_rows
+            is_kept = keeps_own and source == r.rank
+            found += [-1 if is_kept else (first + i) * per_slot for i in range(count)]
+    return torch.tensor(found, dtype=I32)
+
+
+def _of_a_part(r: Draw, received: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(W, E) how many rows earlier parts have taken, and how many with this one."""
+    taken = received.T.contiguous()
+    before = torch.minimum(r.integers(0, r.most_rows + 1, *taken.shape), taken)
+    return before, taken
+
+
+def _inputs(s: Shape, r: Draw, keeps_own: bool) -> Inputs:
+    received, expand_idx = _received(r, keeps_own)
+    ends = received.flatten().cumsum(0, dtype=I32)
+    rows, row_words, packed = int(ends[-1]), s.slot.row_bytes // WORD_BYTES, s.slot.packed_bytes // WORD_BYTES
+    before, taken = _of_a_part(r, received)
+    moved = 2 * (row_words + ORIGIN.num_words + s.slot.num_scales + s.has("weights")) + 1
+    return {
+        "slots": r.words(r.num_ranks * r.num_local * r.most_rows, s.slot_bytes // WORD_BYTES),
+        "slot_scales": Hole("slots"),
+        "row_slots": _table(s, r, received, keeps_own),
+        "num_rows": torch.tensor([rows], dtype=I32),
+        "rows_before": before,
+        "rows_taken": taken,
+        "entries": r.words(r.entries, STATUS_ENTRY.num_words),
+        "rows": r.words(r.tokens * (s.topk + s.shared if s.has("smooth") else 1), packed),
+        "scales": Hole("rows", s.slot.scale_offset),
+        "topk_idx": r.ids,
+        "topk_weights": r.uniform(r.tokens, s.topk),
+        "expand_idx": expand_idx,
+        "recv_offsets": ends,
+        "out_rows": blank(rows, row_words),
+        "out_scales": blank(rows, s.slot.num_scales, dtype=F32),
+        "out_origins": blank(rows, ORIGIN.num_words),
+        "out_weights": blank(rows, dtype=F32),
+        "kept_zone": torch.ones(1, dtype=I32),
+        "zone": blank(1),
+        "capacity": rows,
+        "num_entries": r.entries,
+        "row_stride": packed,
+        "first_expert": r.rank * r.num_local,
+        "num_local_experts": r.num_local,
+        "num_ranks": r.num_ranks,
+        "rank": r.rank,
+        "num_tokens": r.tokens,
+        "bytes_moved": WORD_BYTES * (rows * moved + keeps_own * 2 * r.tokens * s.topk),
+    }
+
+
+def _build_own(s: Shape) -> TritonKernel:
+    own = OwnRows(s.topk, s.topk + s.shared if s.has("smooth") else 1)
+    return arrange_kernel(_slot(s), s.has("weights"), own)
+
+
+def _slot(s: Shape) -> SlotLayout:
+    return replace(s.slot, is_flagged=True)
+
+
+def _as_launched(s: Shape) -> Shape:
+    """There are rows for shared experts if they are smoothed only."""
+    return s if s.has("smooth") else replace(s, shared=0)
+
+
+def _of_window(name: str, *, parted: bool) -> Family:
+    """The family of an arrange kernel that finds all rows in the window."""
+    return Family(
+        name,
+        arrange_kernel,
+        lambda s, r: _inputs(s, r, keeps_own=False),
+        lambda s: arrange_kernel(_slot(s), s.has("weights"), zoned=s.zoned, parted=parted),
+        axes=("hidden",),
+        features=(*QUANTIZED, "weights"),
+        window="entries",
+        computes=False,
+    )
+
+
+_FEATURES = (*QUANTIZED, "weights", "smooth")
+_SHOWN_OWN: tuple[Features, ...] = ((), ("weights",), ("int8", "weights"), ("int8", "weights", "smooth"))
+
+FAMILIES = (
+    _of_window("arrange", parted=False),
+    _of_window("arrange_part", parted=True),
+    Family(
+        "arrange_own",
+        arrange_kernel,
+        lambda s, r: _inputs(s, r, keeps_own=True),
+        _build_own,
+        axes=("hidden", "topk", "shared"),
+        features=_FEATURES,
+        # of a CPU: on an NPU all rows go through the window
+        variants=(*_SHOWN_OWN, ("int8_128", "weights", "smooth")),
+        shown=_SHOWN_OWN,
+        main=("int8", "weights", "smooth"),
+        as_launched=_as_launched,
+        computes=False,
+    ),
+)

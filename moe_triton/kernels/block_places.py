@@ -22,6 +22,7 @@ import torch
 from moe_triton.core.kernel import Arg, TritonKernel, numbers
 from moe_triton.core.space import Space
 from moe_triton.kernels.cases import I64, Draw, Family, Inputs, Shape, blank
+from moe_triton.kernels.fallbacks import Arguments, fallback
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.numbering import TILES, WIDE_TILE, tile_fits
 
@@ -38,17 +39,9 @@ def _count(topk_idx, counts, num_entries, num_experts):
 
 @triton.jit
 def _places_scalar(
-    topk_idx,
-    counts,
-    offsets,
-    expected_rows,
-    num_entries,
-    num_experts,
-    num_local_experts,
-    num_ranks,
-    block_stride,
-    row_stride,
-):
+    topk_idx, counts, offsets, expected_rows,
+    num_entries, num_experts, num_local_experts, num_ranks, block_stride, row_stride,
+):  # fmt: skip
     """Counts become the places of each expert's next row, and end as those behind its last one."""
     _count(topk_idx, counts, num_entries, num_experts)
     for rank in range(0, num_ranks):
@@ -70,18 +63,10 @@ def _places_scalar(
 
 @triton.jit
 def _places_by_comparing(
-    topk_idx,
-    offsets,
-    expected_rows,
-    num_entries,
-    num_experts,
-    num_local_experts,
-    num_ranks,
-    block_stride,
-    row_stride,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-):
+    topk_idx, offsets, expected_rows,
+    num_entries, num_experts, num_local_experts, num_ranks, block_stride, row_stride,
+    ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
     """Rows of ids, and rows of ranks, each compared with all ids: those of the same rank that come before.
 
     Floats, which hold every id that an expert has: to compare integers takes four instructions.
@@ -120,78 +105,38 @@ def _places_by_comparing(
 
 @triton.jit
 def _block_places_kernel(
-    topk_idx,
-    counts,
-    offsets,
-    expected_rows,
-    num_entries,
-    num_experts,
-    num_local_experts,
-    num_ranks,
-    block_stride,
-    row_stride,
-    SCALAR: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-):
+    topk_idx, counts, offsets, expected_rows,
+    num_entries, num_experts, num_local_experts, num_ranks, block_stride, row_stride,
+    SCALAR: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
     if SCALAR:
         if tl.program_id(0) == 0:
             _places_scalar(
-                topk_idx,
-                counts,
-                offsets,
-                expected_rows,
-                num_entries,
-                num_experts,
-                num_local_experts,
-                num_ranks,
-                block_stride,
-                row_stride,
-            )
+                topk_idx, counts, offsets, expected_rows, num_entries, num_experts, num_local_experts,
+                num_ranks, block_stride, row_stride,
+            )  # fmt: skip
     else:
         _places_by_comparing(
-            topk_idx,
-            offsets,
-            expected_rows,
-            num_entries,
-            num_experts,
-            num_local_experts,
-            num_ranks,
-            block_stride,
-            row_stride,
-            ROWS,
-            COLS,
-        )
+            topk_idx, offsets, expected_rows, num_entries, num_experts, num_local_experts, num_ranks,
+            block_stride, row_stride, ROWS, COLS,
+        )  # fmt: skip
 
 
-def _block_places_fallback(
-    programs: int,
-    *,
-    topk_idx: torch.Tensor,
-    offsets: torch.Tensor,
-    expected_rows: torch.Tensor,
-    num_entries: int,
-    num_experts: int,
-    num_local_experts: int,
-    num_ranks: int,
-    block_stride: int,
-    row_stride: int,
-    counts: torch.Tensor | None = None,
-    **_: object,
-) -> None:
-    ids = topk_idx[:num_entries].long()
-    is_routed = (ids >= 0) & (ids < num_experts)
-    order = ids.masked_fill(~is_routed, num_experts).argsort(stable=True)[: int(is_routed.sum())]
-    per_expert = ids[is_routed].bincount(minlength=num_experts)
-    per_rank = per_expert.view(num_ranks, num_local_experts).sum(1)
-    ranks = ids[order] // num_local_experts
+@fallback
+def _block_places_fallback(a: Arguments) -> None:
+    ids = a.topk_idx[: a.num_entries].long()
+    is_routed = (ids >= 0) & (ids < a.num_experts)
+    order = ids.masked_fill(~is_routed, a.num_experts).argsort(stable=True)[: int(is_routed.sum())]
+    per_expert = ids[is_routed].bincount(minlength=a.num_experts)
+    per_rank = per_expert.view(a.num_ranks, a.num_local_experts).sum(1)
+    ranks = ids[order] // a.num_local_experts
     places = torch.arange(len(order)) - (per_rank.cumsum(0) - per_rank)[ranks]
-    offsets[:num_entries] = 0
-    offsets[order] = ranks * block_stride + places * row_stride
-    expected_rows[:num_ranks] = per_rank.int()
-    if counts is not None:
-        ends = per_expert.view(num_ranks, num_local_experts).cumsum(1)
-        counts[:num_experts] = ends.view(-1).int()
+    a.offsets[: a.num_entries] = 0
+    a.offsets[order] = ranks * a.block_stride + places * a.row_stride
+    a.expected_rows[: a.num_ranks] = per_rank.int()
+    if a.counts is not None:
+        ends = per_expert.view(a.num_ranks, a.num_local_experts).cumsum(1)
+        a.counts[: a.num_experts] = ends.view(-1).int()
 
 
 @functools.cache

@@ -27,6 +27,7 @@ from moe_triton.core.records import ORIGIN
 from moe_triton.core.space import double_buffers
 from moe_triton.kernels.cases import I8, I32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import check_float_dtype, check_hidden
+from moe_triton.kernels.fallbacks import Arguments, fallback
 from moe_triton.kernels.language import tl, triton
 from moe_triton.reference.arithmetic import BLOCK_ELEMENTS, PARTIAL_BLOCK_ELEMENTS, quantize_blocks
 
@@ -86,24 +87,11 @@ def _quantize_row(
 
 @triton.jit
 def _block_quantize_kernel(
-    rows,
-    origins,
-    active,
-    recv_offsets,
-    packed,
-    packed_scales,
-    num_entries,
-    capacity,
-    row_stride,
-    scale_stride,
-    first_token,
-    end_token,
-    HIDDEN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    FLOAT_MAX: tl.constexpr,
-    ORIGIN_WORDS: tl.constexpr,
+    rows, origins, active, recv_offsets, packed, packed_scales,
+    num_entries, capacity, row_stride, scale_stride, first_token, end_token,
+    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, FLOAT_MAX: tl.constexpr, ORIGIN_WORDS: tl.constexpr,
     TOKEN_WORD: tl.constexpr,
-):
+):  # fmt: skip
     num_rows = capacity
     if recv_offsets is not None:
         # a count that came from another rank must not lead past the end
@@ -126,41 +114,22 @@ def _block_quantize_kernel(
             _quantize_row(i, rows, packed, packed_scales, row_stride, scale_stride, HIDDEN, BLOCK, FLOAT_MAX)
 
 
-def _block_quantize_fallback(
-    programs: int,
-    *,
-    rows: torch.Tensor,
-    packed: torch.Tensor,
-    packed_scales: torch.Tensor,
-    capacity: int,
-    row_stride: int,
-    scale_stride: int,
-    HIDDEN: int,
-    BLOCK: int,
-    ORIGIN_WORDS: int,
-    TOKEN_WORD: int,
-    recv_offsets: torch.Tensor | None = None,
-    num_entries: int = 0,
-    origins: torch.Tensor | None = None,
-    active: torch.Tensor | None = None,
-    first_token: int = 0,
-    end_token: int = 0,
-    **_: object,
-) -> None:
-    num_rows = capacity
-    if recv_offsets is not None:
-        num_rows = min(max(int(recv_offsets[num_entries - 1]), 0), capacity)
+@fallback
+def _block_quantize_fallback(a: Arguments) -> None:
+    num_rows = a.capacity
+    if a.recv_offsets is not None:
+        num_rows = min(max(int(a.recv_offsets[a.num_entries - 1]), 0), a.capacity)
     if not num_rows:
         return
-    q, scales = quantize_blocks(rows[: num_rows * HIDDEN].view(num_rows, HIDDEN), BLOCK)
+    q, scales = quantize_blocks(a.rows[: num_rows * a.HIDDEN].view(num_rows, a.HIDDEN), a.BLOCK)
     wanted = torch.ones(num_rows, dtype=torch.bool)
-    if origins is not None:
-        tokens = origins[: num_rows * ORIGIN_WORDS].view(num_rows, ORIGIN_WORDS)[:, TOKEN_WORD]
-        wanted = (tokens >= first_token) & (tokens < end_token)
-    elif active is not None:
-        wanted = active[:num_rows] >= 0
-    packed.as_strided(q.shape, (row_stride, 1))[wanted] = q[wanted]
-    packed_scales.as_strided(scales.shape, (scale_stride, 1))[wanted] = scales[wanted]
+    if a.origins is not None:
+        tokens = a.origins[: num_rows * a.ORIGIN_WORDS].view(num_rows, a.ORIGIN_WORDS)[:, a.TOKEN_WORD]
+        wanted = (tokens >= a.first_token) & (tokens < a.end_token)
+    elif a.active is not None:
+        wanted = a.active[:num_rows] >= 0
+    a.packed.as_strided(q.shape, (a.row_stride, 1))[wanted] = q[wanted]
+    a.packed_scales.as_strided(scales.shape, (a.scale_stride, 1))[wanted] = scales[wanted]
 
 
 @functools.cache

@@ -29,6 +29,7 @@ from moe_triton.core.kernel import Arg, TritonKernel, numbers
 from moe_triton.core.space import Space, double_buffers, named_features
 from moe_triton.kernels.cases import F32, NUM_SPECIAL, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import check_float_dtype, check_hidden
+from moe_triton.kernels.fallbacks import Arguments, fallback
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.rms_norm import row_columns, sum_row
 from moe_triton.reference.arithmetic import LANES, softmax_of_two, sum_of_row
@@ -61,21 +62,11 @@ def _exp_of_negative(x):
 
 @triton.jit
 def _const_alphas_kernel(
-    x,
-    topk_idx,
-    alpha1,
-    alpha2,
-    alphas,
-    first_token,
-    num_tokens,
-    first_const,
-    num_const,
-    HIDDEN: tl.constexpr,
-    TOPK: tl.constexpr,
-    PER_ELEMENT: tl.constexpr,
-    LANES: tl.constexpr,
+    x, topk_idx, alpha1, alpha2, alphas,
+    first_token, num_tokens, first_const, num_const,
+    HIDDEN: tl.constexpr, TOPK: tl.constexpr, PER_ELEMENT: tl.constexpr, LANES: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     if PER_ELEMENT or LANES:
         _alphas_of_tokens(
             x, topk_idx, alpha1, alpha2, alphas, first_token, num_tokens, first_const, num_const, HIDDEN,
@@ -90,20 +81,10 @@ def _const_alphas_kernel(
 
 @triton.jit
 def _alphas_of_tokens(
-    x,
-    topk_idx,
-    alpha1,
-    alpha2,
-    alphas,
-    first_token,
-    num_tokens,
-    first_const,
-    num_const,
-    HIDDEN: tl.constexpr,
-    TOPK: tl.constexpr,
-    PER_ELEMENT: tl.constexpr,
-    LANES: tl.constexpr,
-):
+    x, topk_idx, alpha1, alpha2, alphas,
+    first_token, num_tokens, first_const, num_const,
+    HIDDEN: tl.constexpr, TOPK: tl.constexpr, PER_ELEMENT: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
     per_program = tl.cdiv(num_tokens, tl.num_programs(0))
     begin = tl.program_id(0) * per_program
     cols = row_columns(HIDDEN, LANES)
@@ -144,15 +125,7 @@ def _alphas_of_tokens(
 
 @triton.jit
 def _alphas_of_blocks(
-    topk_idx,
-    alpha1,
-    alpha2,
-    alphas,
-    first_entry,
-    num_entries,
-    first_const,
-    num_const,
-    BLOCK: tl.constexpr,
+    topk_idx, alpha1, alpha2, alphas, first_entry, num_entries, first_const, num_const, BLOCK: tl.constexpr
 ):
     """Tiles of entries. ``alphas`` holds the bits of its numbers, so that products leave all as they are."""
     per_program = tl.cdiv(num_entries, tl.num_programs(0))
@@ -179,41 +152,26 @@ def _bits_of_chosen(ids, alpha, first_const, num_const):
     return bits
 
 
-def _const_alphas_fallback(
-    programs: int,
-    *,
-    x: torch.Tensor,
-    topk_idx: torch.Tensor,
-    alpha1: torch.Tensor,
-    alpha2: torch.Tensor,
-    alphas: torch.Tensor,
-    first_token: int,
-    num_tokens: int,
-    first_const: int,
-    num_const: int,
-    HIDDEN: int,
-    TOPK: int,
-    PER_ELEMENT: bool,
-    **_: object,
-) -> None:
-    if not num_tokens:
+@fallback
+def _const_alphas_fallback(a: Arguments) -> None:
+    if not a.num_tokens:
         return
-    entries = slice(first_token * TOPK, (first_token + num_tokens) * TOPK)
-    chosen = topk_idx[entries].long() - first_const
-    is_const = (chosen >= 0) & (chosen < num_const)
+    entries = slice(a.first_token * a.TOPK, (a.first_token + a.num_tokens) * a.TOPK)
+    chosen = a.topk_idx[entries].long() - a.first_const
+    is_const = (chosen >= 0) & (chosen < a.num_const)
     c = chosen[is_const]
-    result = torch.zeros((num_tokens * TOPK, 2))
-    if PER_ELEMENT:
-        tokens = torch.arange(first_token, first_token + num_tokens).repeat_interleave(TOPK)[is_const]
-        rows = x[: (first_token + num_tokens) * HIDDEN].view(-1, HIDDEN)[tokens].float()
+    result = torch.zeros((a.num_tokens * a.TOPK, 2))
+    if a.PER_ELEMENT:
+        tokens = torch.arange(a.first_token, a.first_token + a.num_tokens).repeat_interleave(a.TOPK)[is_const]
+        rows = a.x[: (a.first_token + a.num_tokens) * a.HIDDEN].view(-1, a.HIDDEN)[tokens].float()
         logits = [
-            sum_of_row((alpha[: num_const * HIDDEN].view(-1, HIDDEN)[c].float() * rows).numpy())
-            for alpha in (alpha1, alpha2)
+            sum_of_row((alpha[: a.num_const * a.HIDDEN].view(-1, a.HIDDEN)[c].float() * rows).numpy())
+            for alpha in (a.alpha1, a.alpha2)
         ]
-        result[is_const] = torch.stack([torch.from_numpy(a) for a in softmax_of_two(*logits)], 1)
+        result[is_const] = torch.stack([torch.from_numpy(each) for each in softmax_of_two(*logits)], 1)
     else:
-        result[is_const] = torch.stack([alpha1[c].float(), alpha2[c].float()], 1)
-    alphas.view(torch.float32)[2 * entries.start : 2 * entries.stop] = result.view(-1)
+        result[is_const] = torch.stack([a.alpha1[c].float(), a.alpha2[c].float()], 1)
+    a.alphas.view(torch.float32)[2 * entries.start : 2 * entries.stop] = result.view(-1)
 
 
 @functools.cache

@@ -22,6 +22,7 @@ from moe_triton.core.checks import check_positive
 from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers
 from moe_triton.core.records import POSITION_SHIFT
 from moe_triton.kernels.cases import Draw, Family, Inputs, Shape, blank
+from moe_triton.kernels.fallbacks import Arguments, fallback
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.zones import ZONE, ZONE_STRIDE, in_zone, zone_offset
 from moe_triton.layout import UB_ALIGN, WORD_BYTES, align
@@ -89,25 +90,10 @@ def _token_by_comparing(
 
 @triton.jit
 def _inner_table_kernel(
-    tokens,
-    rail_counts,
-    inner_ids,
-    inner_positions,
-    inner_weights,
-    inner_active,
-    zone,
-    num_servers,
-    max_tokens,
-    first_expert,
-    server_experts,
-    server_stride,
-    token_stride,
-    zone_stride,
-    TOPK: tl.constexpr,
-    WORDS: tl.constexpr,
-    SHIFT: tl.constexpr,
-    SCALAR: tl.constexpr,
-):
+    tokens, rail_counts, inner_ids, inner_positions, inner_weights, inner_active, zone,
+    num_servers, max_tokens, first_expert, server_experts, server_stride, token_stride, zone_stride,
+    TOPK: tl.constexpr, WORDS: tl.constexpr, SHIFT: tl.constexpr, SCALAR: tl.constexpr,
+):  # fmt: skip
     if zone is not None:
         tokens += zone_offset(zone, zone_stride)
     total = num_servers * max_tokens
@@ -135,49 +121,29 @@ def _inner_table_kernel(
                 )  # fmt: skip
 
 
-def _inner_table_fallback(
-    programs: int,
-    *,
-    tokens: torch.Tensor,
-    rail_counts: torch.Tensor,
-    inner_ids: torch.Tensor,
-    inner_positions: torch.Tensor,
-    inner_weights: torch.Tensor,
-    inner_active: torch.Tensor,
-    num_servers: int,
-    max_tokens: int,
-    first_expert: int,
-    server_experts: int,
-    server_stride: int,
-    token_stride: int,
-    TOPK: int,
-    WORDS: int,
-    SHIFT: int,
-    zone: torch.Tensor | None = None,
-    zone_stride: int = 0,
-    **_: object,
-) -> None:
-    tokens = in_zone(tokens, zone, zone_stride)
-    total = num_servers * max_tokens
-    is_there = torch.arange(max_tokens) < rail_counts[:num_servers, None]
-    inner_active[:total] = torch.where(is_there, 0, -1).view(-1).int()
+@fallback
+def _inner_table_fallback(a: Arguments) -> None:
+    tokens = in_zone(a.tokens, a.zone, a.zone_stride)
+    total = a.num_servers * a.max_tokens
+    is_there = torch.arange(a.max_tokens) < a.rail_counts[: a.num_servers, None]
+    a.inner_active[:total] = torch.where(is_there, 0, -1).view(-1).int()
     servers, numbers_there = is_there.nonzero(as_tuple=True)
     if not len(servers):
         return
-    begin = servers * server_stride + numbers_there * token_stride
-    words = tokens[begin[:, None] + torch.arange(TOPK)]
-    weights = tokens[begin[:, None] + WORDS + torch.arange(TOPK)]
-    experts = (words & (1 << SHIFT) - 1) - first_expert
-    is_here = (words >= 0) & (experts >= 0) & (experts < server_experts)
-    order = torch.where(is_here, experts, server_experts).argsort(dim=1, stable=True)
-    rows = servers * max_tokens + numbers_there
-    found = {
-        "ids": (inner_ids, experts + (servers * server_experts)[:, None], -1),
-        "positions": (inner_positions, words >> SHIFT, 0),
-        "weights": (inner_weights, weights, 0),
-    }
-    for out, values, none in found.values():
-        out[: total * TOPK].view(-1, TOPK)[rows] = torch.where(is_here, values, none).gather(1, order).int()
+    begin = servers * a.server_stride + numbers_there * a.token_stride
+    words = tokens[begin[:, None] + torch.arange(a.TOPK)]
+    weights = tokens[begin[:, None] + a.WORDS + torch.arange(a.TOPK)]
+    experts = (words & (1 << a.SHIFT) - 1) - a.first_expert
+    is_here = (words >= 0) & (experts >= 0) & (experts < a.server_experts)
+    order = torch.where(is_here, experts, a.server_experts).argsort(dim=1, stable=True)
+    rows = servers * a.max_tokens + numbers_there
+    for out, values, none in (
+        (a.inner_ids, experts + (servers * a.server_experts)[:, None], -1),
+        (a.inner_positions, words >> a.SHIFT, 0),
+        (a.inner_weights, weights, 0),
+    ):
+        found = torch.where(is_here, values, none).gather(1, order).int()
+        out[: total * a.TOPK].view(-1, a.TOPK)[rows] = found
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import Arg
 from moe_triton.core.space import Settings
 from moe_triton.kernels.cases import I32, I64, Draw, Features, Inputs, Shape, blank
+from moe_triton.kernels.fallbacks import Arguments, fallback
 from moe_triton.kernels.language import tl, triton
 
 ID_LIMIT = 1 << 24
@@ -64,18 +65,9 @@ def number_scalar(ids, taken, expand_idx, counts, num_entries, num_experts, ID_L
 
 @triton.jit
 def number_by_comparing(
-    ids,
-    taken,
-    expand_idx,
-    counts,
-    num_entries,
-    num_experts,
-    worker,
-    num_workers,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    ID_LIMIT: tl.constexpr,
-):
+    ids, taken, expand_idx, counts, num_entries, num_experts, worker, num_workers,
+    ROWS: tl.constexpr, COLS: tl.constexpr, ID_LIMIT: tl.constexpr,
+):  # fmt: skip
     """Rows of ids, each compared with all ids before it; and rows of experts, each with all ids.
 
     Experts and late ids have the most to compare with. They come first, and workers take turns in one
@@ -129,28 +121,19 @@ def narrowed(found, ID_LIMIT: tl.constexpr):
     return found
 
 
-def number_fallback(
-    programs: int,
-    *,
-    given: torch.Tensor | None = None,
-    topk_idx: torch.Tensor,
-    expand_idx: torch.Tensor,
-    counts: torch.Tensor,
-    num_entries: int,
-    num_experts: int,
-    **_: object,
-) -> None:
+@fallback
+def number_fallback(a: Arguments) -> None:
     """All that `route` does."""
-    if given is not None:
-        topk_idx[:num_entries] = taken_ids(given[:num_entries])
-    ids = topk_idx[:num_entries].long()
-    valid = (ids >= 0) & (ids < num_experts)
-    one_hot = torch.zeros((num_entries, num_experts), dtype=torch.int32)
-    one_hot[valid] = torch.nn.functional.one_hot(ids[valid], num_experts).to(torch.int32)
+    if a.given is not None:
+        a.topk_idx[: a.num_entries] = taken_ids(a.given[: a.num_entries])
+    ids = a.topk_idx[: a.num_entries].long()
+    valid = (ids >= 0) & (ids < a.num_experts)
+    one_hot = torch.zeros((a.num_entries, a.num_experts), dtype=torch.int32)
+    one_hot[valid] = torch.nn.functional.one_hot(ids[valid], a.num_experts).to(torch.int32)
     before = one_hot.cumsum(0, dtype=torch.int32) - one_hot
-    index = before.gather(1, ids.clamp(0, num_experts - 1)[:, None])[:, 0]
-    expand_idx[:num_entries] = torch.where(valid, index, 0)
-    counts[:num_experts] = one_hot.sum(0, dtype=torch.int32)
+    index = before.gather(1, ids.clamp(0, a.num_experts - 1)[:, None])[:, 0]
+    a.expand_idx[: a.num_entries] = torch.where(valid, index, 0)
+    a.counts[: a.num_experts] = one_hot.sum(0, dtype=torch.int32)
 
 
 def taken_ids(ids: torch.Tensor) -> torch.Tensor:

@@ -20,6 +20,7 @@ from moe_triton.core.checks import check_positive
 from moe_triton.core.kernel import Arg, TritonKernel, numbers
 from moe_triton.core.records import POSITION_SHIFT
 from moe_triton.kernels.cases import Draw, Family, Inputs, Shape, blank
+from moe_triton.kernels.fallbacks import Arguments, fallback
 from moe_triton.kernels.language import tl, triton
 from moe_triton.layout import UB_ALIGN, WORD_BYTES, align
 
@@ -28,8 +29,9 @@ ROWS = 32  # tokens of a tile
 
 @triton.jit
 def _outer_scalar(
-    topk_idx, expand_idx, outer_ids, outer_rows, outer_counts, route_words, num_tokens, num_experts,
-    server_experts, TOPK: tl.constexpr, WORDS: tl.constexpr, SHIFT: tl.constexpr, SERVERS: tl.constexpr,
+    topk_idx, expand_idx, outer_ids, outer_rows, outer_counts, route_words,
+    num_tokens, num_experts, server_experts,
+    TOPK: tl.constexpr, WORDS: tl.constexpr, SHIFT: tl.constexpr, SERVERS: tl.constexpr,
 ):  # fmt: skip
     for server in range(0, SERVERS):
         tl.store(outer_counts + server, 0)
@@ -65,8 +67,8 @@ def _goes(topk_idx, at, cols, end, first, last, TOPK: tl.constexpr):
 @triton.jit
 def _outer_tile(
     begin, is_last, topk_idx, expand_idx, outer_ids, outer_rows, outer_counts, route_words, num_tokens,
-    num_experts, server_experts, TOPK: tl.constexpr, WORDS: tl.constexpr, SHIFT: tl.constexpr,
-    ROWS: tl.constexpr, SERVERS: tl.constexpr,
+    num_experts, server_experts,
+    TOPK: tl.constexpr, WORDS: tl.constexpr, SHIFT: tl.constexpr, ROWS: tl.constexpr, SERVERS: tl.constexpr,
 ):  # fmt: skip
     """Some tokens, each compared with those of the tile before it; those of other tiles are counted."""
     lanes, words, servers = tl.arange(0, ROWS), tl.arange(0, WORDS), tl.arange(0, SERVERS)
@@ -105,22 +107,11 @@ def _outer_tile(
 
 @triton.jit
 def _outer_table_kernel(
-    topk_idx,
-    expand_idx,
-    outer_ids,
-    outer_rows,
-    outer_counts,
-    route_words,
-    num_tokens,
-    num_experts,
-    server_experts,
-    TOPK: tl.constexpr,
-    WORDS: tl.constexpr,
-    SHIFT: tl.constexpr,
-    ROWS: tl.constexpr,
-    SERVERS: tl.constexpr,
+    topk_idx, expand_idx, outer_ids, outer_rows, outer_counts, route_words,
+    num_tokens, num_experts, server_experts,
+    TOPK: tl.constexpr, WORDS: tl.constexpr, SHIFT: tl.constexpr, ROWS: tl.constexpr, SERVERS: tl.constexpr,
     SCALAR: tl.constexpr,
-):
+):  # fmt: skip
     if SCALAR:
         if tl.program_id(0) == 0:
             _outer_scalar(
@@ -136,37 +127,21 @@ def _outer_table_kernel(
             )  # fmt: skip
 
 
-def _outer_table_fallback(
-    programs: int,
-    *,
-    topk_idx: torch.Tensor,
-    expand_idx: torch.Tensor,
-    outer_ids: torch.Tensor,
-    outer_rows: torch.Tensor,
-    outer_counts: torch.Tensor,
-    route_words: torch.Tensor,
-    num_tokens: int,
-    num_experts: int,
-    server_experts: int,
-    TOPK: int,
-    WORDS: int,
-    SHIFT: int,
-    SERVERS: int,
-    **_: object,
-) -> None:
-    ids = topk_idx[: num_tokens * TOPK].view(-1, TOPK)
-    positions = expand_idx[: num_tokens * TOPK].view(-1, TOPK)
-    is_expert = (ids >= 0) & (ids < num_experts)
-    words = route_words[: num_tokens * WORDS].view(-1, WORDS)
+@fallback
+def _outer_table_fallback(a: Arguments) -> None:
+    ids = a.topk_idx[: a.num_tokens * a.TOPK].view(-1, a.TOPK)
+    positions = a.expand_idx[: a.num_tokens * a.TOPK].view(-1, a.TOPK)
+    is_expert = (ids >= 0) & (ids < a.num_experts)
+    words = a.route_words[: a.num_tokens * a.WORDS].view(-1, a.WORDS)
     words.fill_(-1)
-    words[:, :TOPK] = torch.where(is_expert, ids | positions << SHIFT, -1)
-    servers = torch.where(is_expert, ids // server_experts, -1)
-    goes = (servers[:, :, None] == torch.arange(SERVERS)).any(1).int()
+    words[:, : a.TOPK] = torch.where(is_expert, ids | positions << a.SHIFT, -1)
+    servers = torch.where(is_expert, ids // a.server_experts, -1)
+    goes = (servers[:, :, None] == torch.arange(a.SERVERS)).any(1).int()
     numbers_there = goes.cumsum(0, dtype=torch.int32) - goes
-    size = num_tokens * SERVERS
-    outer_ids[:size] = torch.where(goes > 0, torch.arange(SERVERS, dtype=torch.int32), -1).view(-1)
-    outer_rows[:size] = numbers_there.view(-1)
-    outer_counts[:SERVERS] = goes.sum(0, dtype=torch.int32)
+    size = a.num_tokens * a.SERVERS
+    a.outer_ids[:size] = torch.where(goes > 0, torch.arange(a.SERVERS, dtype=torch.int32), -1).view(-1)
+    a.outer_rows[:size] = numbers_there.view(-1)
+    a.outer_counts[: a.SERVERS] = goes.sum(0, dtype=torch.int32)
 
 
 @functools.cache

@@ -33,6 +33,7 @@ from moe_triton.core.row_formats import QUANTIZED
 from moe_triton.core.space import double_buffers, named_features
 from moe_triton.kernels.cases import AXES, I8, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import check_float_dtype, check_hidden
+from moe_triton.kernels.fallbacks import Arguments, fallback
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.numbering import ID_LIMIT, load_id
 from moe_triton.kernels.rms_norm import row_columns
@@ -81,18 +82,10 @@ def _store_row(row, peak, rows, scale_at, cols):
 
 @triton.jit
 def pack_tokens(
-    x,
-    rows,
-    scales,
-    first_token,
-    begin,
-    end,
-    row_stride,
-    scale_stride,
-    HIDDEN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    FLOAT_MAX: tl.constexpr,
-):
+    x, rows, scales,
+    first_token, begin, end, row_stride, scale_stride,
+    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, FLOAT_MAX: tl.constexpr,
+):  # fmt: skip
     """One row for each token of [first_token + begin, first_token + end)."""
     cols = row_columns(HIDDEN, BLOCK)
     for i in range(begin, end):
@@ -100,35 +93,18 @@ def pack_tokens(
         at = token.to(tl.int64)
         row = tl.load(x + at * HIDDEN + cols)
         _store_row(
-            row.to(tl.float32),
-            _peak(row, FLOAT_MAX),
-            rows + at * row_stride,
-            scales + at * scale_stride,
+            row.to(tl.float32), _peak(row, FLOAT_MAX), rows + at * row_stride, scales + at * scale_stride,
             cols,
-        )
+        )  # fmt: skip
 
 
 @triton.jit
 def pack_tokens_smooth(
-    x,
-    ids,
-    smooth_scales,
-    rows,
-    scales,
-    first_token,
-    begin,
-    end,
-    scale_row_offset,
-    num_scale_rows,
-    row_stride,
-    scale_stride,
-    HIDDEN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TOPK: tl.constexpr,
-    NUM_SHARED: tl.constexpr,
-    FLOAT_MAX: tl.constexpr,
-    ID_LIMIT: tl.constexpr,
-):
+    x, ids, smooth_scales, rows, scales, first_token, begin, end, scale_row_offset, num_scale_rows,
+    row_stride, scale_stride,
+    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, TOPK: tl.constexpr, NUM_SHARED: tl.constexpr,
+    FLOAT_MAX: tl.constexpr, ID_LIMIT: tl.constexpr,
+):  # fmt: skip
     """A row for each expert, routed or shared, of each token of [first_token + begin, first_token + end)."""
     cols = row_columns(HIDDEN, BLOCK)
     for i in range(begin, end):
@@ -150,17 +126,10 @@ def pack_tokens_smooth(
 
 @triton.jit
 def _pack_kernel(
-    x,
-    rows,
-    scales,
-    first_token,
-    num_tokens,
-    row_stride,
-    scale_stride,
-    HIDDEN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    FLOAT_MAX: tl.constexpr,
-):
+    x, rows, scales,
+    first_token, num_tokens, row_stride, scale_stride,
+    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, FLOAT_MAX: tl.constexpr,
+):  # fmt: skip
     per_program = tl.cdiv(num_tokens, tl.num_programs(0))
     begin = tl.program_id(0) * per_program
     end = tl.minimum(begin + per_program, num_tokens)
@@ -169,120 +138,49 @@ def _pack_kernel(
 
 @triton.jit
 def _pack_smooth_kernel(
-    x,
-    topk_idx,
-    smooth_scales,
-    rows,
-    scales,
-    first_token,
-    num_tokens,
-    scale_row_offset,
-    num_scale_rows,
-    row_stride,
-    scale_stride,
-    HIDDEN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TOPK: tl.constexpr,
-    NUM_SHARED: tl.constexpr,
-    FLOAT_MAX: tl.constexpr,
-    ID_LIMIT: tl.constexpr,
-):
+    x, topk_idx, smooth_scales, rows, scales,
+    first_token, num_tokens, scale_row_offset, num_scale_rows, row_stride, scale_stride,
+    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, TOPK: tl.constexpr, NUM_SHARED: tl.constexpr,
+    FLOAT_MAX: tl.constexpr, ID_LIMIT: tl.constexpr,
+):  # fmt: skip
     per_program = tl.cdiv(num_tokens, tl.num_programs(0))
     begin = tl.program_id(0) * per_program
     end = tl.minimum(begin + per_program, num_tokens)
     pack_tokens_smooth(
-        x,
-        topk_idx,
-        smooth_scales,
-        rows,
-        scales,
-        first_token,
-        begin,
-        end,
-        scale_row_offset,
-        num_scale_rows,
-        row_stride,
-        scale_stride,
-        HIDDEN,
-        BLOCK,
-        TOPK,
-        NUM_SHARED,
-        FLOAT_MAX,
-        ID_LIMIT,
-    )
+        x, topk_idx, smooth_scales, rows, scales, first_token, begin, end, scale_row_offset, num_scale_rows,
+        row_stride, scale_stride, HIDDEN, BLOCK, TOPK, NUM_SHARED, FLOAT_MAX, ID_LIMIT,
+    )  # fmt: skip
 
 
-def _store_fallback(
-    x: torch.Tensor,
-    first_row: int,
-    rows: torch.Tensor,
-    scales: torch.Tensor,
-    strides: tuple[int, int],
-    block: int,
-) -> None:
-    n, hidden = x.shape
-    q, found = map(torch.from_numpy, quantize_rows(x.view(-1, block or hidden).numpy()))
-    row_stride, scale_stride = strides
-    rows.as_strided((n, hidden), (row_stride, 1), rows.storage_offset() + first_row * row_stride).copy_(
-        q.view(n, hidden)
-    )
-    scale_at = scales.storage_offset() + first_row * scale_stride
-    found = found.view(n, -1)
-    scales.as_strided(found.shape, (scale_stride, 1), scale_at).copy_(found)
+def _store_rows(a: Arguments, chosen: torch.Tensor, first_row: int) -> None:
+    n, hidden = chosen.shape
+    q, scales = map(torch.from_numpy, quantize_rows(chosen.view(-1, a.BLOCK or hidden).numpy()))
+    for out, stride, found in ((a.rows, a.row_stride, q), (a.scales, a.scale_stride, scales)):
+        found = found.view(n, -1)
+        out.as_strided(found.shape, (stride, 1), out.storage_offset() + first_row * stride).copy_(found)
 
 
-def _pack_fallback(
-    programs: int,
-    *,
-    x: torch.Tensor,
-    rows: torch.Tensor,
-    scales: torch.Tensor,
-    first_token: int,
-    num_tokens: int,
-    row_stride: int,
-    scale_stride: int,
-    HIDDEN: int,
-    BLOCK: int,
-    **_: object,
-) -> None:
-    if not num_tokens:
+@fallback
+def _pack_fallback(a: Arguments) -> None:
+    if a.num_tokens:
+        chosen = a.x[a.first_token * a.HIDDEN :][: a.num_tokens * a.HIDDEN].view(a.num_tokens, a.HIDDEN)
+        _store_rows(a, chosen.float(), a.first_token)
+
+
+@fallback
+def _pack_smooth_fallback(a: Arguments) -> None:
+    if not a.num_tokens:
         return
-    chosen = x[first_token * HIDDEN : (first_token + num_tokens) * HIDDEN].view(num_tokens, HIDDEN)
-    _store_fallback(chosen.float(), first_token, rows, scales, (row_stride, scale_stride), BLOCK)
-
-
-def _pack_smooth_fallback(
-    programs: int,
-    *,
-    x: torch.Tensor,
-    topk_idx: torch.Tensor,
-    smooth_scales: torch.Tensor,
-    rows: torch.Tensor,
-    scales: torch.Tensor,
-    first_token: int,
-    num_tokens: int,
-    scale_row_offset: int,
-    num_scale_rows: int,
-    row_stride: int,
-    scale_stride: int,
-    HIDDEN: int,
-    BLOCK: int,
-    TOPK: int,
-    NUM_SHARED: int = 0,
-    **_: object,
-) -> None:
-    if not num_tokens:
-        return
-    last_token, num_rows = first_token + num_tokens, TOPK + NUM_SHARED
-    routed_rows = topk_idx[first_token * TOPK : last_token * TOPK].long() + scale_row_offset
-    inside = (routed_rows >= scale_row_offset) & (routed_rows < num_scale_rows)
-    routed_rows = torch.where(inside, routed_rows, 0).view(num_tokens, TOPK)
-    shared_rows = torch.arange(NUM_SHARED).expand(num_tokens, NUM_SHARED)
+    last_token, num_rows = a.first_token + a.num_tokens, a.TOPK + a.NUM_SHARED
+    routed_rows = a.topk_idx[a.first_token * a.TOPK : last_token * a.TOPK].long() + a.scale_row_offset
+    inside = (routed_rows >= a.scale_row_offset) & (routed_rows < a.num_scale_rows)
+    routed_rows = torch.where(inside, routed_rows, 0).view(a.num_tokens, a.TOPK)
+    shared_rows = torch.arange(a.NUM_SHARED).expand(a.num_tokens, a.NUM_SHARED)
     scale_rows = torch.cat([routed_rows, shared_rows], 1).view(-1)
-    chosen = x[first_token * HIDDEN : last_token * HIDDEN].view(num_tokens, HIDDEN).float()
+    chosen = a.x[a.first_token * a.HIDDEN : last_token * a.HIDDEN].view(a.num_tokens, a.HIDDEN).float()
     chosen = chosen.repeat_interleave(num_rows, 0)
-    chosen = chosen * smooth_scales[: num_scale_rows * HIDDEN].view(-1, HIDDEN)[scale_rows]
-    _store_fallback(chosen, first_token * num_rows, rows, scales, (row_stride, scale_stride), BLOCK)
+    chosen = chosen * a.smooth_scales[: a.num_scale_rows * a.HIDDEN].view(-1, a.HIDDEN)[scale_rows]
+    _store_rows(a, chosen, a.first_token * num_rows)
 
 
 _DESTINATION = (

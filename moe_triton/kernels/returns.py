@@ -24,6 +24,7 @@ from moe_triton.core.kernel import Arg, TritonKernel, numbers
 from moe_triton.core.records import ORIGIN
 from moe_triton.core.space import PROGRAMS, Space
 from moe_triton.kernels.cases import I32, Draw, Family, Inputs, Shape, blank
+from moe_triton.kernels.fallbacks import Arguments, fallback
 from moe_triton.kernels.language import tl, triton
 
 BLOCK = 64
@@ -33,7 +34,8 @@ ORIGIN_WORDS = ORIGIN.num_words
 
 @triton.jit
 def _store_origins(
-    origins, recv_offsets, n, capacity, source, first_index, from_start, expert,
+    origins, recv_offsets,
+    n, capacity, source, first_index, from_start, expert,
     SCALAR: tl.constexpr, BLOCK: tl.constexpr, ORIGIN_WORDS: tl.constexpr,
 ):  # fmt: skip
     """Rows of entry n: indices count from ``first_index``, or with ``from_start`` are row numbers."""
@@ -62,16 +64,10 @@ def _store_origins(
 
 @triton.jit
 def _returns_kernel(
-    recv_offsets,
-    origins,
-    num_entries,
-    num_ranks,
-    capacity,
-    first_expert,
-    SCALAR: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ORIGIN_WORDS: tl.constexpr,
-):
+    recv_offsets, origins,
+    num_entries, num_ranks, capacity, first_expert,
+    SCALAR: tl.constexpr, BLOCK: tl.constexpr, ORIGIN_WORDS: tl.constexpr,
+):  # fmt: skip
     per_program = tl.cdiv(num_entries, tl.num_programs(0))
     begin = tl.program_id(0) * per_program
     for n in range(begin, tl.minimum(begin + per_program, num_entries)):
@@ -83,18 +79,10 @@ def _returns_kernel(
 
 @triton.jit
 def _returns_shared_kernel(
-    recv_offsets,
-    origins,
-    num_entries,
-    capacity,
-    rank,
-    num_tokens,
-    num_shared_ranks,
-    num_experts,
-    SCALAR: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ORIGIN_WORDS: tl.constexpr,
-):
+    recv_offsets, origins,
+    num_entries, capacity, rank, num_tokens, num_shared_ranks, num_experts,
+    SCALAR: tl.constexpr, BLOCK: tl.constexpr, ORIGIN_WORDS: tl.constexpr,
+):  # fmt: skip
     per_program = tl.cdiv(num_entries, tl.num_programs(0))
     begin = tl.program_id(0) * per_program
     for n in range(begin, tl.minimum(begin + per_program, num_entries)):
@@ -121,43 +109,23 @@ def _bounded(recv_offsets: torch.Tensor, num_entries: int, capacity: int) -> lis
     return list(zip([0, *ends[:-1]], ends, strict=True)) if ends else []
 
 
-def _returns_fallback(
-    programs: int,
-    *,
-    recv_offsets: torch.Tensor,
-    origins: torch.Tensor,
-    num_entries: int,
-    num_ranks: int,
-    capacity: int,
-    first_expert: int,
-    **_: object,
-) -> None:
-    for n, (start, stop) in enumerate(_bounded(recv_offsets, num_entries, capacity)):
+@fallback
+def _returns_fallback(a: Arguments) -> None:
+    for n, (start, stop) in enumerate(_bounded(a.recv_offsets, a.num_entries, a.capacity)):
         if start < stop:
-            expert, source = divmod(n, num_ranks)
-            _fill(origins, start, stop, source, 0, first_expert + expert)
+            expert, source = divmod(n, a.num_ranks)
+            _fill(a.origins, start, stop, source, 0, a.first_expert + expert)
 
 
-def _returns_shared_fallback(
-    programs: int,
-    *,
-    recv_offsets: torch.Tensor,
-    origins: torch.Tensor,
-    num_entries: int,
-    capacity: int,
-    rank: int,
-    num_tokens: int,
-    num_shared_ranks: int,
-    num_experts: int,
-    **_: object,
-) -> None:
-    for n, (start, stop) in enumerate(_bounded(recv_offsets, num_entries, capacity)):
-        if start < stop and n < num_shared_ranks:
-            _fill(origins, start, stop, rank, start, num_experts)
+@fallback
+def _returns_shared_fallback(a: Arguments) -> None:
+    for n, (start, stop) in enumerate(_bounded(a.recv_offsets, a.num_entries, a.capacity)):
+        if start < stop and n < a.num_shared_ranks:
+            _fill(a.origins, start, stop, a.rank, start, a.num_experts)
         elif start < stop:
-            before = n * num_tokens // num_shared_ranks
-            token = (rank + n) * num_tokens // num_shared_ranks - before
-            _fill(origins, start, stop, n, token, num_experts)
+            before = n * a.num_tokens // a.num_shared_ranks
+            token = (a.rank + n) * a.num_tokens // a.num_shared_ranks - before
+            _fill(a.origins, start, stop, n, token, a.num_experts)
 
 
 @functools.cache
@@ -219,13 +187,7 @@ def returns_kernel(shared: bool, target: str = "cpu") -> TritonKernel:
 
 @triton.jit
 def _own_offsets_kernel(
-    recv_offsets,
-    out,
-    num_ranks,
-    num_shared_ranks,
-    rank,
-    num_tokens,
-    BLOCK: tl.constexpr,
+    recv_offsets, out, num_ranks, num_shared_ranks, rank, num_tokens, BLOCK: tl.constexpr
 ):
     per_program = tl.cdiv(num_shared_ranks, tl.num_programs(0))
     first = tl.program_id(0) * per_program
@@ -242,20 +204,12 @@ def _own_offsets_kernel(
         tl.store(out + at, tl.load(recv_offsets + at, mask=at < num_ranks), mask=at < num_ranks)
 
 
-def _own_offsets_fallback(
-    programs: int,
-    *,
-    recv_offsets: torch.Tensor,
-    out: torch.Tensor,
-    num_ranks: int,
-    num_shared_ranks: int,
-    rank: int,
-    num_tokens: int,
-    **_: object,
-) -> None:
-    pieces = torch.arange(rank, rank + num_shared_ranks + 1).mul(num_tokens).floor_divide(num_shared_ranks)
-    out[:num_shared_ranks] = (pieces[1:] - pieces[0]).int()
-    out[num_shared_ranks:num_ranks] = recv_offsets[num_shared_ranks:num_ranks]
+@fallback
+def _own_offsets_fallback(a: Arguments) -> None:
+    ranks = torch.arange(a.rank, a.rank + a.num_shared_ranks + 1)
+    pieces = ranks.mul(a.num_tokens).floor_divide(a.num_shared_ranks)
+    a.out[: a.num_shared_ranks] = (pieces[1:] - pieces[0]).int()
+    a.out[a.num_shared_ranks : a.num_ranks] = a.recv_offsets[a.num_shared_ranks : a.num_ranks]
 
 
 @functools.cache

@@ -30,6 +30,7 @@ from moe_triton.core.space import double_buffers, named_features
 from moe_triton.kernels.cases import F32, I32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import check_hidden
 from moe_triton.kernels.clear import clear_row, clear_tile
+from moe_triton.kernels.fallbacks import Arguments, fallback
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.zones import TURNED, ZONE, turn_cell, turn_zone
 from moe_triton.reference.arithmetic import LANES, add_rms_norm
@@ -53,23 +54,10 @@ def row_columns(HIDDEN: tl.constexpr, LANES: tl.constexpr):
 
 @triton.jit
 def _rms_norm_kernel(
-    acc,
-    residual,
-    gamma,
-    active,
-    eps,
-    y,
-    rstd,
-    x_out,
-    zone,
-    turned,
-    first_token,
-    num_tokens,
-    HIDDEN: tl.constexpr,
-    RECIPROCAL: tl.constexpr,
-    LANES: tl.constexpr,
-    CLEAR_TILE: tl.constexpr,
-):
+    acc, residual, gamma, active, eps, y, rstd, x_out, zone, turned,
+    first_token, num_tokens,
+    HIDDEN: tl.constexpr, RECIPROCAL: tl.constexpr, LANES: tl.constexpr, CLEAR_TILE: tl.constexpr,
+):  # fmt: skip
     per_program = tl.cdiv(num_tokens, tl.num_programs(0))
     begin = tl.program_id(0) * per_program
     cols = row_columns(HIDDEN, LANES)
@@ -94,41 +82,25 @@ def _rms_norm_kernel(
     turn_zone(zone, turned)
 
 
-def _rms_norm_fallback(
-    programs: int,
-    *,
-    acc: torch.Tensor,
-    residual: torch.Tensor,
-    gamma: torch.Tensor,
-    eps: torch.Tensor,
-    y: torch.Tensor,
-    rstd: torch.Tensor,
-    x_out: torch.Tensor,
-    first_token: int,
-    num_tokens: int,
-    HIDDEN: int,
-    active: torch.Tensor | None = None,
-    zone: torch.Tensor | None = None,
-    turned: torch.Tensor | None = None,
-    **_: object,
-) -> None:
-    turn_cell(zone, turned)
-    tokens = torch.arange(first_token, first_token + num_tokens)
-    end = (first_token + num_tokens) * HIDDEN
+@fallback
+def _rms_norm_fallback(a: Arguments) -> None:
+    turn_cell(a.zone, a.turned)
+    tokens = torch.arange(a.first_token, a.first_token + a.num_tokens)
+    end = (a.first_token + a.num_tokens) * a.HIDDEN
 
     def rows(flat: torch.Tensor) -> torch.Tensor:
-        return flat[:end].view(-1, HIDDEN)
+        return flat[:end].view(-1, a.HIDDEN)
 
-    if active is not None:
-        left_out = active[first_token : first_token + num_tokens] < 0
-        for written in (rows(y), rstd, rows(x_out)):
+    if a.active is not None:
+        left_out = a.active[a.first_token : a.first_token + a.num_tokens] < 0
+        for written in (rows(a.y), a.rstd, rows(a.x_out)):
             written[tokens[left_out]] = 0
         tokens = tokens[~left_out]
     if not len(tokens):
         return
-    sums, weights = rows(acc)[tokens].numpy(), gamma[:HIDDEN]
-    rows(y)[tokens], rstd[tokens], rows(x_out)[tokens] = add_rms_norm(
-        sums, rows(residual)[tokens], weights, float(eps[0])
+    sums, weights = rows(a.acc)[tokens].numpy(), a.gamma[: a.HIDDEN]
+    rows(a.y)[tokens], a.rstd[tokens], rows(a.x_out)[tokens] = add_rms_norm(
+        sums, rows(a.residual)[tokens], weights, float(a.eps[0])
     )
 
 

@@ -31,35 +31,19 @@ from moe_triton.kernels.numbering import (
 
 @triton.jit
 def _route_kernel(
-    given,
-    topk_idx,
-    expand_idx,
-    counts,
-    num_entries,
-    num_experts,
-    SCALAR: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    ID_LIMIT: tl.constexpr,
-):
+    given, topk_idx, expand_idx, counts,
+    num_entries, num_experts,
+    SCALAR: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, ID_LIMIT: tl.constexpr,
+):  # fmt: skip
     ids, taken = (topk_idx, None) if given is None else (given, topk_idx)
     if SCALAR:
         if tl.program_id(0) == 0:
             number_scalar(ids, taken, expand_idx, counts, num_entries, num_experts, ID_LIMIT)
     else:
         number_by_comparing(
-            ids,
-            taken,
-            expand_idx,
-            counts,
-            num_entries,
-            num_experts,
-            tl.program_id(0),
-            tl.num_programs(0),
-            ROWS,
-            COLS,
-            ID_LIMIT,
-        )
+            ids, taken, expand_idx, counts, num_entries, num_experts, tl.program_id(0), tl.num_programs(0),
+            ROWS, COLS, ID_LIMIT,
+        )  # fmt: skip
 
 
 @functools.cache

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
@@ -25,6 +24,7 @@ from moe_triton.core.dtypes import NAMES
 from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers
 from moe_triton.core.space import Space, named_features
 from moe_triton.kernels.cases import AXES, Draw, Family, Features, Inputs, Shape
+from moe_triton.kernels.fallbacks import Arguments, fallback
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.numbering import (
     ID_LIMIT,
@@ -51,33 +51,13 @@ ELEMENTS_PER_ID = 16
 
 @triton.jit
 def _route_pack_kernel(
-    given,
-    topk_idx,
-    expand_idx,
-    counts,
-    x,
-    smooth_scales,
-    rows,
-    scales,
-    num_entries,
-    num_experts,
-    first_token,
-    num_tokens,
-    scale_row_offset,
-    num_scale_rows,
-    row_stride,
+    given, topk_idx, expand_idx, counts, x, smooth_scales, rows, scales,
+    num_entries, num_experts, first_token, num_tokens, scale_row_offset, num_scale_rows, row_stride,
     scale_stride,
-    HIDDEN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TOPK: tl.constexpr,
-    NUM_SHARED: tl.constexpr,
-    FLOAT_MAX: tl.constexpr,
-    SCALAR: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    TOKEN_WORK: tl.constexpr,
-    ID_LIMIT: tl.constexpr,
-):
+    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, TOPK: tl.constexpr, NUM_SHARED: tl.constexpr,
+    FLOAT_MAX: tl.constexpr, SCALAR: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    TOKEN_WORK: tl.constexpr, ID_LIMIT: tl.constexpr,
+):  # fmt: skip
     # whoever needs ids reads them where they were given: no program may read what another one writes
     ids, taken = (topk_idx, None) if given is None else (given, topk_idx)
     if SCALAR:
@@ -94,43 +74,18 @@ def _route_pack_kernel(
         routers = tl.maximum(first_packer, 1)
         if tl.program_id(0) < routers:
             number_by_comparing(
-                ids,
-                taken,
-                expand_idx,
-                counts,
-                num_entries,
-                num_experts,
-                tl.program_id(0),
-                routers,
-                ROWS,
-                COLS,
-                ID_LIMIT,
-            )
+                ids, taken, expand_idx, counts, num_entries, num_experts, tl.program_id(0), routers, ROWS,
+                COLS, ID_LIMIT,
+            )  # fmt: skip
     if smooth_scales is None:
         pack_tokens(
             x, rows, scales, first_token, begin, end, row_stride, scale_stride, HIDDEN, BLOCK, FLOAT_MAX
         )
     else:
         pack_tokens_smooth(
-            x,
-            ids,
-            smooth_scales,
-            rows,
-            scales,
-            first_token,
-            begin,
-            end,
-            scale_row_offset,
-            num_scale_rows,
-            row_stride,
-            scale_stride,
-            HIDDEN,
-            BLOCK,
-            TOPK,
-            NUM_SHARED,
-            FLOAT_MAX,
-            ID_LIMIT,
-        )
+            x, ids, smooth_scales, rows, scales, first_token, begin, end, scale_row_offset, num_scale_rows,
+            row_stride, scale_stride, HIDDEN, BLOCK, TOPK, NUM_SHARED, FLOAT_MAX, ID_LIMIT,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -158,16 +113,10 @@ def _num_packers(num_entries, num_experts, num_tokens, ROWS: tl.constexpr, TILES
     return tl.maximum(tl.cdiv(num_tokens, tokens_each), 1)
 
 
-def _route_pack_fallback(
-    programs: int,
-    *,
-    given: torch.Tensor | None = None,
-    topk_idx: torch.Tensor,
-    packs: TritonKernel,
-    **arguments: Any,
-) -> None:
-    number_fallback(programs, given=given, topk_idx=topk_idx, **arguments)
-    packs.fallback(programs, topk_idx=topk_idx, **arguments)
+@fallback
+def _route_pack_fallback(a: Arguments) -> None:
+    number_fallback(1, **vars(a))
+    a.packs.fallback(1, **vars(a))
 
 
 @functools.cache

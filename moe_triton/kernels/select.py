@@ -20,6 +20,7 @@ from moe_triton.core.checks import check_positive
 from moe_triton.core.kernel import Arg, TritonKernel
 from moe_triton.core.space import Space, named_features
 from moe_triton.kernels.cases import I8, Draw, Family, Inputs, Shape, blank
+from moe_triton.kernels.fallbacks import Arguments, fallback
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.numbering import ID_LIMIT, far_ids, load_id, narrowed, taken_ids
 
@@ -29,18 +30,11 @@ BLOCKS = 16, 32, 64, 128
 
 @triton.jit
 def _select_kernel(
-    expert_ids,
-    mask,
-    topk_idx,
-    active,
-    num_active,
+    expert_ids, mask, topk_idx, active, num_active,
     num_tokens,
-    TOPK: tl.constexpr,
-    PER_ENTRY: tl.constexpr,
-    SCALAR: tl.constexpr,
-    BLOCK: tl.constexpr,
+    TOPK: tl.constexpr, PER_ENTRY: tl.constexpr, SCALAR: tl.constexpr, BLOCK: tl.constexpr,
     ID_LIMIT: tl.constexpr,
-):
+):  # fmt: skip
     # numbering is one chain of dependences: the first program walks it alone
     is_first = (tl.program_id(0) == 0).to(tl.int32)
     if SCALAR:
@@ -58,15 +52,10 @@ def _select_kernel(
 
 @triton.jit
 def _select_scalar(
-    expert_ids,
-    mask,
-    topk_idx,
-    active,
+    expert_ids, mask, topk_idx, active,
     num_tokens,
-    TOPK: tl.constexpr,
-    PER_ENTRY: tl.constexpr,
-    ID_LIMIT: tl.constexpr,
-):
+    TOPK: tl.constexpr, PER_ENTRY: tl.constexpr, ID_LIMIT: tl.constexpr,
+):  # fmt: skip
     total = 0
     for t in range(0, num_tokens):
         takes_part = 0
@@ -88,17 +77,10 @@ def _select_scalar(
 
 @triton.jit
 def _select_blocks(
-    expert_ids,
-    mask,
-    topk_idx,
-    active,
-    num_tokens,
-    is_first,
-    TOPK: tl.constexpr,
-    PER_ENTRY: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ID_LIMIT: tl.constexpr,
-):
+    expert_ids, mask, topk_idx, active,
+    num_tokens, is_first,
+    TOPK: tl.constexpr, PER_ENTRY: tl.constexpr, BLOCK: tl.constexpr, ID_LIMIT: tl.constexpr,
+):  # fmt: skip
     lanes = tl.arange(0, BLOCK)
     ks = tl.arange(0, TOPK)
     up_to = (lanes[None, :] <= lanes[:, None]).to(tl.int32)
@@ -126,30 +108,19 @@ def _select_blocks(
     return total
 
 
-def _select_fallback(
-    programs: int,
-    *,
-    expert_ids: torch.Tensor,
-    mask: torch.Tensor,
-    topk_idx: torch.Tensor,
-    active: torch.Tensor,
-    num_active: torch.Tensor,
-    num_tokens: int,
-    TOPK: int,
-    PER_ENTRY: bool,
-    **_: object,
-) -> None:
-    num_entries = num_tokens * TOPK
-    if PER_ENTRY:
-        entries = mask[:num_entries].view(num_tokens, TOPK) != 0
+@fallback
+def _select_fallback(a: Arguments) -> None:
+    num_entries = a.num_tokens * a.TOPK
+    if a.PER_ENTRY:
+        entries = a.mask[:num_entries].view(a.num_tokens, a.TOPK) != 0
         takes_part = entries.any(1)
     else:
-        takes_part = (mask[:num_tokens] != 0).to(torch.int8).cumprod(0) > 0
-        entries = takes_part[:, None].expand(num_tokens, TOPK)
-    topk_idx[:num_entries] = torch.where(entries.reshape(-1), taken_ids(expert_ids[:num_entries]), -1)
+        takes_part = (a.mask[: a.num_tokens] != 0).to(torch.int8).cumprod(0) > 0
+        entries = takes_part[:, None].expand(a.num_tokens, a.TOPK)
+    a.topk_idx[:num_entries] = torch.where(entries.reshape(-1), taken_ids(a.expert_ids[:num_entries]), -1)
     number = takes_part.cumsum(0, dtype=torch.int32)
-    active[:num_tokens] = torch.where(takes_part, number - 1, -1)
-    num_active[0] = takes_part.sum()
+    a.active[: a.num_tokens] = torch.where(takes_part, number - 1, -1)
+    a.num_active[0] = takes_part.sum()
 
 
 @functools.cache

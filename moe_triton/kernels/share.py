@@ -24,6 +24,7 @@ from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import Arg, TritonKernel
 from moe_triton.core.space import Space, named_features
 from moe_triton.kernels.cases import Draw, Family, Inputs, Shape, blank
+from moe_triton.kernels.fallbacks import Arguments, fallback
 from moe_triton.kernels.language import tl, triton
 
 BLOCK, WIDE_BLOCK = 64, 256
@@ -32,17 +33,10 @@ BLOCKS = 16, 32, 64, 128, 256
 
 @triton.jit
 def _share_kernel(
-    active,
-    shared_ranks,
-    shared_slots,
-    shared_counts,
-    num_tokens,
-    num_shared_experts,
-    num_shared_ranks,
-    rank,
-    MASKED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    active, shared_ranks, shared_slots, shared_counts,
+    num_tokens, num_shared_experts, num_shared_ranks, rank,
+    MASKED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     lanes = tl.arange(0, BLOCK)
     replicas = num_shared_ranks // num_shared_experts
     replica = rank % replicas
@@ -89,13 +83,7 @@ def _items_from(first_program, num_items):
 
 @triton.jit
 def _share_by_position_kernel(
-    shared_ranks,
-    shared_slots,
-    shared_counts,
-    num_tokens,
-    num_shared_ranks,
-    rank,
-    BLOCK: tl.constexpr,
+    shared_ranks, shared_slots, shared_counts, num_tokens, num_shared_ranks, rank, BLOCK: tl.constexpr
 ):
     lanes = tl.arange(0, BLOCK)
     keeps_own = rank < num_shared_ranks
@@ -114,60 +102,34 @@ def _share_by_position_kernel(
             tl.store(shared_slots + begin + slots, slots, mask=slots < end - begin)
 
 
-def _share_fallback(
-    programs: int,
-    *,
-    shared_ranks: torch.Tensor,
-    shared_slots: torch.Tensor,
-    shared_counts: torch.Tensor,
-    num_tokens: int,
-    num_shared_experts: int,
-    num_shared_ranks: int,
-    rank: int,
-    MASKED: bool,
-    active: torch.Tensor | None = None,
-    **_: object,
-) -> None:
-    replicas = num_shared_ranks // num_shared_experts
-    slots = torch.arange(num_tokens, dtype=torch.int32)
-    if MASKED:
-        assert active is not None
-        slots = active[:num_tokens]
-    to = torch.arange(num_shared_experts, dtype=torch.int32) * replicas + rank % replicas
+@fallback
+def _share_fallback(a: Arguments) -> None:
+    replicas = a.num_shared_ranks // a.num_shared_experts
+    slots = torch.arange(a.num_tokens, dtype=torch.int32)
+    if a.MASKED:
+        slots = a.active[: a.num_tokens]
+    to = torch.arange(a.num_shared_experts, dtype=torch.int32) * replicas + a.rank % replicas
     sent = slots >= 0
     ranks = torch.where(sent[:, None], to, -1)
-    shared_ranks[: num_tokens * num_shared_experts] = ranks.reshape(-1)
-    shared_slots[:num_tokens] = slots
-    shared_counts[:num_shared_ranks] = 0
-    shared_counts[to.long()] = sent.sum(dtype=torch.int32)
+    a.shared_ranks[: a.num_tokens * a.num_shared_experts] = ranks.reshape(-1)
+    a.shared_slots[: a.num_tokens] = slots
+    a.shared_counts[: a.num_shared_ranks] = 0
+    a.shared_counts[to.long()] = sent.sum(dtype=torch.int32)
 
 
-def _share_by_position_fallback(
-    programs: int,
-    *,
-    shared_ranks: torch.Tensor,
-    shared_slots: torch.Tensor,
-    shared_counts: torch.Tensor,
-    num_tokens: int,
-    num_shared_ranks: int,
-    rank: int,
-    **_: object,
-) -> None:
-    if rank < num_shared_ranks:
-        counts = torch.zeros(num_shared_ranks, dtype=torch.int64)
-        counts[rank] = num_tokens
+@fallback
+def _share_by_position_fallback(a: Arguments) -> None:
+    if a.rank < a.num_shared_ranks:
+        counts = torch.zeros(a.num_shared_ranks, dtype=torch.int64)
+        counts[a.rank] = a.num_tokens
     else:
-        counts = (
-            torch.arange(rank, rank + num_shared_ranks + 1)
-            .mul(num_tokens)
-            .floor_divide(num_shared_ranks)
-            .diff()
-        )
-    pieces = torch.arange(num_shared_ranks).repeat_interleave(counts)
+        ranks = torch.arange(a.rank, a.rank + a.num_shared_ranks + 1)
+        counts = ranks.mul(a.num_tokens).floor_divide(a.num_shared_ranks).diff()
+    pieces = torch.arange(a.num_shared_ranks).repeat_interleave(counts)
     begins = counts.cumsum(0) - counts
-    shared_ranks[:num_tokens] = pieces.int()
-    shared_slots[:num_tokens] = (torch.arange(num_tokens) - begins[pieces]).int()
-    shared_counts[:num_shared_ranks] = counts.int()
+    a.shared_ranks[: a.num_tokens] = pieces.int()
+    a.shared_slots[: a.num_tokens] = (torch.arange(a.num_tokens) - begins[pieces]).int()
+    a.shared_counts[: a.num_shared_ranks] = counts.int()
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from moe_triton.core.plan import Hole
 from moe_triton.core.row_formats import QUANTIZED
 from moe_triton.core.space import Space, named_features
 from moe_triton.kernels.cases import F32, Draw, Family, Inputs, Shape, blank
+from moe_triton.kernels.fallbacks import Arguments, fallback
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.scales import copy_words
 from moe_triton.layout import ORIGIN, STAMP
@@ -30,23 +31,11 @@ BLOCK = 32
 
 @triton.jit
 def _stamps_kernel(
-    stamps,
-    stamp_floats,
-    scales,
-    num_rows,
-    out_origins,
-    out_weights,
-    out_scales,
-    capacity,
-    scale_stride,
-    ORIGIN_WORDS: tl.constexpr,
-    STAMP_WORDS: tl.constexpr,
-    WEIGHT_WORD: tl.constexpr,
-    SCALE_WORD: tl.constexpr,
-    NUM_SCALES: tl.constexpr,
-    SCALAR: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    stamps, stamp_floats, scales, num_rows, out_origins, out_weights, out_scales,
+    capacity, scale_stride,
+    ORIGIN_WORDS: tl.constexpr, STAMP_WORDS: tl.constexpr, WEIGHT_WORD: tl.constexpr,
+    SCALE_WORD: tl.constexpr, NUM_SCALES: tl.constexpr, SCALAR: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     rows = tl.minimum(tl.load(num_rows), capacity)
     per_program = tl.cdiv(rows, tl.num_programs(0))
     begin = tl.program_id(0) * per_program
@@ -81,32 +70,19 @@ def _copy_columns(source, stride, target, first, end, NUM_WORDS: tl.constexpr, B
     tl.store(target + row * NUM_WORDS + word, words, mask=is_row)
 
 
-def _stamps_fallback(
-    programs: int,
-    *,
-    stamps: torch.Tensor,
-    stamp_floats: torch.Tensor,
-    num_rows: torch.Tensor,
-    out_origins: torch.Tensor,
-    capacity: int,
-    scale_stride: int,
-    NUM_SCALES: int,
-    scales: torch.Tensor | None = None,
-    out_weights: torch.Tensor | None = None,
-    out_scales: torch.Tensor | None = None,
-    **_: object,
-) -> None:
-    rows = max(0, min(int(num_rows[0]), capacity))
-    words = stamps[: rows * STAMP_WORDS].view(rows, STAMP_WORDS)
-    floats = stamp_floats[: rows * STAMP_WORDS].view(rows, STAMP_WORDS)
-    out_origins[: rows * ORIGIN_WORDS] = words[:, :ORIGIN_WORDS].reshape(-1)
-    if out_weights is not None:
-        out_weights[:rows] = floats[:, WEIGHT_WORD]
-    if out_scales is not None:
+@fallback
+def _stamps_fallback(a: Arguments) -> None:
+    rows = max(0, min(int(a.num_rows[0]), a.capacity))
+    words = a.stamps[: rows * STAMP_WORDS].view(rows, STAMP_WORDS)
+    floats = a.stamp_floats[: rows * STAMP_WORDS].view(rows, STAMP_WORDS)
+    a.out_origins[: rows * ORIGIN_WORDS] = words[:, :ORIGIN_WORDS].reshape(-1)
+    if a.out_weights is not None:
+        a.out_weights[:rows] = floats[:, WEIGHT_WORD]
+    if a.out_scales is not None:
         found = floats[:, SCALE_WORD : SCALE_WORD + 1]
-        if scales is not None:
-            found = scales.as_strided((rows, NUM_SCALES), (scale_stride, 1), scales.storage_offset())
-        out_scales[: rows * NUM_SCALES] = found.reshape(-1)
+        if a.scales is not None:
+            found = a.scales.as_strided((rows, a.NUM_SCALES), (a.scale_stride, 1), a.scales.storage_offset())
+        a.out_scales[: rows * a.NUM_SCALES] = found.reshape(-1)
 
 
 @functools.cache

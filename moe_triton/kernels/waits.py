@@ -29,6 +29,7 @@ from moe_triton.core.checks import check_positive
 from moe_triton.core.kernel import Arg, TritonKernel, numbers
 from moe_triton.core.space import Space
 from moe_triton.kernels.cases import I64, Draw, Family, Inputs, Shape
+from moe_triton.kernels.fallbacks import Arguments, fallback
 from moe_triton.kernels.language import tl, triton
 
 EXPERTS = 32  # whose waits are one tile
@@ -68,15 +69,10 @@ def _raise_entry_once(performance_info, table, num_table, source, waited):
 
 @triton.jit
 def _waits_of_dispatch_kernel(
-    waited,
-    table,
-    performance_info,
-    num_local_experts,
-    num_ranks,
-    num_table,
-    SCALAR: tl.constexpr,
-    EXPERTS: tl.constexpr,
-):
+    waited, table, performance_info,
+    num_local_experts, num_ranks, num_table,
+    SCALAR: tl.constexpr, EXPERTS: tl.constexpr,
+):  # fmt: skip
     begin, end = _sources_of_program(num_ranks)
     for source in range(begin, end):
         if SCALAR:
@@ -93,19 +89,10 @@ def _waits_of_dispatch_kernel(
             _raise_entry_once(performance_info, table, num_table, source, longest)
 
 
-def _waits_of_dispatch_fallback(
-    programs: int,
-    *,
-    waited: torch.Tensor,
-    table: torch.Tensor,
-    performance_info: torch.Tensor,
-    num_local_experts: int,
-    num_ranks: int,
-    num_table: int,
-    **_: object,
-) -> None:
-    longest = waited[: num_local_experts * num_ranks].view(num_local_experts, num_ranks).amax(0)
-    _raise_entries(performance_info, table[:num_ranks], num_table, longest)
+@fallback
+def _waits_of_dispatch_fallback(a: Arguments) -> None:
+    longest = a.waited[: a.num_local_experts * a.num_ranks].view(a.num_local_experts, a.num_ranks).amax(0)
+    _raise_entries(a.performance_info, a.table[: a.num_ranks], a.num_table, longest)
 
 
 def _raise_entries(
@@ -139,22 +126,11 @@ def waits_of_dispatch_kernel(target: str = "cpu") -> TritonKernel:
 
 @triton.jit
 def _waits_of_combine_kernel(
-    waited,
-    topk_idx,
-    table,
-    performance_info,
-    num_tokens,
-    num_experts,
-    num_local_experts,
-    num_shared_experts,
-    num_shared_ranks,
-    num_ranks,
-    rank,
+    waited, topk_idx, table, performance_info,
+    num_tokens, num_experts, num_local_experts, num_shared_experts, num_shared_ranks, num_ranks, rank,
     num_table,
-    TOPK: tl.constexpr,
-    SCALAR: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    TOPK: tl.constexpr, SCALAR: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     if SCALAR:
         _waits_of_results(
             waited, topk_idx, table, performance_info, num_tokens, num_experts, num_local_experts,
@@ -169,20 +145,11 @@ def _waits_of_combine_kernel(
 
 @triton.jit
 def _waits_of_results(
-    waited,
-    topk_idx,
-    table,
-    performance_info,
-    num_tokens,
-    num_experts,
-    num_local_experts,
-    num_shared_experts,
-    num_shared_ranks,
-    num_ranks,
-    rank,
+    waited, topk_idx, table, performance_info,
+    num_tokens, num_experts, num_local_experts, num_shared_experts, num_shared_ranks, num_ranks, rank,
     num_table,
     TOPK: tl.constexpr,
-):
+):  # fmt: skip
     # results of one source are spread over all tokens: the first program does all
     is_first = (tl.program_id(0) == 0).to(tl.int32)
     # a product instead of a division each: id * 2^40 / E, rounded up, is exact below 2^20 experts
@@ -204,21 +171,11 @@ def _waits_of_results(
 
 @triton.jit
 def _waits_of_sources(
-    waited,
-    topk_idx,
-    table,
-    performance_info,
-    num_tokens,
-    num_experts,
-    num_local_experts,
-    num_shared_experts,
-    num_shared_ranks,
-    num_ranks,
-    rank,
+    waited, topk_idx, table, performance_info,
+    num_tokens, num_experts, num_local_experts, num_shared_experts, num_shared_ranks, num_ranks, rank,
     num_table,
-    TOPK: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    TOPK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     lanes, ks = tl.arange(0, BLOCK), tl.arange(0, TOPK)
     num_results = TOPK + num_shared_experts
     num_blocks = tl.cdiv(num_tokens, BLOCK)
@@ -248,37 +205,21 @@ def _waits_of_sources(
         _raise_entry_once(performance_info, table, num_table, source, longest)
 
 
-def _waits_of_combine_fallback(
-    programs: int,
-    *,
-    waited: torch.Tensor,
-    topk_idx: torch.Tensor,
-    table: torch.Tensor,
-    performance_info: torch.Tensor,
-    num_tokens: int,
-    num_experts: int,
-    num_local_experts: int,
-    num_shared_experts: int,
-    num_shared_ranks: int,
-    num_ranks: int,
-    rank: int,
-    num_table: int,
-    TOPK: int,
-    **_: object,
-) -> None:
-    num_results = TOPK + num_shared_experts
-    us = waited[: num_tokens * num_results].view(num_tokens, num_results)
-    experts = topk_idx[: num_tokens * TOPK].view(num_tokens, TOPK)
+@fallback
+def _waits_of_combine_fallback(a: Arguments) -> None:
+    num_results = a.TOPK + a.num_shared_experts
+    us = a.waited[: a.num_tokens * num_results].view(a.num_tokens, num_results)
+    experts = a.topk_idx[: a.num_tokens * a.TOPK].view(a.num_tokens, a.TOPK)
     sources = torch.full_like(us, -1)
-    routed = num_shared_ranks + experts.div(num_local_experts, rounding_mode="floor")
-    is_routed = (experts >= 0) & (experts < num_experts) & (routed < num_ranks)
-    sources[:, :TOPK] = torch.where(is_routed, routed, -1)
-    if num_shared_experts:
-        replicas = num_shared_ranks // num_shared_experts
-        shared = torch.arange(num_shared_experts, dtype=torch.int32) * replicas + rank % replicas
-        sources[:, TOPK:] = shared
+    routed = a.num_shared_ranks + experts.div(a.num_local_experts, rounding_mode="floor")
+    is_routed = (experts >= 0) & (experts < a.num_experts) & (routed < a.num_ranks)
+    sources[:, : a.TOPK] = torch.where(is_routed, routed, -1)
+    if a.num_shared_experts:
+        replicas = a.num_shared_ranks // a.num_shared_experts
+        shared = torch.arange(a.num_shared_experts, dtype=torch.int32) * replicas + a.rank % replicas
+        sources[:, a.TOPK :] = shared
     came = sources >= 0
-    _raise_entries(performance_info, table[sources[came].long()], num_table, us[came])
+    _raise_entries(a.performance_info, a.table[sources[came].long()], a.num_table, us[came])
 
 
 @functools.cache

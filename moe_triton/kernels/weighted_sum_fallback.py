@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from moe_triton.kernels.memory import elements_at
+from moe_triton.kernels.fallbacks import elements_at
 from moe_triton.kernels.own_rows import own_rows
 from moe_triton.kernels.zones import in_zone, turn_cell
 from moe_triton.reference.arithmetic import Floats, Mask, dequantize_blocks, weighted_sum
