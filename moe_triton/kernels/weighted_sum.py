@@ -31,74 +31,221 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
 
 import torch
 
 from moe_triton.core.checks import check_positive
 from moe_triton.core.dtypes import NAMES
-from moe_triton.core.kernel import TritonKernel, chosen_args
-from moe_triton.core.space import MULTIBUFFER, Settings, Space
+from moe_triton.core.errors import ArgumentError
+from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers
+from moe_triton.core.plan import Hole
+from moe_triton.core.space import MULTIBUFFER, Settings, Space, named_features
+from moe_triton.kernels.cases import AXES, F32, I8, NUM_SPECIAL, Draw, Family, Inputs, Shape, blank, subsets
 from moe_triton.kernels.checks import check_float_dtype, check_hidden
-from moe_triton.kernels.clear import clear_tile
+from moe_triton.kernels.clear import clear_row, clear_tile
+from moe_triton.kernels.fallbacks import Arguments, elements_at, fallback
 from moe_triton.kernels.language import tl, triton
-from moe_triton.kernels.weighted_sum_fallback import weighted_sum_fallback
-from moe_triton.kernels.weighted_sum_features import SumFeatures, arguments_of, bytes_moved_by, check_features
-from moe_triton.kernels.weighted_sum_terms import sum_token, token_at
-from moe_triton.kernels.zones import turn_zone, zone_offset
-
-__all__ = ["SumFeatures", "weighted_sum_kernel"]
+from moe_triton.kernels.own_rows import own_row, own_rows
+from moe_triton.kernels.zones import TURNED, ZONE, ZONE_STRIDE, in_zone, turn_cell, turn_zone, zone_offset
+from moe_triton.reference.arithmetic import BLOCK_ELEMENTS, Floats, Mask, dequantize_blocks, weighted_sum
 
 SPLITS = (1, 2, 4)
 """How many programs may share a token."""
 
 
 @triton.jit
+def _tile_of(table, token, NUM: tl.constexpr, WANTED: tl.constexpr):
+    """A token's numbers of a table, all in one load; None where not wanted or without a table."""
+    if table is None or not WANTED:  # noqa: SIM108 - a conditional expression compiles to a tensor
+        tile = None
+    else:
+        tile = tl.load(table + token * NUM + tl.arange(0, NUM))
+    return tile
+
+
+@triton.jit
+def _number(table, tile, token, k, NUM: tl.constexpr):
+    """Number k of a token: from its tile, where there is one, otherwise from memory."""
+    return tl.load(table + token * NUM + k) if tile is None else tl.get_element(tile, (k,))
+
+
+@triton.jit
+def _load_slot(slots, slot_scales, offset, cols, blocks):
+    value = tl.load(slots + offset + cols).to(tl.float32)
+    if slot_scales is not None:
+        scales = tl.load(slot_scales + offset // 2 + blocks)  # of 2 bytes, as slots are of 1
+        value = (value * scales.to(tl.float32)).to(scales.dtype).to(tl.float32)
+    return value
+
+
+@triton.jit
+def _add_special(
+    acc, special, token, k, cols, weight_tile, topk_weights, ori_x, alphas, const_v,
+    num_zero, num_copy, num_const, HIDDEN: tl.constexpr, TOPK: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
+):  # fmt: skip
+    """Entry k of a token, zero, copy or constant expert ``special``."""
+    entry = token * TOPK + k
+    constant = special - num_zero - num_copy
+    weight = 1.0
+    if HAS_WEIGHTS:
+        weight = _number(topk_weights, weight_tile, token, k, TOPK)
+    if (special < num_zero) | (constant >= num_const):
+        acc += 0.0
+    elif constant < 0:
+        acc += tl.load(ori_x + token * HIDDEN + cols).to(tl.float32) * weight
+    else:
+        row = constant.to(tl.int64) * HIDDEN
+        value = tl.load(alphas + entry * 2) * tl.load(ori_x + token * HIDDEN + cols).to(tl.float32)
+        value += tl.load(alphas + entry * 2 + 1) * tl.load(const_v + row + cols).to(tl.float32)
+        acc += value * weight
+    return acc
+
+
+@triton.jit
+def _has_special(topk_idx, token, num_experts, TOPK: tl.constexpr):
+    """Whether any of a token's ids lies behind the routed experts'."""
+    largest = tl.load(topk_idx + token * TOPK)
+    for k in tl.static_range(1, TOPK):
+        largest = tl.maximum(largest, tl.load(topk_idx + token * TOPK + k))
+    return largest >= num_experts
+
+
+@triton.jit
+def _sum_columns(
+    token, cols, blocks, id_tile, weight_tile, index_tile, offset_tile, first_shared, shared_stride,
+    slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets, recv_offsets, shared_x, ori_x, alphas,
+    const_v, out, token_stride, slot_stride, expert_stride, index_stride, own_results, num_experts, max_index,
+    first_expert, num_local_experts, num_ranks, rank, num_zero, num_copy, num_const,
+    SPECIAL: tl.constexpr, HIDDEN: tl.constexpr, TOPK: tl.constexpr, NUM_SHARED: tl.constexpr,
+    HAS_WEIGHTS: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    """Columns ``cols`` of a token's result; ``blocks`` are the numbers of their quantised blocks."""
+    acc = tl.zeros(cols.shape, tl.float32)
+    # unrolled, a CPU keeps the sum in registers; rolled, an AI core double-buffers the slots
+    for k in (tl.static_range if UNROLL and not SPECIAL else range)(0, TOPK):
+        expert = _number(topk_idx, id_tile, token, k, TOPK)
+        if expert < num_experts if SPECIAL else True:
+            is_routed = (expert >= 0) & (expert < num_experts)
+            if offsets is not None:
+                offset = _number(offsets, offset_tile, token, k, TOPK + NUM_SHARED)
+            elif recv_offsets is not None:
+                index = _number(expand_idx, index_tile, token, k, TOPK)
+                row = own_row(expert, index, recv_offsets, first_expert, num_local_experts, num_ranks, rank)
+                offset = tl.where(
+                    row >= 0, own_results + row * HIDDEN, token * token_stride + k * slot_stride
+                )
+            elif expand_idx is None:
+                offset = token * token_stride + k * slot_stride
+            else:
+                # neither an id nor an index may become an address outside the slots
+                row = tl.where(is_routed, expert, 0).to(tl.int64)
+                index = _number(expand_idx, index_tile, token, k, TOPK)
+                index = tl.minimum(tl.maximum(index, 0), max_index - 1)
+                offset = row * expert_stride + index.to(tl.int64) * index_stride
+            # adding +0 changes no sum that started from +0, so it stands for adding nothing
+            value = tl.where(is_routed, _load_slot(slots, slot_scales, offset, cols, blocks), 0.0)
+            if HAS_WEIGHTS:
+                weight = _number(topk_weights, weight_tile, token, k, TOPK)
+                value = value * tl.where(is_routed, weight, 0.0)
+            acc += value
+        else:
+            acc = _add_special(
+                acc, expert - num_experts, token, k, cols, weight_tile, topk_weights, ori_x, alphas, const_v,
+                num_zero, num_copy, num_const, HIDDEN, TOPK, HAS_WEIGHTS,
+            )  # fmt: skip
+    for s in tl.static_range(NUM_SHARED):
+        if offsets is None:
+            offset = first_shared + s * shared_stride
+        else:
+            offset = _number(offsets, offset_tile, token, TOPK + s, TOPK + NUM_SHARED)
+        acc += _load_slot(slots, slot_scales, offset, cols, blocks)
+    if shared_x is not None:
+        acc += tl.load(shared_x + token * HIDDEN + cols).to(tl.float32)
+    tl.store(out + token * HIDDEN + cols, acc.to(out.dtype.element_ty))
+
+
+@triton.jit
+def _sum_tokens(
+    first, count, num_tokens, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets, recv_offsets,
+    active, tokens, shared_x, ori_x, alphas, const_v, out, token_stride, slot_stride, expert_stride,
+    index_stride, own_results, num_experts, max_index, first_expert, num_local_experts, num_ranks, rank,
+    num_zero, num_copy, num_const,
+    PARTS: tl.constexpr, TILE: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, TOPK: tl.constexpr,
+    NUM_SHARED: tl.constexpr, HAS_WEIGHTS: tl.constexpr, UNROLL: tl.constexpr, CLEAR_TILE: tl.constexpr,
+):  # fmt: skip
+    """This program's part of so many tokens, TILE columns at a time; PARTS programs share each token."""
+    COLUMNS: tl.constexpr = HIDDEN // PARTS
+    per_program = tl.cdiv(count, tl.num_programs(0)) if PARTS == 1 else 1
+    begin = tl.program_id(0) * per_program
+    for i in range(begin, tl.minimum(begin + per_program, PARTS * count)):
+        place = first + i // PARTS
+        token = (place if tokens is None else tl.load(tokens + place)).to(tl.int64)
+        first_column = i % PARTS * COLUMNS
+        is_active = True
+        if tokens is not None:  # no entry of a list may become an address outside the tables
+            is_active = (token >= 0) & (token < num_tokens)
+            token = tl.where(is_active, token, 0)
+        if active is not None:
+            number = tl.load(active + token)
+            if is_active & (number < 0) if CLEAR_TILE else False:
+                clear_row(out + token * HIDDEN + first_column, number, COLUMNS, CLEAR_TILE)
+            is_active = is_active & (number >= 0)
+        if is_active:
+            if expand_idx is None or recv_offsets is not None:
+                first_shared = token * token_stride + TOPK * slot_stride
+                shared_stride = slot_stride
+            else:
+                first_shared = num_experts.to(tl.int64) * expert_stride + token * index_stride
+                shared_stride = 0
+            id_tile = _tile_of(topk_idx, token, TOPK, const_v is None and not UNROLL)
+            weight_tile = _tile_of(topk_weights, token, TOPK, HAS_WEIGHTS and not UNROLL)
+            index_tile = _tile_of(expand_idx, token, TOPK, not UNROLL)
+            offset_tile = _tile_of(offsets, token, TOPK + NUM_SHARED, not UNROLL)
+            for start in tl.static_range(0, COLUMNS, TILE):
+                if slot_scales is None:
+                    blocks = 0
+                    cols = first_column + start + tl.arange(0, TILE)
+                else:
+                    blocks = ((first_column + start) // BLOCK + tl.arange(0, TILE // BLOCK))[:, None]
+                    cols = blocks * BLOCK + tl.arange(0, BLOCK)[None, :]
+                # tokens with special experts take a branch of their own: the others stay fast
+                if False if const_v is None else _has_special(topk_idx, token, num_experts, TOPK):
+                    _sum_columns(
+                        token, cols, blocks, id_tile, weight_tile, index_tile, offset_tile, first_shared,
+                        shared_stride, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets,
+                        recv_offsets, shared_x, ori_x, alphas, const_v, out, token_stride, slot_stride,
+                        expert_stride, index_stride, own_results, num_experts, max_index, first_expert,
+                        num_local_experts, num_ranks, rank, num_zero, num_copy, num_const,
+                        True, HIDDEN, TOPK, NUM_SHARED, HAS_WEIGHTS, UNROLL,
+                    )  # fmt: skip
+                else:
+                    _sum_columns(
+                        token, cols, blocks, id_tile, weight_tile, index_tile, offset_tile, first_shared,
+                        shared_stride, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets,
+                        recv_offsets, shared_x, ori_x, alphas, const_v, out, token_stride, slot_stride,
+                        expert_stride, index_stride, own_results, num_experts, max_index, first_expert,
+                        num_local_experts, num_ranks, rank, num_zero, num_copy, num_const,
+                        False, HIDDEN, TOPK, NUM_SHARED, HAS_WEIGHTS, UNROLL,
+                    )  # fmt: skip
+
+
+@triton.jit
 def _weighted_sum_kernel(
-    slots,
-    slot_scales,
-    topk_idx,
-    topk_weights,
-    expand_idx,
-    offsets,
-    recv_offsets,
-    active,
-    tokens,
-    bounds,
-    shared_x,
-    ori_x,
-    alphas,
-    const_v,
-    out,
-    zone,
-    turned,
-    token_stride,
-    slot_stride,
-    expert_stride,
-    index_stride,
-    own_results,
-    first_token,
-    num_tokens,
-    num_experts,
-    max_index,
-    first_expert,
-    num_local_experts,
-    num_ranks,
-    rank,
-    num_zero,
-    num_copy,
-    num_const,
-    zone_stride,
-    HIDDEN: tl.constexpr,
-    TILE: tl.constexpr,
-    SPLIT: tl.constexpr,
-    SPLIT_TILE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TOPK: tl.constexpr,
-    NUM_SHARED: tl.constexpr,
-    HAS_WEIGHTS: tl.constexpr,
-    UNROLL: tl.constexpr,
-    CLEAR_TILE: tl.constexpr,
-):
+    slots, slot_scales,
+    topk_idx, topk_weights, expand_idx, offsets, recv_offsets,
+    active, tokens, bounds,
+    shared_x, ori_x, alphas, const_v,
+    out, zone, turned,
+    token_stride, slot_stride, expert_stride, index_stride, own_results,
+    first_token, num_tokens, num_experts, max_index,
+    first_expert, num_local_experts, num_ranks, rank,
+    num_zero, num_copy, num_const, zone_stride,
+    HIDDEN: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr, SPLIT_TILE: tl.constexpr,
+    BLOCK: tl.constexpr, TOPK: tl.constexpr, NUM_SHARED: tl.constexpr,
+    HAS_WEIGHTS: tl.constexpr, UNROLL: tl.constexpr, CLEAR_TILE: tl.constexpr,
+):  # fmt: skip
     if zone is not None:
         slots += zone_offset(zone, zone_stride)
         if slot_scales is not None:  # of 16 bits, in between rows of int8
@@ -109,28 +256,235 @@ def _weighted_sum_kernel(
         count = tl.maximum(tl.minimum(tl.load(bounds + 1), num_tokens) - first, 0)
     # columns are summed each by itself: where there are programs enough, several share a token
     if SPLIT * count <= tl.num_programs(0) if SPLIT > 1 else False:
-        unit = tl.program_id(0)
-        for i in range(unit, tl.minimum(unit + 1, SPLIT * count)):
-            sum_token(
-                token_at(tokens, first + i // SPLIT), num_tokens, slots, slot_scales, topk_idx, topk_weights,
-                expand_idx, offsets, recv_offsets, active, tokens, shared_x, ori_x, alphas, const_v, out,
-                token_stride, slot_stride, expert_stride, index_stride, own_results, num_experts, max_index,
-                first_expert, num_local_experts, num_ranks, rank, num_zero, num_copy, num_const,
-                i % SPLIT * (HIDDEN // SPLIT), HIDDEN // SPLIT, SPLIT_TILE, HIDDEN, BLOCK, TOPK, NUM_SHARED,
-                HAS_WEIGHTS, UNROLL, CLEAR_TILE,
-            )  # fmt: skip
+        _sum_tokens(
+            first, count, num_tokens, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets,
+            recv_offsets, active, tokens, shared_x, ori_x, alphas, const_v, out, token_stride, slot_stride,
+            expert_stride, index_stride, own_results, num_experts, max_index, first_expert, num_local_experts,
+            num_ranks, rank, num_zero, num_copy, num_const,
+            SPLIT, SPLIT_TILE, HIDDEN, BLOCK, TOPK, NUM_SHARED, HAS_WEIGHTS, UNROLL, CLEAR_TILE,
+        )  # fmt: skip
     else:
-        per_program = tl.cdiv(count, tl.num_programs(0))
-        begin = tl.program_id(0) * per_program
-        for i in range(begin, tl.minimum(begin + per_program, count)):
-            sum_token(
-                token_at(tokens, first + i), num_tokens, slots, slot_scales, topk_idx, topk_weights,
-                expand_idx, offsets, recv_offsets, active, tokens, shared_x, ori_x, alphas, const_v, out,
-                token_stride, slot_stride, expert_stride, index_stride, own_results, num_experts, max_index,
-                first_expert, num_local_experts, num_ranks, rank, num_zero, num_copy, num_const, 0, HIDDEN,
-                TILE, HIDDEN, BLOCK, TOPK, NUM_SHARED, HAS_WEIGHTS, UNROLL, CLEAR_TILE,
-            )  # fmt: skip
+        _sum_tokens(
+            first, count, num_tokens, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets,
+            recv_offsets, active, tokens, shared_x, ori_x, alphas, const_v, out, token_stride, slot_stride,
+            expert_stride, index_stride, own_results, num_experts, max_index, first_expert, num_local_experts,
+            num_ranks, rank, num_zero, num_copy, num_const,
+            1, TILE, HIDDEN, BLOCK, TOPK, NUM_SHARED, HAS_WEIGHTS, UNROLL, CLEAR_TILE,
+        )  # fmt: skip
     turn_zone(zone, turned)
+
+
+@fallback
+def _weighted_sum_fallback(a: Arguments) -> None:
+    hidden, topk, end = a.HIDDEN, a.TOPK, a.first_token + a.num_tokens
+    turn_cell(a.zone, a.turned)
+    slots = in_zone(a.slots, a.zone, a.zone_stride)
+    if a.tokens is None:
+        tokens = torch.arange(a.first_token, end)
+    else:
+        begin, stop = (min(max(bound, 0), end) for bound in a.bounds[:2].tolist())
+        tokens = a.tokens[begin:stop].long()
+        tokens = tokens[(tokens >= 0) & (tokens < end)]
+    out = a.out[: end * hidden].view(-1, hidden)
+    if a.active is not None:
+        left_out = a.active[tokens] < 0
+        if a.CLEAR_TILE:
+            out[tokens[left_out]] = 0
+        tokens = tokens[~left_out]
+    if not len(tokens):
+        return
+
+    def of_tokens(flat: torch.Tensor, width: int) -> torch.Tensor:
+        return flat[: end * width].view(-1, width)[tokens]
+
+    def load(places: torch.Tensor) -> torch.Tensor:
+        if a.offsets is not None or a.recv_offsets is not None:  # not all in this tensor's memory
+            rows = [elements_at(slots, place, hidden) for place in places.tolist()]
+            return torch.stack(rows).float() if rows else torch.zeros((0, hidden))
+        values = slots.unfold(0, hidden, 1)[places]
+        if a.slot_scales is not None:
+            scales = in_zone(a.slot_scales, a.zone, a.zone_stride // 2)
+            values = dequantize_blocks(values, scales.unfold(0, hidden // a.BLOCK, 1)[places // 2])
+        return values.float()
+
+    ids = of_tokens(a.topk_idx, topk).long()
+    is_routed = (ids >= 0) & (ids < a.num_experts)
+    if a.offsets is not None:
+        places = of_tokens(a.offsets, topk + a.NUM_SHARED)
+    elif a.expand_idx is None or a.recv_offsets is not None:
+        places = tokens[:, None] * a.token_stride + torch.arange(topk + a.NUM_SHARED) * a.slot_stride
+    else:
+        index = of_tokens(a.expand_idx, topk).long().clamp(0, a.max_index - 1)
+        shared = a.num_experts * a.expert_stride + tokens[:, None] * a.index_stride
+        routed = torch.where(is_routed, ids, 0) * a.expert_stride + index * a.index_stride
+        places = torch.cat([routed, shared], 1)
+    if a.recv_offsets is not None:
+        numbers = of_tokens(a.expand_idx, topk).reshape(-1)
+        place = (a.first_expert, a.num_local_experts, a.num_ranks, a.rank)
+        kept, rows_of_kept = own_rows(ids.reshape(-1), numbers, a.recv_offsets, *place)
+        places[kept // topk, kept % topk] = a.own_results + rows_of_kept * hidden
+
+    def entries() -> Iterator[tuple[Mask | None, Floats, Floats | None]]:
+        weights = of_tokens(a.topk_weights, topk).numpy() if a.HAS_WEIGHTS else None
+        for k in range(topk):
+            values, applies = load(places[:, k]), is_routed[:, k]
+            constant = ids[:, k] - a.num_experts - a.num_zero - a.num_copy
+            if a.num_copy:
+                is_copy = (constant < 0) & (constant >= -a.num_copy)
+                values = torch.where(is_copy[:, None], of_tokens(a.ori_x, hidden).float(), values)
+                applies = applies | is_copy
+            if a.num_const:
+                is_constant = (constant >= 0) & (constant < a.num_const)
+                a1, a2 = of_tokens(a.alphas, 2 * topk)[:, 2 * k : 2 * k + 2, None].unbind(1)
+                v = a.const_v[: a.num_const * hidden].view(-1, hidden)[torch.where(is_constant, constant, 0)]
+                made = a1 * of_tokens(a.ori_x, hidden).float() + a2 * v.float()
+                values = torch.where(is_constant[:, None], made, values)
+                applies = applies | is_constant
+            yield applies.numpy(), values.numpy(), None if weights is None else weights[:, k]
+        for k in range(topk, topk + a.NUM_SHARED):
+            yield None, load(places[:, k]).numpy(), None
+        if a.shared_x is not None:
+            yield None, of_tokens(a.shared_x, hidden).float().numpy(), None
+
+    out[tokens] = torch.from_numpy(weighted_sum((len(tokens), hidden), entries())).to(out.dtype)
+
+
+@dataclass(frozen=True)
+class SumFeatures:
+    """What a sum does beyond adding up slots. Each feature brings arguments that only it needs.
+
+    Attributes:
+        masked: a token is left out, its output not written, where ``active`` (T,) is negative.
+        shared_x: a row of ``shared_x`` (T, H) is added last.
+        special: ids from ``num_experts`` on may name special experts. ``ori_x`` (T, H) is read for copy and
+            constant experts, ``alphas`` (T, K, 2) and ``const_v`` (N, H) for constant ones only; what no id
+            leads to may be a null address.
+        quantized: a slot is a row of int8 and, as far behind it as ``slot_scales`` is behind ``slots``, the
+            scales of its blocks; the row is what `dequantize_blocks` makes of them.
+        wide_blocks: of rows that are quantized, blocks have 16 elements, and not 8.
+        by_expert: a slot is found by its expert and by ``expand_idx`` (T, K), its number among those of
+            that expert. A token's shared result, of one expert at most, stands behind those of the last
+            expert.
+        by_offset: a slot starts ``offsets`` (T, K + S) elements after ``slots``, in any rank's memory. The
+            offsets are trusted, also those of ids without an expert. Neither quantized nor by_expert.
+        own: results of this rank's experts, from ``first_expert`` on, are read where the experts left them,
+            ``own_results`` elements after ``slots``: result k of token t in row ``start + expand_idx[t, k]``,
+            where ``start = recv_offsets[(expert - first_expert) * W + rank - 1]``, 0 for the first entry. A
+            row that is not before the end of its entry is looked for in the slot. Only plain rows by token,
+            in a zone that the host knows.
+        fp32_out: the sum is not rounded.
+        zoned: ``slots`` and ``slot_scales`` are zone 0's; results are in the zone that ``zone`` (1,) names,
+            ``zone_stride`` elements of ``slots`` from one to the next.
+        listed: instead of a range, the tokens ``tokens[bounds[0] : bounds[1]]`` are summed, each entry once:
+            of ``tokens`` (T,) and ``bounds`` (2,). One that is no token is skipped. Neither by_expert nor
+            by_offset.
+        turns: the operator's last launch: ``turned`` (1,) becomes the zone that ``zone`` (1,) does not name.
+        clears: of what is masked, the outputs of tokens that are left out become zeros.
+    """
+
+    masked: bool = False
+    shared_x: bool = False
+    special: bool = False
+    quantized: bool = False
+    wide_blocks: bool = False
+    by_expert: bool = False
+    by_offset: bool = False
+    own: bool = False
+    fp32_out: bool = False
+    zoned: bool = False
+    listed: bool = False
+    turns: bool = False
+    clears: bool = False
+
+    @property
+    def block(self) -> int:
+        """Elements of a quantised block."""
+        return 2 * BLOCK_ELEMENTS if self.wide_blocks else BLOCK_ELEMENTS
+
+    def variant(self, num_shared: int, has_weights: bool) -> str:
+        """What tables of settings know a sum by: its features with dashes between them."""
+        return named_features(weights=has_weights, **vars(self), shared=num_shared)
+
+
+def _check_features(features: SumFeatures, num_shared: int) -> None:
+    """Refuses features that exclude each other.
+
+    Raises:
+        ArgumentError: rows by offset, or own ones, with a feature that they do not have; several shared
+            experts by expert; nothing is masked that could be cleared.
+    """
+    if features.clears and not features.masked:
+        raise ArgumentError(
+            "features.clears", True, "it is of what a mask leaves out", "Set features.masked."
+        )
+    if features.by_expert and num_shared > 1:
+        raise ArgumentError("num_shared", num_shared, "must be 0 or 1 by expert", "Use slots by token.")
+    if features.by_offset and (features.by_expert or features.quantized):
+        other = "by_expert" if features.by_expert else "quantized"
+        rule = "finds rows of 16 bits an element, wherever they are"
+        raise ArgumentError("features.by_offset", True, rule, f"Leave out features.{other}.")
+    if features.listed and (features.by_expert or features.by_offset):
+        other = "by_expert" if features.by_expert else "by_offset"
+        raise ArgumentError("features.listed", True, "finds rows by token", f"Leave out features.{other}.")
+    others = ("by_expert", "by_offset", "quantized", "zoned")
+    other = next((name for name in others if features.own and getattr(features, name)), "")
+    if other:
+        rule = "finds plain rows by token, from slots in a zone that is known"
+        raise ArgumentError("features.own", True, rule, f"Leave out features.{other}.")
+
+
+def _arguments_of(features: SumFeatures, element: str) -> Iterator[tuple[bool, Arg]]:
+    """Every argument of the kernel, in order, each with whether this variant has it.
+
+    Args:
+        element: Triton's name of the tokens' dtype.
+    """
+    f, by_token = features, not (features.by_expert or features.by_offset)
+    yield True, Arg("slots", "*i8" if f.quantized else f"*{element}", "in")
+    yield f.quantized, Arg("slot_scales", f"*{element}", "in", interleaved_with="slots")
+    yield True, Arg("topk_idx", "*i32", "in")
+    yield True, Arg("topk_weights", "*fp32", "in")
+    yield f.by_expert or f.own, Arg("expand_idx", "*i32", "in")
+    yield f.by_offset, Arg("offsets", "*i64", "in")
+    yield f.own, Arg("recv_offsets", "*i32", "in")
+    yield f.masked, Arg("active", "*i32", "in")
+    yield f.listed, Arg("tokens", "*i32", "in")
+    yield f.listed, Arg("bounds", "*i32", "in")
+    yield f.shared_x, Arg("shared_x", f"*{element}", "in")
+    yield f.special, Arg("ori_x", f"*{element}", "in")
+    yield f.special, Arg("alphas", "*fp32", "in")
+    yield f.special, Arg("const_v", f"*{element}", "in")
+    yield True, Arg("out", "*fp32" if f.fp32_out else f"*{element}", "out")
+    yield f.zoned or f.turns, ZONE
+    yield f.turns, TURNED
+    yield from ((by_token, arg) for arg in numbers("i64", "token_stride slot_stride"))
+    yield from ((f.by_expert, arg) for arg in numbers("i64", "expert_stride index_stride"))
+    yield f.own, Arg("own_results", "i64", "value")
+    yield not f.listed, Arg("first_token", "i32", "value")
+    yield from ((True, arg) for arg in numbers("i32", "num_tokens num_experts"))
+    yield f.by_expert, Arg("max_index", "i32", "value")
+    yield from ((f.own, arg) for arg in numbers("i32", "first_expert num_local_experts num_ranks rank"))
+    yield from ((f.special, arg) for arg in numbers("i32", "num_zero num_copy num_const"))
+    yield f.zoned, ZONE_STRIDE
+
+
+def _bytes_moved_by(
+    features: SumFeatures, hidden: int, topk: int, num_shared: int, has_weights: bool
+) -> Callable[..., int] | None:
+    """Bytes read and written, from the kernel's numbers; None where the data decide."""
+    if features.special or features.masked or features.listed:
+        return None
+    slot_bytes = hidden + hidden // features.block * 2 if features.quantized else 2 * hidden
+    slots = slot_bytes * (topk + num_shared)
+    rows = hidden * (2 * features.shared_x + (4 if features.fp32_out else 2))
+    entries = topk * (4 + 4 * has_weights + 4 * (features.by_expert or features.own))
+    entries += 8 * (topk + num_shared) * features.by_offset
+
+    def bytes_moved(*, num_tokens: int, num_local_experts: int = 0, **_: int) -> int:
+        ends = 2 * 4 * num_local_experts  # of the rows before this rank's and of these, for each expert
+        return num_tokens * (slots + rows + entries) + ends
+
+    return bytes_moved
 
 
 def _npu_tile(hidden: int, features: SumFeatures) -> int:
@@ -204,8 +558,8 @@ def weighted_sum_kernel(
     check_float_dtype(dtype)
     check_hidden(hidden)
     check_positive("topk", topk)
-    check_features(features, num_shared)
-    args, absent = chosen_args(arguments_of(features, NAMES[dtype]))
+    _check_features(features, num_shared)
+    args, absent = chosen_args(_arguments_of(features, NAMES[dtype]))
     # two programs share a token, unless half a row would be no multiple of 32
     split = 1 if target == "cpu" or hidden % 64 else 2
     return TritonKernel(
@@ -225,7 +579,143 @@ def weighted_sum_kernel(
             "UNROLL": target == "cpu",
             "CLEAR_TILE": clear_tile(_narrowest_share(hidden, target), target) if features.clears else 0,
         },
-        fallback=weighted_sum_fallback,
-        bytes_moved=bytes_moved_by(features, hidden, topk, num_shared, has_weights),
+        fallback=_weighted_sum_fallback,
+        bytes_moved=_bytes_moved_by(features, hidden, topk, num_shared, has_weights),
         space=_space(dtype, hidden, topk, target, features.variant(num_shared, has_weights)),
     )
+
+
+def _block(s: Shape) -> int:
+    return SumFeatures(wide_blocks=s.has("wide_blocks")).block
+
+
+def _inputs(s: Shape, r: Draw) -> Inputs:
+    width, dtype, rows_of_expert = s.topk + s.shared, s.torch_dtype, r.most_rows
+    # by expert, a shared result of each token follows those of the last expert
+    number = r.num_experts * rows_of_expert + r.tokens if s.has("by_expert") else r.tokens * width
+    first_own = number
+    if s.has("own"):  # behind the slots
+        number += int(r.ends[-1])
+    stride = s.hidden
+    if s.has("quantized"):
+        stride = s.blocks_bytes
+        slots = r.integers(-127, 128, number, stride, dtype=I8)
+        scales = (r.uniform(number, s.hidden // _block(s)) / 64).to(dtype)
+        slots[:, s.hidden : s.hidden + 2 * scales.shape[1]] = scales.view(I8)
+    else:
+        slots = r.normal(number, s.hidden, dtype=dtype)
+    ids, active = r.special_ids() if s.has("special") else r.ids, r.active()
+    tokens = torch.randperm(r.tokens, generator=r.generator).int()
+    tokens[-1] = r.tokens  # is none
+    return {
+        "slots": slots,
+        "slot_scales": Hole("slots", s.hidden),
+        "topk_idx": ids,
+        "topk_weights": r.uniform(r.tokens, s.topk),
+        "expand_idx": r.integers(0, rows_of_expert, r.tokens, s.topk),
+        "offsets": (torch.randperm(r.tokens * width, generator=r.generator) * s.hidden).view(-1, width),
+        "recv_offsets": r.ends,
+        "active": active,
+        "tokens": tokens,
+        "bounds": torch.tensor([r.range["first_token"], r.tokens], dtype=torch.int32),
+        "shared_x": r.normal(r.tokens, s.hidden, dtype=dtype),
+        "ori_x": r.normal(r.tokens, s.hidden, dtype=dtype),
+        "alphas": r.uniform(r.tokens, s.topk, 2),
+        "const_v": r.normal(NUM_SPECIAL, s.hidden, dtype=dtype),
+        "out": blank(r.tokens, s.hidden, dtype=F32 if s.has("fp32_out") else dtype),
+        "zone": torch.ones(1, dtype=torch.int32),
+        "turned": blank(1),
+        "token_stride": width * stride,
+        "slot_stride": stride,
+        "expert_stride": rows_of_expert * stride,
+        "index_stride": stride,
+        "own_results": first_own * stride,
+        **r.range,
+        "num_experts": r.num_experts,
+        "max_index": rows_of_expert,
+        "first_expert": r.rank * r.num_local,
+        "num_local_experts": r.num_local,
+        "num_ranks": r.num_ranks,
+        "rank": r.rank,
+        "num_zero": NUM_SPECIAL,
+        "num_copy": NUM_SPECIAL,
+        "num_const": NUM_SPECIAL,
+        "bytes_moved": _bytes_read_and_written(s, r, ids, active, tokens[r.range["first_token"] : -1].long()),
+    }
+
+
+def _bytes_read_and_written(
+    s: Shape, r: Draw, ids: torch.Tensor, active: torch.Tensor, listed: torch.Tensor
+) -> int:
+    """What depends on the data: tokens that are left out, and entries that have no slot."""
+    slot_bytes = s.hidden + 2 * s.hidden // _block(s) if s.has("quantized") else 2 * s.hidden
+    if s.has("listed"):
+        ids, active = ids[listed], active[listed]
+    cleared = int((active < 0).sum()) if s.has("clears") else 0
+    if s.has("masked"):
+        ids = ids[active >= 0]
+    first_copy = r.num_experts + NUM_SPECIAL
+    first_const = first_copy + NUM_SPECIAL
+    slots = int(((ids >= 0) & (ids < r.num_experts)).sum()) + len(ids) * s.shared
+    rows = int((ids >= first_copy).sum()) + int((ids >= first_const).sum())
+    rows += len(ids) * (s.has("shared_x") + (2 if s.has("fp32_out") else 1))
+    rows += cleared
+    return slots * slot_bytes + 2 * s.hidden * rows + 8 * r.tokens * s.topk
+
+
+def _build(s: Shape) -> TritonKernel:
+    # the host knows the zone of results that are found by offset, and of those beside own ones
+    zoned = s.zoned and not (s.has("by_offset") or s.has("own"))
+    features = SumFeatures(**{name: s.has(name) for name in _FEATURES}, zoned=zoned)
+    sizes = s.torch_dtype, s.hidden, s.topk, s.shared, s.has("weights"), s.target
+    return weighted_sum_kernel(*sizes, features=features)
+
+
+def _as_launched(s: Shape) -> Shape:
+    """V1, which finds results by expert, has one shared expert at most."""
+    return replace(s, shared=min(s.shared, 1)) if s.has("by_expert") else s
+
+
+_FEATURES = tuple(f.name for f in fields(SumFeatures) if f.name != "zoned")
+_WEIGHTED = ("weights",)
+# An operator ends with the sum, unless the sum is normalised. In parts it sums a list each, and the last one
+# ends the operator.
+_ENDS = (("turns",), ("fp32_out",), ("listed",), ("listed", "turns"), ("fp32_out", "listed"))
+# By token all combine; results found by expert (V1) have fewer features, and come in one part. By offset the
+# host knows the zone, and turns it.
+# A norm clears by itself what a mask leaves out.
+_SUMS = (
+    *(
+        (*more, *end, *(("clears",) if "masked" in more and "fp32_out" not in end else ()))
+        for more in subsets(("masked", "shared_x", "special", "quantized"))
+        for end in _ENDS
+    ),
+    *(("by_expert", *more, *end) for more in subsets(("quantized",)) for end in _ENDS[:2]),
+    ("by_offset",),
+)
+# A hierarchy sums what came by rail by weight, and partial rows, which may be in blocks of 16, without.
+_OF_SERVERS = (("weights", "by_expert", "masked"), ("by_expert", "quantized", "wide_blocks", "turns"))
+
+FAMILIES = (
+    Family(
+        "weighted_sum",
+        weighted_sum_kernel,
+        _inputs,
+        _build,
+        axes=AXES,
+        features=("weights", *_FEATURES),
+        variants=(*((*weights, *more) for weights in (_WEIGHTED, ()) for more in _SUMS), *_OF_SERVERS),
+        # what is held at a time differs most between these
+        shown=(
+            _WEIGHTED,
+            *(("weights", name) for name in _FEATURES if name not in ("masked", "clears", "wide_blocks")),
+            ("weights", "masked", "clears"),
+            ("weights", "masked", "shared_x", "special", "quantized", "clears"),
+            ("weights", "by_expert", "quantized"),
+            ("weights", "by_expert", "quantized", "wide_blocks"),
+        ),
+        main=_WEIGHTED,
+        as_launched=_as_launched,
+        streams=True,
+    ),
+)
