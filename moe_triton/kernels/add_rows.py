@@ -22,6 +22,7 @@ from moe_triton.kernels.cases import I32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import check_float_dtype, check_hidden
 from moe_triton.kernels.fallbacks import Arguments, fallback
 from moe_triton.kernels.language import tl, triton
+from moe_triton.kernels.programs import part_of
 from moe_triton.kernels.zones import NO_ZONE, ZONE, ZONE_STRIDE, in_zone, zone_offset
 
 
@@ -33,10 +34,9 @@ def _add_rows_kernel(
         slots += zone_offset(zone, zone_stride)
     # a count that came from another rank must not lead past the end
     num_rows = tl.minimum(tl.maximum(tl.load(counts + tp_rank), 0), capacity)
-    per_program = tl.cdiv(num_rows, tl.num_programs(0))
-    begin = tl.program_id(0) * per_program
+    begin, end = part_of(num_rows)
     cols = tl.arange(0, HIDDEN)
-    for i in range(begin, tl.minimum(begin + per_program, num_rows)):
+    for i in range(begin, end):
         row = tl.cast(i, tl.int64)
         own = tl.load(rows + row * HIDDEN + cols).to(tl.float32)
         theirs = tl.load(slots + row * slot_stride + cols).to(tl.float32)

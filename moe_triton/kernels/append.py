@@ -23,6 +23,7 @@ from moe_triton.core.space import Space, named_features
 from moe_triton.kernels.cases import F32, I32, I64, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.fallbacks import Arguments, fallback
 from moe_triton.kernels.language import tl, triton
+from moe_triton.kernels.programs import part_of
 from moe_triton.kernels.scales import copy_words
 from moe_triton.kernels.zones import NO_ZONE, ZONE, ZONE_STRIDE, in_zone, zone_offset
 
@@ -46,10 +47,9 @@ def _append_kernel(
         slot_scales += zone_offset(zone, zone_stride)
     own = _clamped(tl.load(counts + tp_rank), capacity)
     num_rows = _clamped(tl.load(counts + 1 - tp_rank), capacity)
-    per_program = tl.cdiv(num_rows, tl.num_programs(0))
-    begin = tl.program_id(0) * per_program
+    begin, end = part_of(num_rows)
     words = tl.arange(0, ROW_WORDS)
-    for i in range(begin, tl.minimum(begin + per_program, num_rows)):
+    for i in range(begin, end):
         slot = tl.cast(i, tl.int64) * slot_stride
         row = tl.cast(own + i, tl.int64)
         tl.store(out_rows + row * ROW_WORDS + words, tl.load(slots + slot + words))

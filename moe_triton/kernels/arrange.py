@@ -31,6 +31,7 @@ from moe_triton.kernels.cases import F32, I32, Draw, Family, Features, Inputs, S
 from moe_triton.kernels.fallbacks import Arguments, fallback
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.own_rows import own_row, own_rows
+from moe_triton.kernels.programs import part_of
 from moe_triton.kernels.scales import copy_words
 from moe_triton.kernels.zones import ZONE_STRIDE, in_zone, turn_cell, turn_zone, zone_offset
 from moe_triton.layout import ORIGIN, STAMP, UB_ALIGN, WORD_BYTES, SlotLayout
@@ -40,72 +41,47 @@ SLOT_WORDS = UB_ALIGN // WORD_BYTES  # of a unit of `row_slots`
 
 
 @triton.jit
-def _share(number):
-    """The first of this program's part of so many, and the first behind it."""
-    per_program = tl.cdiv(number, tl.num_programs(0))
-    begin = tl.program_id(0) * per_program
-    return begin, tl.minimum(begin + per_program, number)
-
-
-@triton.jit
-def _take_row(
-    i, slots, slot_scales, row_slots, out_rows, out_scales, out_origins, out_weights,
-    MAY_BE_OWN: tl.constexpr, ROW_WORDS: tl.constexpr, SCALE_WORD: tl.constexpr, ORIGIN_WORD: tl.constexpr,
-    WEIGHT_WORD: tl.constexpr, NUM_SCALES: tl.constexpr, ORIGIN_WORDS: tl.constexpr, SLOT_WORDS: tl.constexpr,
-):  # fmt: skip
-    """Row i out of its slot."""
-    number = tl.load(row_slots + i)
-    if (number >= 0) if MAY_BE_OWN else True:  # without own rows there is no branch
-        slot = tl.cast(number, tl.int64) * SLOT_WORDS
-        row = tl.cast(i, tl.int64)
-        copy_words(slots + slot, out_rows, row, ROW_WORDS)
-        copy_words(slots + slot + ORIGIN_WORD, out_origins, row, ORIGIN_WORDS)
-        if out_scales is not None:
-            copy_words(slot_scales + slot + SCALE_WORD, out_scales, row, NUM_SCALES)
-        if out_weights is not None:
-            copy_words(slot_scales + slot + WEIGHT_WORD, out_weights, row, 1)
-
-
-@triton.jit
 def _arrange_kernel(
-    slots, slot_scales, row_slots, num_rows, rows_before, rows_taken, entries, rows, scales, topk_idx,
-    topk_weights, expand_idx, recv_offsets, out_rows, out_scales, out_origins, out_weights, kept_zone, zone,
-    capacity, num_entries, zone_stride, row_stride, num_local_experts, num_ranks, first_expert, rank,
-    first_token, num_tokens,
+    slots, slot_scales, row_slots, num_rows, rows_before, rows_taken, entries,
+    rows, scales, topk_idx, topk_weights, expand_idx, recv_offsets,
+    out_rows, out_scales, out_origins, out_weights, kept_zone, zone,
+    capacity, num_entries, zone_stride, row_stride,
+    num_local_experts, num_ranks, first_expert, rank, first_token, num_tokens,
     ROW_WORDS: tl.constexpr, SCALE_WORD: tl.constexpr, ORIGIN_WORD: tl.constexpr, WEIGHT_WORD: tl.constexpr,
     NUM_SCALES: tl.constexpr, ORIGIN_WORDS: tl.constexpr, SLOT_WORDS: tl.constexpr, ENTRY_WORDS: tl.constexpr,
     TOPK: tl.constexpr, ROWS_PER_TOKEN: tl.constexpr,
 ):  # fmt: skip
     if kept_zone is not None:
         entries += zone_offset(kept_zone, zone_stride)
-    entries_per_program = tl.cdiv(num_entries, tl.num_programs(0))
-    first = tl.program_id(0) * entries_per_program
-    for n in range(first, tl.minimum(first + entries_per_program, num_entries)):
+    begin, end = part_of(num_entries)
+    for n in range(begin, end):
         tl.store(entries + n * ENTRY_WORDS + tl.arange(0, ENTRY_WORDS), tl.zeros((ENTRY_WORDS,), tl.int32))
 
     received = tl.minimum(tl.maximum(tl.load(num_rows), 0), capacity)
-    if rows_taken is not None:
-        begin, end = _share(num_local_experts * num_ranks)
-        for entry in range(begin, end):
+    # rows of a part are some of each entry; without parts, each program has a stretch of all
+    begin, end = (0, 1) if rows_taken is None else part_of(num_local_experts * num_ranks)
+    for entry in range(begin, end):
+        if rows_taken is None:
+            first, last = part_of(received)
+        else:
             start = tl.where(entry > 0, tl.load(recv_offsets + tl.maximum(entry - 1, 0)), 0)
             place = entry % num_ranks * num_local_experts + entry // num_ranks
             first = tl.maximum(start + tl.load(rows_before + place), 0)
             last = tl.minimum(start + tl.load(rows_taken + place), received)
-            for i in range(first, last):
-                _take_row(
-                    i, slots, slot_scales, row_slots, out_rows, out_scales, out_origins, out_weights, False,
-                    ROW_WORDS, SCALE_WORD, ORIGIN_WORD, WEIGHT_WORD, NUM_SCALES, ORIGIN_WORDS, SLOT_WORDS,
-                )  # fmt: skip
-    else:
-        begin, end = _share(received)
-        for i in range(begin, end):
-            _take_row(
-                i, slots, slot_scales, row_slots, out_rows, out_scales, out_origins, out_weights,
-                rows is not None, ROW_WORDS, SCALE_WORD, ORIGIN_WORD, WEIGHT_WORD, NUM_SCALES, ORIGIN_WORDS,
-                SLOT_WORDS,
-            )  # fmt: skip
+        for i in range(first, last):
+            number = tl.load(row_slots + i)
+            # own rows are in no slot; where there are none, there is no branch
+            if True if rows is None or rows_taken is not None else number >= 0:
+                slot = tl.cast(number, tl.int64) * SLOT_WORDS
+                row = tl.cast(i, tl.int64)
+                copy_words(slots + slot, out_rows, row, ROW_WORDS)
+                copy_words(slots + slot + ORIGIN_WORD, out_origins, row, ORIGIN_WORDS)
+                if out_scales is not None:
+                    copy_words(slot_scales + slot + SCALE_WORD, out_scales, row, NUM_SCALES)
+                if out_weights is not None:
+                    copy_words(slot_scales + slot + WEIGHT_WORD, out_weights, row, 1)
     if rows is not None:
-        begin, end = _share(num_tokens)
+        begin, end = part_of(num_tokens)
         if first_token is not None:
             begin, end = first_token + begin, first_token + end
         for token in range(begin, end):

@@ -29,6 +29,7 @@ from moe_triton.kernels.cases import I8, I32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import check_float_dtype, check_hidden
 from moe_triton.kernels.fallbacks import Arguments, fallback
 from moe_triton.kernels.language import tl, triton
+from moe_triton.kernels.programs import part_of
 from moe_triton.reference.arithmetic import BLOCK_ELEMENTS, PARTIAL_BLOCK_ELEMENTS, quantize_blocks
 
 
@@ -67,25 +68,6 @@ def _quotients(row, peaks, s):
 
 
 @triton.jit
-def _quantize_row(
-    i, rows, packed, packed_scales, row_stride, scale_stride,
-    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, FLOAT_MAX: tl.constexpr,
-):  # fmt: skip
-    blocks = tl.arange(0, HIDDEN // BLOCK)
-    cols = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    at = tl.cast(i, tl.int64)
-    row = tl.load(rows + at * HIDDEN + cols)
-    peaks = _peaks(row, FLOAT_MAX)
-    s = peaks * 0.007874015748031496
-    q = _quotients(row, peaks, s)
-    # where s is 0, inf or NaN, a quotient is 0 or NaN
-    q = tl.where(q == q, q, 0.0).to(tl.float16).to(tl.float32)
-    q = (q + 12582912.0) - 12582912.0
-    tl.store(packed + at * row_stride + cols, tl.cast(q, tl.int8, overflow_mode="saturate"))
-    tl.store(packed_scales + at * scale_stride + blocks, s.to(packed_scales.dtype.element_ty))
-
-
-@triton.jit
 def _block_quantize_kernel(
     rows, origins, active, recv_offsets, packed, packed_scales,
     num_entries, capacity, row_stride, scale_stride, first_token, end_token,
@@ -96,22 +78,27 @@ def _block_quantize_kernel(
     if recv_offsets is not None:
         # a count that came from another rank must not lead past the end
         num_rows = tl.minimum(tl.maximum(tl.load(recv_offsets + num_entries - 1), 0), capacity)
-    per_program = tl.cdiv(num_rows, tl.num_programs(0))
-    begin = tl.program_id(0) * per_program
-    for i in range(begin, tl.minimum(begin + per_program, num_rows)):
+    begin, end = part_of(num_rows)
+    for i in range(begin, end):
+        is_wanted = True
         if origins is not None:
             token = tl.load(origins + i * ORIGIN_WORDS + TOKEN_WORD)
-            if (token >= first_token) & (token < end_token):
-                _quantize_row(
-                    i, rows, packed, packed_scales, row_stride, scale_stride, HIDDEN, BLOCK, FLOAT_MAX
-                )
+            is_wanted = (token >= first_token) & (token < end_token)
         elif active is not None:
-            if tl.load(active + i) >= 0:
-                _quantize_row(
-                    i, rows, packed, packed_scales, row_stride, scale_stride, HIDDEN, BLOCK, FLOAT_MAX
-                )
-        else:
-            _quantize_row(i, rows, packed, packed_scales, row_stride, scale_stride, HIDDEN, BLOCK, FLOAT_MAX)
+            is_wanted = tl.load(active + i) >= 0
+        if is_wanted:
+            blocks = tl.arange(0, HIDDEN // BLOCK)
+            cols = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+            at = tl.cast(i, tl.int64)
+            row = tl.load(rows + at * HIDDEN + cols)
+            peaks = _peaks(row, FLOAT_MAX)
+            s = peaks * 0.007874015748031496
+            q = _quotients(row, peaks, s)
+            # where s is 0, inf or NaN, a quotient is 0 or NaN
+            q = tl.where(q == q, q, 0.0).to(tl.float16).to(tl.float32)
+            q = (q + 12582912.0) - 12582912.0
+            tl.store(packed + at * row_stride + cols, tl.cast(q, tl.int8, overflow_mode="saturate"))
+            tl.store(packed_scales + at * scale_stride + blocks, s.to(packed_scales.dtype.element_ty))
 
 
 @fallback

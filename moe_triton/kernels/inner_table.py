@@ -24,6 +24,7 @@ from moe_triton.core.records import POSITION_SHIFT
 from moe_triton.kernels.cases import Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.fallbacks import Arguments, fallback
 from moe_triton.kernels.language import tl, triton
+from moe_triton.kernels.programs import part_of
 from moe_triton.kernels.zones import ZONE, ZONE_STRIDE, in_zone, zone_offset
 from moe_triton.layout import UB_ALIGN, WORD_BYTES, align
 
@@ -97,9 +98,8 @@ def _inner_table_kernel(
     if zone is not None:
         tokens += zone_offset(zone, zone_stride)
     total = num_servers * max_tokens
-    per_program = tl.cdiv(total, tl.num_programs(0))
-    begin = tl.program_id(0) * per_program
-    for row in range(begin, tl.minimum(begin + per_program, total)):
+    begin, end = part_of(total)
+    for row in range(begin, end):
         server = row // max_tokens
         number = row % max_tokens
         # a count that came from another rank must not lead past the end: numbers do not

@@ -36,6 +36,7 @@ from moe_triton.kernels.checks import check_float_dtype, check_hidden
 from moe_triton.kernels.fallbacks import Arguments, fallback
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.numbering import ID_LIMIT, load_id
+from moe_triton.kernels.programs import part_of
 from moe_triton.kernels.rms_norm import row_columns
 from moe_triton.reference.arithmetic import quantize_rows
 
@@ -130,9 +131,7 @@ def _pack_kernel(
     first_token, num_tokens, row_stride, scale_stride,
     HIDDEN: tl.constexpr, BLOCK: tl.constexpr, FLOAT_MAX: tl.constexpr,
 ):  # fmt: skip
-    per_program = tl.cdiv(num_tokens, tl.num_programs(0))
-    begin = tl.program_id(0) * per_program
-    end = tl.minimum(begin + per_program, num_tokens)
+    begin, end = part_of(num_tokens)
     pack_tokens(x, rows, scales, first_token, begin, end, row_stride, scale_stride, HIDDEN, BLOCK, FLOAT_MAX)
 
 
@@ -143,9 +142,7 @@ def _pack_smooth_kernel(
     HIDDEN: tl.constexpr, BLOCK: tl.constexpr, TOPK: tl.constexpr, NUM_SHARED: tl.constexpr,
     FLOAT_MAX: tl.constexpr, ID_LIMIT: tl.constexpr,
 ):  # fmt: skip
-    per_program = tl.cdiv(num_tokens, tl.num_programs(0))
-    begin = tl.program_id(0) * per_program
-    end = tl.minimum(begin + per_program, num_tokens)
+    begin, end = part_of(num_tokens)
     pack_tokens_smooth(
         x, topk_idx, smooth_scales, rows, scales, first_token, begin, end, scale_row_offset, num_scale_rows,
         row_stride, scale_stride, HIDDEN, BLOCK, TOPK, NUM_SHARED, FLOAT_MAX, ID_LIMIT,

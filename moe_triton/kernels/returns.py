@@ -26,6 +26,7 @@ from moe_triton.core.space import PROGRAMS, Space
 from moe_triton.kernels.cases import I32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.fallbacks import Arguments, fallback
 from moe_triton.kernels.language import tl, triton
+from moe_triton.kernels.programs import part_of
 
 BLOCK = 64
 BLOCKS = 16, 32, 64, 128
@@ -68,9 +69,8 @@ def _returns_kernel(
     num_entries, num_ranks, capacity, first_expert,
     SCALAR: tl.constexpr, BLOCK: tl.constexpr, ORIGIN_WORDS: tl.constexpr,
 ):  # fmt: skip
-    per_program = tl.cdiv(num_entries, tl.num_programs(0))
-    begin = tl.program_id(0) * per_program
-    for n in range(begin, tl.minimum(begin + per_program, num_entries)):
+    begin, end = part_of(num_entries)
+    for n in range(begin, end):
         expert = first_expert + n // num_ranks
         _store_origins(
             origins, recv_offsets, n, capacity, n % num_ranks, 0, False, expert, SCALAR, BLOCK, ORIGIN_WORDS
@@ -83,9 +83,8 @@ def _returns_shared_kernel(
     num_entries, capacity, rank, num_tokens, num_shared_ranks, num_experts,
     SCALAR: tl.constexpr, BLOCK: tl.constexpr, ORIGIN_WORDS: tl.constexpr,
 ):  # fmt: skip
-    per_program = tl.cdiv(num_entries, tl.num_programs(0))
-    begin = tl.program_id(0) * per_program
-    for n in range(begin, tl.minimum(begin + per_program, num_entries)):
+    begin, end = part_of(num_entries)
+    for n in range(begin, end):
         # entries below R stand for this rank's own tokens, whose rows are in token order
         is_own = n < num_shared_ranks
         before = n * num_tokens // num_shared_ranks
@@ -189,17 +188,15 @@ def returns_kernel(shared: bool, target: str = "cpu") -> TritonKernel:
 def _own_offsets_kernel(
     recv_offsets, out, num_ranks, num_shared_ranks, rank, num_tokens, BLOCK: tl.constexpr
 ):
-    per_program = tl.cdiv(num_shared_ranks, tl.num_programs(0))
-    first = tl.program_id(0) * per_program
+    first, last = part_of(num_shared_ranks)
     before = rank * num_tokens // num_shared_ranks
-    for i in range(first, tl.minimum(first + per_program, num_shared_ranks)):
+    for i in range(first, last):
         tl.store(out + i, (rank + i + 1) * num_tokens // num_shared_ranks - before)
 
     lanes = tl.arange(0, BLOCK)
     num_blocks = tl.cdiv(num_ranks - num_shared_ranks, BLOCK)
-    blocks_per_program = tl.cdiv(num_blocks, tl.num_programs(0))
-    first_block = tl.program_id(0) * blocks_per_program
-    for b in range(first_block, tl.minimum(first_block + blocks_per_program, num_blocks)):
+    first_block, last_block = part_of(num_blocks)
+    for b in range(first_block, last_block):
         at = num_shared_ranks + b * BLOCK + lanes
         tl.store(out + at, tl.load(recv_offsets + at, mask=at < num_ranks), mask=at < num_ranks)
 

@@ -32,6 +32,7 @@ from moe_triton.kernels.checks import check_hidden
 from moe_triton.kernels.clear import clear_row, clear_tile
 from moe_triton.kernels.fallbacks import Arguments, fallback
 from moe_triton.kernels.language import tl, triton
+from moe_triton.kernels.programs import part_of
 from moe_triton.kernels.zones import TURNED, ZONE, turn_cell, turn_zone
 from moe_triton.reference.arithmetic import LANES, add_rms_norm
 
@@ -58,10 +59,9 @@ def _rms_norm_kernel(
     first_token, num_tokens,
     HIDDEN: tl.constexpr, RECIPROCAL: tl.constexpr, LANES: tl.constexpr, CLEAR_TILE: tl.constexpr,
 ):  # fmt: skip
-    per_program = tl.cdiv(num_tokens, tl.num_programs(0))
-    begin = tl.program_id(0) * per_program
+    begin, end = part_of(num_tokens)
     cols = row_columns(HIDDEN, LANES)
-    for i in range(begin, tl.minimum(begin + per_program, num_tokens)):
+    for i in range(begin, end):
         token = (first_token + i).to(tl.int64)
         number = 0
         if active is not None:

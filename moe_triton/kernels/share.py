@@ -26,6 +26,7 @@ from moe_triton.core.space import Space, named_features
 from moe_triton.kernels.cases import Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.fallbacks import Arguments, fallback
 from moe_triton.kernels.language import tl, triton
+from moe_triton.kernels.programs import part_of
 
 BLOCK, WIDE_BLOCK = 64, 256
 BLOCKS = 16, 32, 64, 128, 256
@@ -88,9 +89,8 @@ def _share_by_position_kernel(
     lanes = tl.arange(0, BLOCK)
     keeps_own = rank < num_shared_ranks
     before = rank * num_tokens // num_shared_ranks
-    per_program = tl.cdiv(num_shared_ranks, tl.num_programs(0))
-    first = tl.program_id(0) * per_program
-    for m in range(first, tl.minimum(first + per_program, num_shared_ranks)):
+    first, last = part_of(num_shared_ranks)
+    for m in range(first, last):
         begin = (rank + m) * num_tokens // num_shared_ranks - before
         end = (rank + m + 1) * num_tokens // num_shared_ranks - before
         begin = tl.where(keeps_own, 0, begin)

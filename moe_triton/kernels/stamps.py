@@ -21,6 +21,7 @@ from moe_triton.core.space import Space, named_features
 from moe_triton.kernels.cases import F32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.fallbacks import Arguments, fallback
 from moe_triton.kernels.language import tl, triton
+from moe_triton.kernels.programs import part_of
 from moe_triton.kernels.scales import copy_words
 from moe_triton.layout import ORIGIN, STAMP
 
@@ -37,9 +38,7 @@ def _stamps_kernel(
     SCALE_WORD: tl.constexpr, NUM_SCALES: tl.constexpr, SCALAR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     rows = tl.minimum(tl.load(num_rows), capacity)
-    per_program = tl.cdiv(rows, tl.num_programs(0))
-    begin = tl.program_id(0) * per_program
-    end = tl.minimum(begin + per_program, rows)
+    begin, end = part_of(rows)
     scale_words = stamp_floats + SCALE_WORD if scales is None else scales
     stride = STAMP_WORDS if scales is None else scale_stride
     if SCALAR:
