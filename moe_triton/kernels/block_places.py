@@ -28,82 +28,6 @@ from moe_triton.kernels.numbering import TILES, WIDE_TILE, tile_fits
 
 
 @triton.jit
-def _count(topk_idx, counts, num_entries, num_experts):
-    for e in range(0, num_experts):
-        tl.store(counts + e, 0)
-    for i in range(0, num_entries):
-        expert = tl.load(topk_idx + i)
-        if (expert >= 0) & (expert < num_experts):
-            tl.store(counts + expert, tl.load(counts + expert) + 1)
-
-
-@triton.jit
-def _places_scalar(
-    topk_idx, counts, offsets, expected_rows,
-    num_entries, num_experts, num_local_experts, num_ranks, block_stride, row_stride,
-):  # fmt: skip
-    """Counts become the places of each expert's next row, and end as those behind its last one."""
-    _count(topk_idx, counts, num_entries, num_experts)
-    for rank in range(0, num_ranks):
-        rows = 0
-        for expert in range(rank * num_local_experts, (rank + 1) * num_local_experts):
-            count = tl.load(counts + expert)
-            tl.store(counts + expert, rows)
-            rows += count
-        tl.store(expected_rows + rank, rows)
-    for i in range(0, num_entries):
-        expert = tl.load(topk_idx + i)
-        offset = tl.cast(0, tl.int64)
-        if (expert >= 0) & (expert < num_experts):
-            place = tl.load(counts + expert)
-            tl.store(counts + expert, place + 1)
-            offset = (expert // num_local_experts) * block_stride + place * row_stride
-        tl.store(offsets + i, offset)
-
-
-@triton.jit
-def _places_by_comparing(
-    topk_idx, offsets, expected_rows,
-    num_entries, num_experts, num_local_experts, num_ranks, block_stride, row_stride,
-    ROWS: tl.constexpr, COLS: tl.constexpr,
-):  # fmt: skip
-    """Rows of ids, and rows of ranks, each compared with all ids: those of the same rank that come before.
-
-    Floats, which hold every id that an expert has: to compare integers takes four instructions.
-    """
-    lanes, cols = tl.arange(0, ROWS), tl.arange(0, COLS)
-    ranks_per_expert = 1.0 / num_local_experts.to(tl.float32)
-    num_groups = tl.cdiv(num_ranks, ROWS)
-    num_items = num_groups + tl.cdiv(num_entries, ROWS)
-    for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
-        is_count = item < num_groups
-        at = tl.where(is_count, item, item - num_groups) * ROWS + lanes
-        is_id = at < tl.where(is_count, 0, num_entries)
-        found = tl.load(topk_idx + at, mask=is_id, other=-1)
-        found = tl.where((found >= 0) & (found < num_experts), found, -1).to(tl.float32)
-        # half an expert more: no rounding leads to another rank
-        rank = tl.where(is_count, at.to(tl.float32), tl.floor((found + 0.5) * ranks_per_expert))
-        first = rank * num_local_experts.to(tl.float32)
-        # behind the last one of a rank everything comes before
-        own = tl.where(is_count, first + num_local_experts.to(tl.float32), found)[:, None]
-        row = tl.where(is_count, -1, at).to(tl.float32)[:, None]
-        number = tl.zeros((ROWS, COLS), tl.float32)
-        for c in range(0, tl.cdiv(num_entries, COLS)):
-            other_at = c * COLS + cols
-            other = tl.load(topk_idx + other_at, mask=other_at < num_entries, other=-1)
-            other = tl.where((other >= 0) & (other < num_experts), other, -1).to(tl.float32)[None, :]
-            is_before = (other < own) | ((other == own) & (other_at.to(tl.float32)[None, :] < row))
-            number += ((other >= first[:, None]) & is_before).to(tl.float32)
-        place = tl.sum(number, 1)
-        if is_count:
-            tl.store(expected_rows + at, place.to(tl.int32), mask=at < num_ranks)
-        else:
-            is_routed = found >= 0
-            offset = rank.to(tl.int64) * block_stride + place.to(tl.int64) * row_stride
-            tl.store(offsets + at, tl.where(is_routed, offset, 0), mask=is_id)
-
-
-@triton.jit
 def _block_places_kernel(
     topk_idx, counts, offsets, expected_rows,
     num_entries, num_experts, num_local_experts, num_ranks, block_stride, row_stride,
@@ -111,15 +35,61 @@ def _block_places_kernel(
 ):  # fmt: skip
     if SCALAR:
         if tl.program_id(0) == 0:
-            _places_scalar(
-                topk_idx, counts, offsets, expected_rows, num_entries, num_experts, num_local_experts,
-                num_ranks, block_stride, row_stride,
-            )  # fmt: skip
+            for e in range(0, num_experts):
+                tl.store(counts + e, 0)
+            for i in range(0, num_entries):
+                expert = tl.load(topk_idx + i)
+                if (expert >= 0) & (expert < num_experts):
+                    tl.store(counts + expert, tl.load(counts + expert) + 1)
+            # counts become the places of each expert's next row, and end as those behind its last one
+            for rank in range(0, num_ranks):
+                rows = 0
+                for expert in range(rank * num_local_experts, (rank + 1) * num_local_experts):
+                    count = tl.load(counts + expert)
+                    tl.store(counts + expert, rows)
+                    rows += count
+                tl.store(expected_rows + rank, rows)
+            for i in range(0, num_entries):
+                expert = tl.load(topk_idx + i)
+                offset = tl.cast(0, tl.int64)
+                if (expert >= 0) & (expert < num_experts):
+                    place = tl.load(counts + expert)
+                    tl.store(counts + expert, place + 1)
+                    offset = (expert // num_local_experts) * block_stride + place * row_stride
+                tl.store(offsets + i, offset)
     else:
-        _places_by_comparing(
-            topk_idx, offsets, expected_rows, num_entries, num_experts, num_local_experts, num_ranks,
-            block_stride, row_stride, ROWS, COLS,
-        )  # fmt: skip
+        # rows of ids, and rows of ranks, each compared with all ids: those of the same rank that come before;
+        # floats, which hold every id that an expert has: to compare integers takes four instructions
+        lanes, cols = tl.arange(0, ROWS), tl.arange(0, COLS)
+        ranks_per_expert = 1.0 / num_local_experts.to(tl.float32)
+        num_groups = tl.cdiv(num_ranks, ROWS)
+        num_items = num_groups + tl.cdiv(num_entries, ROWS)
+        for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
+            is_count = item < num_groups
+            at = tl.where(is_count, item, item - num_groups) * ROWS + lanes
+            is_id = at < tl.where(is_count, 0, num_entries)
+            found = tl.load(topk_idx + at, mask=is_id, other=-1)
+            found = tl.where((found >= 0) & (found < num_experts), found, -1).to(tl.float32)
+            # half an expert more: no rounding leads to another rank
+            rank = tl.where(is_count, at.to(tl.float32), tl.floor((found + 0.5) * ranks_per_expert))
+            first = rank * num_local_experts.to(tl.float32)
+            # behind the last one of a rank everything comes before
+            own = tl.where(is_count, first + num_local_experts.to(tl.float32), found)[:, None]
+            row = tl.where(is_count, -1, at).to(tl.float32)[:, None]
+            number = tl.zeros((ROWS, COLS), tl.float32)
+            for c in range(0, tl.cdiv(num_entries, COLS)):
+                other_at = c * COLS + cols
+                other = tl.load(topk_idx + other_at, mask=other_at < num_entries, other=-1)
+                other = tl.where((other >= 0) & (other < num_experts), other, -1).to(tl.float32)[None, :]
+                is_before = (other < own) | ((other == own) & (other_at.to(tl.float32)[None, :] < row))
+                number += ((other >= first[:, None]) & is_before).to(tl.float32)
+            place = tl.sum(number, 1)
+            if is_count:
+                tl.store(expected_rows + at, place.to(tl.int32), mask=at < num_ranks)
+            else:
+                is_routed = found >= 0
+                offset = rank.to(tl.int64) * block_stride + place.to(tl.int64) * row_stride
+                tl.store(offsets + at, tl.where(is_routed, offset, 0), mask=is_id)
 
 
 @fallback

@@ -31,6 +31,7 @@ from moe_triton.kernels.cases import F32, NUM_SPECIAL, Draw, Family, Inputs, Sha
 from moe_triton.kernels.checks import check_float_dtype, check_hidden
 from moe_triton.kernels.fallbacks import Arguments, fallback
 from moe_triton.kernels.language import tl, triton
+from moe_triton.kernels.programs import part_of
 from moe_triton.kernels.rms_norm import row_columns, sum_row
 from moe_triton.reference.arithmetic import LANES, softmax_of_two, sum_of_row
 
@@ -61,6 +62,15 @@ def _exp_of_negative(x):
 
 
 @triton.jit
+def _bits_of_chosen(ids, alpha, first_const, num_const):
+    bits = ids * 0
+    for c in range(0, num_const):
+        number = tl.load(alpha + c).to(tl.float32).to(tl.int32, bitcast=True)
+        bits = tl.where(ids == first_const + c, number, bits)
+    return bits
+
+
+@triton.jit
 def _const_alphas_kernel(
     x, topk_idx, alpha1, alpha2, alphas,
     first_token, num_tokens, first_const, num_const,
@@ -68,88 +78,54 @@ def _const_alphas_kernel(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     if PER_ELEMENT or LANES:
-        _alphas_of_tokens(
-            x, topk_idx, alpha1, alpha2, alphas, first_token, num_tokens, first_const, num_const, HIDDEN,
-            TOPK, PER_ELEMENT, LANES,
-        )  # fmt: skip
-    else:
-        _alphas_of_blocks(
-            topk_idx, alpha1, alpha2, alphas, first_token * TOPK, num_tokens * TOPK, first_const, num_const,
-            BLOCK,
-        )  # fmt: skip
-
-
-@triton.jit
-def _alphas_of_tokens(
-    x, topk_idx, alpha1, alpha2, alphas,
-    first_token, num_tokens, first_const, num_const,
-    HIDDEN: tl.constexpr, TOPK: tl.constexpr, PER_ELEMENT: tl.constexpr, LANES: tl.constexpr,
-):  # fmt: skip
-    per_program = tl.cdiv(num_tokens, tl.num_programs(0))
-    begin = tl.program_id(0) * per_program
-    cols = row_columns(HIDDEN, LANES)
-    for i in range(begin, tl.minimum(begin + per_program, num_tokens)):
-        token = (first_token + i).to(tl.int64)
-        if not LANES:
-            # an AI core waits for stores of words: zeros at once, and over them the few entries that have any
-            words = tl.arange(0, 2 * TOPK)
-            tl.store(alphas + token * (2 * TOPK) + words, words.to(tl.float32) * 0.0)
-        for k in range(0, TOPK):
-            entry = token * TOPK + k
-            chosen = tl.load(topk_idx + entry) - first_const
-            a1 = 0.0
-            a2 = 0.0
-            if (chosen >= 0) & (chosen < num_const):
-                c = chosen.to(tl.int64)
-                if PER_ELEMENT:
-                    row = tl.load(x + token * HIDDEN + cols)
-                    row1 = tl.load(alpha1 + c * HIDDEN + cols)
-                    row2 = tl.load(alpha2 + c * HIDDEN + cols)
-                    l1 = sum_row(row1.to(tl.float32) * row.to(tl.float32))
-                    l2 = sum_row(row2.to(tl.float32) * row.to(tl.float32))
-                    largest = tl.where(l1 > l2, l1, l2)
-                    e1 = _exp_of_negative(l1 - largest)
-                    e2 = _exp_of_negative(l2 - largest)
-                    a1 = e1 / (e1 + e2)
-                    a2 = e2 / (e1 + e2)
-                else:
-                    a1 = tl.load(alpha1 + c).to(tl.float32)
-                    a2 = tl.load(alpha2 + c).to(tl.float32)
-                if not LANES:
+        begin, end = part_of(num_tokens)
+        cols = row_columns(HIDDEN, LANES)
+        for i in range(begin, end):
+            token = (first_token + i).to(tl.int64)
+            if not LANES:
+                # an AI core waits for stores of words: zeros at once, and over them the entries that have any
+                words = tl.arange(0, 2 * TOPK)
+                tl.store(alphas + token * (2 * TOPK) + words, words.to(tl.float32) * 0.0)
+            for k in range(0, TOPK):
+                entry = token * TOPK + k
+                chosen = tl.load(topk_idx + entry) - first_const
+                a1 = 0.0
+                a2 = 0.0
+                if (chosen >= 0) & (chosen < num_const):
+                    c = chosen.to(tl.int64)
+                    if PER_ELEMENT:
+                        row = tl.load(x + token * HIDDEN + cols)
+                        row1 = tl.load(alpha1 + c * HIDDEN + cols)
+                        row2 = tl.load(alpha2 + c * HIDDEN + cols)
+                        l1 = sum_row(row1.to(tl.float32) * row.to(tl.float32))
+                        l2 = sum_row(row2.to(tl.float32) * row.to(tl.float32))
+                        largest = tl.where(l1 > l2, l1, l2)
+                        e1 = _exp_of_negative(l1 - largest)
+                        e2 = _exp_of_negative(l2 - largest)
+                        a1 = e1 / (e1 + e2)
+                        a2 = e2 / (e1 + e2)
+                    else:
+                        a1 = tl.load(alpha1 + c).to(tl.float32)
+                        a2 = tl.load(alpha2 + c).to(tl.float32)
+                    if not LANES:
+                        tl.store(alphas + entry * 2, a1)
+                        tl.store(alphas + entry * 2 + 1, a2)
+                if LANES:
                     tl.store(alphas + entry * 2, a1)
                     tl.store(alphas + entry * 2 + 1, a2)
-            if LANES:
-                tl.store(alphas + entry * 2, a1)
-                tl.store(alphas + entry * 2 + 1, a2)
-
-
-@triton.jit
-def _alphas_of_blocks(
-    topk_idx, alpha1, alpha2, alphas, first_entry, num_entries, first_const, num_const, BLOCK: tl.constexpr
-):
-    """Tiles of entries. ``alphas`` holds the bits of its numbers, so that products leave all as they are."""
-    per_program = tl.cdiv(num_entries, tl.num_programs(0))
-    begin = tl.program_id(0) * per_program
-    end = tl.minimum(begin + per_program, num_entries)
-    lanes, pair = tl.arange(0, BLOCK), tl.arange(0, 2)
-    for b in range(0, tl.cdiv(end - begin, BLOCK)):
-        entries = begin + b * BLOCK + lanes
-        ids = tl.load(topk_idx + first_entry + entries, mask=entries < end, other=-1)
-        a1 = _bits_of_chosen(ids, alpha1, first_const, num_const)
-        a2 = _bits_of_chosen(ids, alpha2, first_const, num_const)
-        # pairs by products: of rows of two words a choice would take them one by one
-        both = a1[:, None] * (1 - pair)[None, :] + a2[:, None] * pair[None, :]
-        at = (first_entry + entries).to(tl.int64)[:, None] * 2 + pair[None, :]
-        tl.store(alphas + at, both, mask=entries[:, None] < end)
-
-
-@triton.jit
-def _bits_of_chosen(ids, alpha, first_const, num_const):
-    bits = ids * 0
-    for c in range(0, num_const):
-        number = tl.load(alpha + c).to(tl.float32).to(tl.int32, bitcast=True)
-        bits = tl.where(ids == first_const + c, number, bits)
-    return bits
+    else:
+        # tiles of entries; ``alphas`` holds the bits of its numbers, so that products leave all as they are
+        begin, end = part_of(num_tokens * TOPK)
+        lanes, pair = tl.arange(0, BLOCK), tl.arange(0, 2)
+        for b in range(0, tl.cdiv(end - begin, BLOCK)):
+            entries = begin + b * BLOCK + lanes
+            ids = tl.load(topk_idx + first_token * TOPK + entries, mask=entries < end, other=-1)
+            a1 = _bits_of_chosen(ids, alpha1, first_const, num_const)
+            a2 = _bits_of_chosen(ids, alpha2, first_const, num_const)
+            # pairs by products: of rows of two words a choice would take them one by one
+            both = a1[:, None] * (1 - pair)[None, :] + a2[:, None] * pair[None, :]
+            at = (first_token * TOPK + entries).to(tl.int64)[:, None] * 2 + pair[None, :]
+            tl.store(alphas + at, both, mask=entries[:, None] < end)
 
 
 @fallback

@@ -28,33 +28,6 @@ ROWS = 32  # tokens of a tile
 
 
 @triton.jit
-def _outer_scalar(
-    topk_idx, expand_idx, outer_ids, outer_rows, outer_counts, route_words,
-    num_tokens, num_experts, server_experts,
-    TOPK: tl.constexpr, WORDS: tl.constexpr, SHIFT: tl.constexpr, SERVERS: tl.constexpr,
-):  # fmt: skip
-    for server in range(0, SERVERS):
-        tl.store(outer_counts + server, 0)
-    for token in range(0, num_tokens):
-        for server in range(0, SERVERS):
-            tl.store(outer_ids + token * SERVERS + server, -1)
-            tl.store(outer_rows + token * SERVERS + server, tl.load(outer_counts + server))
-        for k in range(0, TOPK):
-            expert = tl.load(topk_idx + token * TOPK + k)
-            word = -1
-            if (expert >= 0) & (expert < num_experts):
-                word = expert | (tl.load(expand_idx + token * TOPK + k) << SHIFT)
-                server = expert // server_experts
-                place = token * SERVERS + server
-                if tl.load(outer_ids + place) < 0:
-                    tl.store(outer_ids + place, server)
-                    tl.store(outer_counts + server, tl.load(outer_counts + server) + 1)
-            tl.store(route_words + token * WORDS + k, word)
-        for k in range(TOPK, WORDS):
-            tl.store(route_words + token * WORDS + k, -1)
-
-
-@triton.jit
 def _goes(topk_idx, at, cols, end, first, last, TOPK: tl.constexpr):
     """1.0 for each token whose ids have one in [first, last); 0.0 from ``end`` on.
 
@@ -62,47 +35,6 @@ def _goes(topk_idx, at, cols, end, first, last, TOPK: tl.constexpr):
     """
     ids = tl.load(topk_idx + at * TOPK + cols, mask=(at < end) & (cols < TOPK), other=-1).to(tl.float32)
     return tl.max(((ids >= first) & (ids < last)).to(tl.float32), 1)
-
-
-@triton.jit
-def _outer_tile(
-    begin, is_last, topk_idx, expand_idx, outer_ids, outer_rows, outer_counts, route_words, num_tokens,
-    num_experts, server_experts,
-    TOPK: tl.constexpr, WORDS: tl.constexpr, SHIFT: tl.constexpr, ROWS: tl.constexpr, SERVERS: tl.constexpr,
-):  # fmt: skip
-    """Some tokens, each compared with those of the tile before it; those of other tiles are counted."""
-    lanes, words, servers = tl.arange(0, ROWS), tl.arange(0, WORDS), tl.arange(0, SERVERS)
-    at = begin + lanes[:, None]
-    is_id = (at < num_tokens) & (words[None, :] < TOPK)
-    ids = tl.load(topk_idx + at * TOPK + words[None, :], mask=is_id, other=-1)
-    positions = tl.load(expand_idx + at * TOPK + words[None, :], mask=is_id, other=0)
-    is_expert = ids == tl.minimum(tl.maximum(ids, 0), num_experts - 1)
-    choices = tl.where(is_expert, ids + positions * (1 << SHIFT), -1)
-    tl.store(route_words + at * WORDS + words[None, :], choices, mask=at < num_tokens)
-    is_before = (lanes[None, :] < lanes[:, None]).to(tl.float32)
-    tile_ids = tl.full((ROWS, SERVERS), -1, tl.int32)
-    tile_rows = tl.zeros((ROWS, SERVERS), tl.int32)
-    totals = tl.zeros((SERVERS,), tl.int32)
-    for server in tl.static_range(SERVERS):
-        first = (server * server_experts).to(tl.float32)
-        last = tl.minimum((server + 1) * server_experts, num_experts).to(tl.float32)
-        count = 0.0
-        for start in range(0, begin, ROWS):
-            goes = _goes(topk_idx, start + lanes[:, None], words[None, :], begin, first, last, TOPK)
-            count += tl.sum(goes, 0)
-        goes = _goes(topk_idx, at, words[None, :], num_tokens, first, last, TOPK)
-        number = (count + tl.sum(is_before * goes[None, :], 1)).to(tl.int32)
-        is_column = servers[None, :] == server
-        tile_ids = tl.where(is_column & (goes[:, None] > 0), server, tile_ids)
-        tile_rows = tl.where(is_column, number[:, None], tile_rows)
-        total = (count + tl.sum(goes, 0)).to(tl.int32)
-        totals = tl.where(servers == server, total, totals)
-    place = at * SERVERS + servers[None, :]
-    tl.store(outer_ids + place, tile_ids, mask=at < num_tokens)
-    tl.store(outer_rows + place, tile_rows, mask=at < num_tokens)
-    # a loop of one turn or none: in a branch, the CPU's compiler would never free the store's buffer
-    for _ in range(0, is_last.to(tl.int32)):
-        tl.store(outer_counts + servers, totals)
 
 
 @triton.jit
@@ -114,17 +46,62 @@ def _outer_table_kernel(
 ):  # fmt: skip
     if SCALAR:
         if tl.program_id(0) == 0:
-            _outer_scalar(
-                topk_idx, expand_idx, outer_ids, outer_rows, outer_counts, route_words, num_tokens,
-                num_experts, server_experts, TOPK, WORDS, SHIFT, SERVERS,
-            )  # fmt: skip
+            for server in range(0, SERVERS):
+                tl.store(outer_counts + server, 0)
+            for token in range(0, num_tokens):
+                for server in range(0, SERVERS):
+                    tl.store(outer_ids + token * SERVERS + server, -1)
+                    tl.store(outer_rows + token * SERVERS + server, tl.load(outer_counts + server))
+                for k in range(0, TOPK):
+                    expert = tl.load(topk_idx + token * TOPK + k)
+                    word = -1
+                    if (expert >= 0) & (expert < num_experts):
+                        word = expert | (tl.load(expand_idx + token * TOPK + k) << SHIFT)
+                        server = expert // server_experts
+                        place = token * SERVERS + server
+                        if tl.load(outer_ids + place) < 0:
+                            tl.store(outer_ids + place, server)
+                            tl.store(outer_counts + server, tl.load(outer_counts + server) + 1)
+                    tl.store(route_words + token * WORDS + k, word)
+                for k in range(TOPK, WORDS):
+                    tl.store(route_words + token * WORDS + k, -1)
     else:
+        # some tokens, each compared with those of the tile before it; those of other tiles are counted
         num_tiles = tl.maximum(tl.cdiv(num_tokens, ROWS), 1)
         for tile in range(tl.program_id(0), num_tiles, tl.num_programs(0)):
-            _outer_tile(
-                tile * ROWS, tile == num_tiles - 1, topk_idx, expand_idx, outer_ids, outer_rows, outer_counts,
-                route_words, num_tokens, num_experts, server_experts, TOPK, WORDS, SHIFT, ROWS, SERVERS,
-            )  # fmt: skip
+            begin, is_last = tile * ROWS, tile == num_tiles - 1
+            lanes, words, servers = tl.arange(0, ROWS), tl.arange(0, WORDS), tl.arange(0, SERVERS)
+            at = begin + lanes[:, None]
+            is_id = (at < num_tokens) & (words[None, :] < TOPK)
+            ids = tl.load(topk_idx + at * TOPK + words[None, :], mask=is_id, other=-1)
+            positions = tl.load(expand_idx + at * TOPK + words[None, :], mask=is_id, other=0)
+            is_expert = ids == tl.minimum(tl.maximum(ids, 0), num_experts - 1)
+            choices = tl.where(is_expert, ids + positions * (1 << SHIFT), -1)
+            tl.store(route_words + at * WORDS + words[None, :], choices, mask=at < num_tokens)
+            is_before = (lanes[None, :] < lanes[:, None]).to(tl.float32)
+            tile_ids = tl.full((ROWS, SERVERS), -1, tl.int32)
+            tile_rows = tl.zeros((ROWS, SERVERS), tl.int32)
+            totals = tl.zeros((SERVERS,), tl.int32)
+            for server in tl.static_range(SERVERS):
+                first = (server * server_experts).to(tl.float32)
+                last = tl.minimum((server + 1) * server_experts, num_experts).to(tl.float32)
+                count = 0.0
+                for start in range(0, begin, ROWS):
+                    goes = _goes(topk_idx, start + lanes[:, None], words[None, :], begin, first, last, TOPK)
+                    count += tl.sum(goes, 0)
+                goes = _goes(topk_idx, at, words[None, :], num_tokens, first, last, TOPK)
+                number = (count + tl.sum(is_before * goes[None, :], 1)).to(tl.int32)
+                is_column = servers[None, :] == server
+                tile_ids = tl.where(is_column & (goes[:, None] > 0), server, tile_ids)
+                tile_rows = tl.where(is_column, number[:, None], tile_rows)
+                total = (count + tl.sum(goes, 0)).to(tl.int32)
+                totals = tl.where(servers == server, total, totals)
+            place = at * SERVERS + servers[None, :]
+            tl.store(outer_ids + place, tile_ids, mask=at < num_tokens)
+            tl.store(outer_rows + place, tile_rows, mask=at < num_tokens)
+            # a loop of one turn or none: in a branch, the CPU's compiler would never free the store's buffer
+            for _ in range(0, is_last.to(tl.int32)):
+                tl.store(outer_counts + servers, totals)
 
 
 @fallback

@@ -37,75 +37,50 @@ def _select_kernel(
 ):  # fmt: skip
     # numbering is one chain of dependences: the first program walks it alone
     is_first = (tl.program_id(0) == 0).to(tl.int32)
+    total = 0
     if SCALAR:
-        total = _select_scalar(
-            expert_ids, mask, topk_idx, active, num_tokens * is_first, TOPK, PER_ENTRY, ID_LIMIT
-        )
+        for t in range(0, num_tokens * is_first):
+            takes_part = 0
+            if PER_ENTRY:
+                for k in range(0, TOPK):
+                    is_active = (tl.load(mask + t * TOPK + k) != 0).to(tl.int32)
+                    takes_part = tl.maximum(takes_part, is_active)
+                    expert = load_id(expert_ids, t * TOPK + k, ID_LIMIT)
+                    tl.store(topk_idx + t * TOPK + k, tl.where(is_active > 0, expert, -1))
+            else:
+                takes_part = ((tl.load(mask + t) != 0) & (total == t)).to(tl.int32)
+                for k in range(0, TOPK):
+                    expert = load_id(expert_ids, t * TOPK + k, ID_LIMIT)
+                    tl.store(topk_idx + t * TOPK + k, tl.where(takes_part > 0, expert, -1))
+            tl.store(active + t, tl.where(takes_part > 0, total, -1))
+            total += takes_part
     else:
-        total = _select_blocks(
-            expert_ids, mask, topk_idx, active, num_tokens, is_first, TOPK, PER_ENTRY, BLOCK, ID_LIMIT
-        )
+        lanes = tl.arange(0, BLOCK)
+        ks = tl.arange(0, TOPK)
+        up_to = (lanes[None, :] <= lanes[:, None]).to(tl.int32)
+        trues = 0
+        for b in range(0, tl.cdiv(num_tokens, BLOCK) * is_first):
+            tokens = b * BLOCK + lanes
+            inside = tokens < num_tokens
+            at = tokens[:, None] * TOPK + ks[None, :]
+            experts = narrowed(tl.load(expert_ids + at, mask=inside[:, None], other=-1), ID_LIMIT)
+            if PER_ENTRY:
+                entries = (tl.load(mask + at, mask=inside[:, None], other=0).to(tl.int32) != 0).to(tl.int32)
+                takes_part = (tl.sum(entries, 1) > 0).to(tl.int32)
+                trues_up_to = tl.sum(up_to * takes_part[None, :], 1) + total
+                experts = tl.where(entries > 0, experts, -1)
+            else:
+                is_true = (tl.load(mask + tokens, mask=inside, other=0).to(tl.int32) != 0).to(tl.int32)
+                trues_up_to = tl.sum(up_to * is_true[None, :], 1) + trues
+                takes_part = (trues_up_to == tokens + 1).to(tl.int32)
+                trues += tl.sum(is_true, 0)
+                experts = tl.where(takes_part[:, None] > 0, experts, -1)
+            tl.store(topk_idx + at, experts, mask=inside[:, None])
+            tl.store(active + tokens, tl.where(takes_part > 0, trues_up_to - 1, -1), mask=inside)
+            total += tl.sum(takes_part, 0)
     # a loop of one turn or none: in a branch, the CPU's compiler would give the store a buffer never freed
     for _ in range(0, is_first):
         tl.store(num_active, total)
-
-
-@triton.jit
-def _select_scalar(
-    expert_ids, mask, topk_idx, active,
-    num_tokens,
-    TOPK: tl.constexpr, PER_ENTRY: tl.constexpr, ID_LIMIT: tl.constexpr,
-):  # fmt: skip
-    total = 0
-    for t in range(0, num_tokens):
-        takes_part = 0
-        if PER_ENTRY:
-            for k in range(0, TOPK):
-                is_active = (tl.load(mask + t * TOPK + k) != 0).to(tl.int32)
-                takes_part = tl.maximum(takes_part, is_active)
-                expert = load_id(expert_ids, t * TOPK + k, ID_LIMIT)
-                tl.store(topk_idx + t * TOPK + k, tl.where(is_active > 0, expert, -1))
-        else:
-            takes_part = ((tl.load(mask + t) != 0) & (total == t)).to(tl.int32)
-            for k in range(0, TOPK):
-                expert = load_id(expert_ids, t * TOPK + k, ID_LIMIT)
-                tl.store(topk_idx + t * TOPK + k, tl.where(takes_part > 0, expert, -1))
-        tl.store(active + t, tl.where(takes_part > 0, total, -1))
-        total += takes_part
-    return total
-
-
-@triton.jit
-def _select_blocks(
-    expert_ids, mask, topk_idx, active,
-    num_tokens, is_first,
-    TOPK: tl.constexpr, PER_ENTRY: tl.constexpr, BLOCK: tl.constexpr, ID_LIMIT: tl.constexpr,
-):  # fmt: skip
-    lanes = tl.arange(0, BLOCK)
-    ks = tl.arange(0, TOPK)
-    up_to = (lanes[None, :] <= lanes[:, None]).to(tl.int32)
-    trues = 0
-    total = 0
-    for b in range(0, tl.cdiv(num_tokens, BLOCK) * is_first):
-        tokens = b * BLOCK + lanes
-        inside = tokens < num_tokens
-        at = tokens[:, None] * TOPK + ks[None, :]
-        experts = narrowed(tl.load(expert_ids + at, mask=inside[:, None], other=-1), ID_LIMIT)
-        if PER_ENTRY:
-            entries = (tl.load(mask + at, mask=inside[:, None], other=0).to(tl.int32) != 0).to(tl.int32)
-            takes_part = (tl.sum(entries, 1) > 0).to(tl.int32)
-            trues_up_to = tl.sum(up_to * takes_part[None, :], 1) + total
-            experts = tl.where(entries > 0, experts, -1)
-        else:
-            is_true = (tl.load(mask + tokens, mask=inside, other=0).to(tl.int32) != 0).to(tl.int32)
-            trues_up_to = tl.sum(up_to * is_true[None, :], 1) + trues
-            takes_part = (trues_up_to == tokens + 1).to(tl.int32)
-            trues += tl.sum(is_true, 0)
-            experts = tl.where(takes_part[:, None] > 0, experts, -1)
-        tl.store(topk_idx + at, experts, mask=inside[:, None])
-        tl.store(active + tokens, tl.where(takes_part > 0, trues_up_to - 1, -1), mask=inside)
-        total += tl.sum(takes_part, 0)
-    return total
 
 
 @fallback

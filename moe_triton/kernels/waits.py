@@ -31,17 +31,11 @@ from moe_triton.core.space import Space
 from moe_triton.kernels.cases import I64, Draw, Family, Inputs, Shape
 from moe_triton.kernels.fallbacks import Arguments, fallback
 from moe_triton.kernels.language import tl, triton
+from moe_triton.kernels.programs import part_of
 
 EXPERTS = 32  # whose waits are one tile
 BLOCK = 128
 BLOCKS = 16, 32, 64, 128, 256, 512
-
-
-@triton.jit
-def _sources_of_program(num_ranks):
-    per_program = tl.cdiv(num_ranks, tl.num_programs(0))
-    begin = tl.program_id(0) * per_program
-    return begin, tl.minimum(begin + per_program, num_ranks)
 
 
 @triton.jit
@@ -73,7 +67,7 @@ def _waits_of_dispatch_kernel(
     num_local_experts, num_ranks, num_table,
     SCALAR: tl.constexpr, EXPERTS: tl.constexpr,
 ):  # fmt: skip
-    begin, end = _sources_of_program(num_ranks)
+    begin, end = part_of(num_ranks)
     for source in range(begin, end):
         if SCALAR:
             longest = tl.load(waited + source)
@@ -132,77 +126,51 @@ def _waits_of_combine_kernel(
     TOPK: tl.constexpr, SCALAR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     if SCALAR:
-        _waits_of_results(
-            waited, topk_idx, table, performance_info, num_tokens, num_experts, num_local_experts,
-            num_shared_experts, num_shared_ranks, num_ranks, rank, num_table, TOPK,
-        )  # fmt: skip
+        # results of one source are spread over all tokens: the first program does all
+        is_first = (tl.program_id(0) == 0).to(tl.int32)
+        # a product instead of a division each: id * 2^40 / E, rounded up, is exact below 2^20 experts
+        factor = ((1 << 40) // num_local_experts.to(tl.int64)) + 1
+        for t in range(0, num_tokens * is_first):
+            results = waited + t * (TOPK + num_shared_experts)
+            for k in range(0, TOPK):
+                expert = tl.load(topk_idx + t * TOPK + k)
+                inside = tl.minimum(tl.maximum(expert, 0), num_experts - 1)
+                source = num_shared_ranks + ((inside.to(tl.int64) * factor) >> 40).to(tl.int32)
+                is_routed = (expert == inside) & (source < num_ranks)
+                for _ in range(0, is_routed.to(tl.int32)):
+                    _raise_entry(performance_info, table, num_table, source, tl.load(results + k))
+            for s in range(0, num_shared_experts):
+                replicas = num_shared_ranks // num_shared_experts
+                source = s * replicas + rank % replicas
+                _raise_entry(performance_info, table, num_table, source, tl.load(results + TOPK + s))
     else:
-        _waits_of_sources(
-            waited, topk_idx, table, performance_info, num_tokens, num_experts, num_local_experts,
-            num_shared_experts, num_shared_ranks, num_ranks, rank, num_table, TOPK, BLOCK,
-        )  # fmt: skip
-
-
-@triton.jit
-def _waits_of_results(
-    waited, topk_idx, table, performance_info,
-    num_tokens, num_experts, num_local_experts, num_shared_experts, num_shared_ranks, num_ranks, rank,
-    num_table,
-    TOPK: tl.constexpr,
-):  # fmt: skip
-    # results of one source are spread over all tokens: the first program does all
-    is_first = (tl.program_id(0) == 0).to(tl.int32)
-    # a product instead of a division each: id * 2^40 / E, rounded up, is exact below 2^20 experts
-    factor = ((1 << 40) // num_local_experts.to(tl.int64)) + 1
-    for t in range(0, num_tokens * is_first):
-        results = waited + t * (TOPK + num_shared_experts)
-        for k in range(0, TOPK):
-            expert = tl.load(topk_idx + t * TOPK + k)
-            inside = tl.minimum(tl.maximum(expert, 0), num_experts - 1)
-            source = num_shared_ranks + ((inside.to(tl.int64) * factor) >> 40).to(tl.int32)
-            is_routed = (expert == inside) & (source < num_ranks)
-            for _ in range(0, is_routed.to(tl.int32)):
-                _raise_entry(performance_info, table, num_table, source, tl.load(results + k))
-        for s in range(0, num_shared_experts):
-            replicas = num_shared_ranks // num_shared_experts
-            source = s * replicas + rank % replicas
-            _raise_entry(performance_info, table, num_table, source, tl.load(results + TOPK + s))
-
-
-@triton.jit
-def _waits_of_sources(
-    waited, topk_idx, table, performance_info,
-    num_tokens, num_experts, num_local_experts, num_shared_experts, num_shared_ranks, num_ranks, rank,
-    num_table,
-    TOPK: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    lanes, ks = tl.arange(0, BLOCK), tl.arange(0, TOPK)
-    num_results = TOPK + num_shared_experts
-    num_blocks = tl.cdiv(num_tokens, BLOCK)
-    replicas = tl.maximum(num_shared_ranks // tl.maximum(num_shared_experts, 1), 1)
-    begin, end = _sources_of_program(num_ranks)
-    for source in range(begin, end):
-        # a rank of routed experts has a stretch of ids, one of shared experts a column of results
-        is_shared = source < num_shared_ranks
-        first = (source - num_shared_ranks) * num_local_experts
-        last = tl.minimum(first + num_local_experts, num_experts) - 1
-        routed = tl.full((BLOCK, TOPK), -1, tl.int32)
-        for b in range(0, tl.where(is_shared, 0, num_blocks)):
-            tokens = (b * BLOCK + lanes)[:, None]
-            inside = tokens < num_tokens
-            experts = tl.load(topk_idx + tokens * TOPK + ks[None, :], mask=inside, other=-1)
-            us = tl.load(waited + tokens * num_results + ks[None, :], mask=inside, other=-1)
-            # -1 where an id is outside of the stretch: of these rows a comparison would take them one by one
-            outside = ((experts - first) | (last - experts)) >> 31
-            routed = tl.maximum(routed, us | outside)
-        shared = tl.full((BLOCK,), -1, tl.int32)
-        sends_shared = is_shared & (source % replicas == rank % replicas)
-        for b in range(0, tl.where(sends_shared, num_blocks, 0)):
-            tokens = b * BLOCK + lanes
-            column = waited + tokens * num_results + TOPK + source // replicas
-            shared = tl.maximum(shared, tl.load(column, mask=tokens < num_tokens, other=-1))
-        longest = tl.maximum(tl.max(routed, 1), shared)
-        _raise_entry_once(performance_info, table, num_table, source, longest)
+        lanes, ks = tl.arange(0, BLOCK), tl.arange(0, TOPK)
+        num_results = TOPK + num_shared_experts
+        num_blocks = tl.cdiv(num_tokens, BLOCK)
+        replicas = tl.maximum(num_shared_ranks // tl.maximum(num_shared_experts, 1), 1)
+        begin, end = part_of(num_ranks)
+        for source in range(begin, end):
+            # a rank of routed experts has a stretch of ids, one of shared experts a column of results
+            is_shared = source < num_shared_ranks
+            first = (source - num_shared_ranks) * num_local_experts
+            last = tl.minimum(first + num_local_experts, num_experts) - 1
+            routed = tl.full((BLOCK, TOPK), -1, tl.int32)
+            for b in range(0, tl.where(is_shared, 0, num_blocks)):
+                tokens = (b * BLOCK + lanes)[:, None]
+                inside = tokens < num_tokens
+                experts = tl.load(topk_idx + tokens * TOPK + ks[None, :], mask=inside, other=-1)
+                us = tl.load(waited + tokens * num_results + ks[None, :], mask=inside, other=-1)
+                # -1 where an id is outside of the stretch: a comparison would take these rows one by one
+                outside = ((experts - first) | (last - experts)) >> 31
+                routed = tl.maximum(routed, us | outside)
+            shared = tl.full((BLOCK,), -1, tl.int32)
+            sends_shared = is_shared & (source % replicas == rank % replicas)
+            for b in range(0, tl.where(sends_shared, num_blocks, 0)):
+                tokens = b * BLOCK + lanes
+                column = waited + tokens * num_results + TOPK + source // replicas
+                shared = tl.maximum(shared, tl.load(column, mask=tokens < num_tokens, other=-1))
+            longest = tl.maximum(tl.max(routed, 1), shared)
+            _raise_entry_once(performance_info, table, num_table, source, longest)
 
 
 @fallback
