@@ -15,8 +15,7 @@ public:
     __aicore__ inline void Init(AscendC::TPipe* pipe, uint64_t address) {
         address_ = address;
         if (address != 0) {
-            pipe->InitBuffer(flag_buffer_, STATUS_ENTRY_BYTES);
-            flag_ = flag_buffer_.Get<float>();
+            flag_ = NewTensor<float>(pipe, STATUS_ENTRY_WORDS);
         }
     }
 
@@ -60,7 +59,6 @@ private:
 
     uint64_t address_ = 0;
     uint32_t words_ = 0;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> flag_buffer_;
     AscendC::LocalTensor<float> flag_;
     FlagCounter flags_;
 };

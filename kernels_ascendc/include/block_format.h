@@ -5,11 +5,9 @@
 #ifndef MOE_BLOCK_FORMAT_H
 #define MOE_BLOCK_FORMAT_H
 
-#include "round_numbers.h"
+#include "flags.h"
 
 namespace moe {
-
-constexpr uint32_t UNIT_WORDS = UB_ALIGN / sizeof(int32_t);
 
 template <typename Args>
 __aicore__ inline uint64_t BlockIn(const Args& args, uint64_t window, uint64_t rank) {
@@ -42,8 +40,7 @@ public:
     static constexpr int64_t BYTES = UB_ALIGN;
 
     __aicore__ inline void Init(AscendC::TPipe* pipe) {
-        pipe->InitBuffer(buffer_, UB_ALIGN);
-        flag_ = buffer_.Get<int32_t>();
+        flag_ = NewTensor<int32_t>(pipe, UNIT_WORDS);
     }
 
     // Once, before any other work on it.
@@ -86,7 +83,6 @@ public:
     }
 
 private:
-    AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
     AscendC::LocalTensor<int32_t> flag_;
 };
 
@@ -97,8 +93,7 @@ public:
     __aicore__ inline void Init(const Args& args, AscendC::TPipe* pipe) {
         words_ = static_cast<uint32_t>(args.header_words);
         flag_unit_ = static_cast<uint32_t>(args.flag_word) / UNIT_WORDS * UNIT_WORDS;
-        pipe->InitBuffer(buffer_, static_cast<uint32_t>(words_ * sizeof(int32_t)));
-        header_ = buffer_.Get<int32_t>();
+        header_ = NewTensor<int32_t>(pipe, words_);
         sizes_.Init(pipe, static_cast<uint32_t>(args.num_ranks));
     }
 
@@ -153,7 +148,6 @@ private:
         AscendC::PipeBarrier<PIPE_MTE3>();
     }
 
-    AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
     AscendC::LocalTensor<int32_t> header_;
     Table sizes_;
     uint32_t words_ = 0;

@@ -28,8 +28,7 @@ public:
         poster_.Init(pipe, peers, report, args->traffic, args->timeout_us);
         flags_.Init(pipe);
         const uint32_t own_words = static_cast<uint32_t>(args->num_parts) * UNIT_WORDS;
-        pipe->InitBuffer(own_buffer_, static_cast<uint32_t>(own_words * sizeof(int32_t)));
-        own_ = own_buffer_.Get<int32_t>();
+        own_ = NewTensor<int32_t>(pipe, own_words);
         AscendC::Duplicate(own_, 0, static_cast<int32_t>(own_words));
         lines_.Init(pipe, static_cast<uint32_t>(AscendC::GetBlockNum()) * UNIT_WORDS);
     }
@@ -115,9 +114,7 @@ private:
     // By all blocks. What a line had before this round is no part of it.
     __aicore__ inline bool IsMade(int64_t part) {
         BeginLook();
-        Order<AscendC::HardEvent::S_MTE2>();
-        lines_.Load(args_->part_lines, 0, AscendC::GetBlockNum() * UNIT_WORDS);
-        Order<AscendC::HardEvent::MTE2_S>();
+        lines_.Fetch(args_->part_lines, 0, AscendC::GetBlockNum() * UNIT_WORDS);
         for (int64_t block = 0; block < AscendC::GetBlockNum(); ++block) {
             const uint32_t parts = static_cast<uint32_t>(lines_.At(block * UNIT_WORDS)) - base_;
             if (parts <= static_cast<uint32_t>(part) || parts > static_cast<uint32_t>(args_->num_parts)) {
@@ -187,7 +184,6 @@ private:
     Report* report_ = nullptr;
     Poster poster_;
     EndOfBlocks flags_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> own_buffer_;
     AscendC::LocalTensor<int32_t> own_;  // what this block's line says after each part
     Table lines_;
     uint32_t base_ = 0;  // what a line of no part of this round would say

@@ -11,16 +11,12 @@ class BlockStarts {
 public:
     __aicore__ inline void Init(const BlocksSendArgs* args, AscendC::TPipe* pipe) {
         args_ = args;
-        const uint32_t bytes = static_cast<uint32_t>(WholeUnits(args->num_experts * WORD_BYTES));
-        pipe->InitBuffer(count_buffer_, bytes);
-        counts_ = count_buffer_.Get<int32_t>();
-        pipe->InitBuffer(start_buffer_, bytes);
-        starts_ = start_buffer_.Get<int32_t>();
+        counts_.Init(pipe, args->num_experts);
+        starts_ = NewTensor<int32_t>(pipe, args->num_experts);
     }
 
     __aicore__ inline void Load() {
-        AscendC::DataCopyPad(counts_, GlobalAt<int32_t>(args_->counts), ExactWords(args_->num_experts),
-                             NoPadding<int32_t>());
+        counts_.Load(args_->counts, 0, args_->num_experts);
         AscendC::Duplicate(starts_, UNKNOWN, static_cast<int32_t>(args_->num_experts));
         Order<AscendC::HardEvent::MTE2_S>();
         Order<AscendC::HardEvent::V_S>();
@@ -28,7 +24,7 @@ public:
 
     // Of an expert among those of all ranks.
     __aicore__ inline int32_t CountOf(int64_t expert) const {
-        return counts_.GetValue(static_cast<uint32_t>(expert));
+        return counts_.At(expert);
     }
 
     // Each rank's are summed up once, when they are first asked for.
@@ -41,7 +37,6 @@ public:
     }
 
 private:
-    static constexpr int64_t WORD_BYTES = sizeof(int32_t);
     static constexpr int32_t UNKNOWN = -1;
 
     __aicore__ inline void SumExperts(int64_t first) const {
@@ -53,9 +48,7 @@ private:
     }
 
     const BlocksSendArgs* args_ = nullptr;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> count_buffer_;
-    AscendC::LocalTensor<int32_t> counts_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> start_buffer_;
+    Table counts_;
     AscendC::LocalTensor<int32_t> starts_;
 };
 

@@ -7,11 +7,10 @@
 
 namespace moe {
 
-class BlocksEnd {
+class BlocksEnd : Kernel<BlocksEndArgs> {
 public:
     __aicore__ inline void Init(const BlocksEndArgs& args, AscendC::TPipe* pipe) {
-        args_ = args;
-        FindZone(args_);
+        Kernel::Init(args, pipe);
         peers_.Init(args.peers, args.num_ranks);
         flags_.Init(pipe);
     }
@@ -25,7 +24,6 @@ public:
     }
 
 private:
-    BlocksEndArgs args_;
     Peers peers_;
     EndOfBlocks flags_;
 };

@@ -10,25 +10,22 @@
 
 namespace moe {
 
-class BlocksReturn {
+class BlocksReturn : Kernel<BlocksReturnArgs> {
 public:
     __aicore__ inline void Init(const BlocksReturnArgs& args, AscendC::TPipe* pipe) {
-        args_ = args;
-        FindZone(args_);
-        report_.Init(pipe, args.report, args_.zone);
+        Kernel::Init(args, pipe);
         peers_.Init(args.peers, args.num_ranks);
         starts_.Init(pipe, args.num_ranks);
         ends_.Init(pipe, static_cast<uint32_t>(ENTRIES_PER_CHUNK));
         headers_.Init(args_, pipe);
-        kept_.Init(pipe);
         posts_.Init(&args_, &peers_, &report_, pipe);
         rows_.Init(pipe, args.row_step);
     }
 
     __aicore__ inline void Process() {
-        kept_.Keep(args_.combine_kind, static_cast<int32_t>(args_.kind));
+        KeepWord(args_.combine_kind, args_.kind);
         posts_.Begin();
-        const Share share = Blocks::OfLaunch().ShareOf(NumResults(args_, report_));
+        const Share share = blocks_.ShareOf(NumResults(args_, report_));
         for (int64_t part = 0; part < args_.num_parts; ++part) {
             SendRows(share);
             if (part == 0) {  // all blocks' sizes are known
@@ -58,9 +55,7 @@ private:
         int64_t row = 0;
         for (int64_t first = 0; first < args_.num_entries; first += ENTRIES_PER_CHUNK) {
             const int64_t last = Smaller(first + ENTRIES_PER_CHUNK, args_.num_entries);
-            Order<AscendC::HardEvent::S_MTE2>();
-            ends_.Load(args_.recv_offsets, first, last - first);
-            Order<AscendC::HardEvent::MTE2_S>();
+            ends_.Fetch(args_.recv_offsets, first, last - first);
             for (int64_t entry = first; entry < last; ++entry) {
                 const int64_t source = entry % args_.num_ranks;
                 // Callers hold the sums: none makes us read past our own rows, or backwards.
@@ -89,15 +84,12 @@ private:
                        block + EndOfRows(args_, place));
     }
 
-    BlocksReturnArgs args_;
     Peers peers_;
     SourceStarts starts_;
     Table ends_;
     BlockHeaders headers_;
-    KeptWord kept_;
     RowCopy rows_;
     BlockPosts<BlocksReturnArgs> posts_;
-    Report report_;
 };
 
 }  // namespace moe

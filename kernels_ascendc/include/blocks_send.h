@@ -40,24 +40,21 @@ struct Destination<BlocksSendArgs> : NumberedRanks<BlocksSendArgs> {
     }
 };
 
-class BlocksSend {
+class BlocksSend : Kernel<BlocksSendArgs> {
 public:
     __aicore__ inline void Init(const BlocksSendArgs& args, AscendC::TPipe* pipe) {
-        args_ = args;
-        FindZone(args_);
-        report_.Init(pipe, args.report, args_.zone);
+        Kernel::Init(args, pipe);
         peers_.Init(args.peers, args.num_ranks);
         starts_.Init(&args_, pipe);
         headers_.Init(args_, pipe);
-        kept_.Init(pipe);
         posts_.Init(&args_, &peers_, &report_, pipe);
-        rows_.Init(&args_, pipe, &report_, {{}, &starts_, &posts_});
+        rows_.Init(&args_, pipe, &report_, blocks_, {{}, &starts_, &posts_});
     }
 
     __aicore__ inline void Process() {
         starts_.Load();
         const int32_t call = WordOfDispatch(args_);
-        kept_.Keep(args_.dispatch_word, call);
+        KeepWord(args_.dispatch_word, call);
         posts_.Begin();
         headers_.Send(args_, call, peers_, *this);
         rows_.Begin();
@@ -83,14 +80,11 @@ public:
     }
 
 private:
-    BlocksSendArgs args_;
     Peers peers_;
     BlockStarts starts_;
     BlockHeaders headers_;
-    KeptWord kept_;
     BlockPosts<BlocksSendArgs> posts_;
     SendRows<BlocksSendArgs> rows_;
-    Report report_;
 };
 
 }  // namespace moe

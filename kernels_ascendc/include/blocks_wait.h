@@ -12,30 +12,24 @@
 
 namespace moe {
 
-class BlocksWait {
+class BlocksWait : Kernel<BlocksWaitArgs> {
 public:
     __aicore__ inline void Init(const BlocksWaitArgs& args, AscendC::TPipe* pipe) {
-        args_ = args;
-        FindZone(args_);
-        report_.Init(pipe, args.report, args_.zone);
+        Kernel::Init(args, pipe);
         order_.Init(args.num_local_experts, args.num_ranks);
-        pipe->InitBuffer(flag_buffer_, UB_ALIGN);
-        flag_ = flag_buffer_.Get<int32_t>();
+        flag_ = NewTensor<int32_t>(pipe, UNIT_WORDS);
         counts_.Init(pipe, static_cast<uint32_t>(args.header_words));
-        pipe->InitBuffer(unit_buffer_, static_cast<uint32_t>(args.num_local_experts * UB_ALIGN));
-        units_ = unit_buffer_.Get<int32_t>();
-        kept_zone_.Init(pipe);
-        kept_number_.Init(pipe);
+        units_ = NewTensor<int32_t>(pipe, args.num_local_experts * UNIT_WORDS);
     }
 
     __aicore__ inline void Process() {
         number_ = RoundNumber(args_);
         // Kept by an earlier phase of this launch, with a SyncAll in between, or by an earlier launch.
         call_ = args_.dispatch_word == 0 ? static_cast<int32_t>(args_.call) : ReadFresh<int32_t>(args_.dispatch_word);
-        kept_zone_.Keep(args_.kept_zone, static_cast<int32_t>(args_.zone));
-        kept_number_.Keep(args_, number_);
+        KeepWord(args_.kept_zone, args_.zone);
+        KeepNumber(args_, number_);
         deadline_.Start(report_.IsOld() ? 0 : args_.timeout_us);
-        const Share ranks = SplitEvenly(args_.num_ranks, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
+        const Share ranks = blocks_.ShareOf(args_.num_ranks);
         for (int64_t rank = ranks.first; rank < ranks.last; ++rank) {
             Receive(rank, ranks.last - rank);
         }
@@ -81,9 +75,7 @@ private:
     }
 
     __aicore__ inline bool IsHeaderRight(uint64_t block, int64_t rank) {
-        Order<AscendC::HardEvent::S_MTE2>();
-        counts_.Load(block, 0, args_.header_words);
-        Order<AscendC::HardEvent::MTE2_S>();
+        counts_.Fetch(block, 0, args_.header_words);
         if (counts_.At(args_.call_word) != call_) {
             report_.AddMismatch(rank, call_, counts_.At(args_.call_word));
             return false;
@@ -139,16 +131,10 @@ private:
         return true;
     }
 
-    BlocksWaitArgs args_;
     EntryOrder order_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> flag_buffer_;
     AscendC::LocalTensor<int32_t> flag_;
     Table counts_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> unit_buffer_;
     AscendC::LocalTensor<int32_t> units_;
-    KeptWord kept_zone_;
-    KeptNumber kept_number_;
-    Report report_;
     Deadline deadline_;
     int32_t number_ = 0;
     int32_t call_ = 0;

@@ -7,20 +7,16 @@
 #define MOE_COMBINE_POST_H
 
 #include "posts.h"
-#include "round_numbers.h"
 #include "row_copy.h"
 
 namespace moe {
 
-class CombinePost {
+class CombinePost : Kernel<CombinePostArgs> {
 public:
     __aicore__ inline void Init(const CombinePostArgs& args, AscendC::TPipe* pipe) {
-        args_ = args;
-        FindZone(args_);
-        report_.Init(pipe, args.report, args_.zone);
+        Kernel::Init(args, pipe);
         peers_.Init(args.peers, args.num_ranks);
         poster_.Init(pipe, &peers_, &report_, args.traffic, args.timeout_us);
-        pipe->InitBuffer(flag_buffer_, STATUS_ENTRY_BYTES);
         origins_.Init(pipe, ORIGINS_PER_CHUNK * ORIGIN_WORDS);
     }
 
@@ -34,7 +30,7 @@ public:
         const int64_t rows = args_.num_entries > 0 ? NumResults(args_, ignored) : 0;
         for (int64_t first = 0; first < rows; first += ORIGINS_PER_CHUNK) {
             const int64_t last = Smaller(first + ORIGINS_PER_CHUNK, rows);
-            LoadOrigins(first, last);
+            origins_.Fetch(args_.origins, first * ORIGIN_WORDS, (last - first) * ORIGIN_WORDS);
             if (!PostRows(first, last)) {
                 break;
             }
@@ -48,7 +44,7 @@ private:
 
     // One for each queue of this block: all its messages have the same flag.
     __aicore__ inline void LeaveFlags() {
-        const AscendC::LocalTensor<int32_t> flag = flag_buffer_.Get<int32_t>();
+        const AscendC::LocalTensor<int32_t> flag = NewTensor<int32_t>(GetTPipePtr(), STATUS_ENTRY_WORDS);
         AscendC::Duplicate(flag, RoundNumber(args_), static_cast<int32_t>(STATUS_ENTRY_WORDS));
         Order<AscendC::HardEvent::V_MTE3>();
         for (int64_t rank = 0; rank < args_.num_ranks; ++rank) {
@@ -61,12 +57,6 @@ private:
 
     __aicore__ inline uint64_t FlagOf(uint64_t rank) const {
         return args_.window + args_.out_flags.At(args_.zone, rank);
-    }
-
-    __aicore__ inline void LoadOrigins(int64_t first, int64_t last) {
-        Order<AscendC::HardEvent::S_MTE2>();
-        origins_.Load(args_.origins, first * ORIGIN_WORDS, (last - first) * ORIGIN_WORDS);
-        Order<AscendC::HardEvent::MTE2_S>();
     }
 
     __aicore__ inline uint64_t OriginOf(int64_t row, uint32_t word) const {
@@ -104,12 +94,9 @@ private:
         return poster_.Put(rank, {FlagOf(rank), to + args_.status.At(zone, token, k), 0, FLAG_BYTES, 1});
     }
 
-    CombinePostArgs args_;
     Peers peers_;
     Poster poster_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> flag_buffer_;
     Table origins_;
-    Report report_;
 };
 
 }  // namespace moe

@@ -10,20 +10,17 @@
 
 namespace moe {
 
-class CombineReady {
+class CombineReady : Kernel<CombineReadyArgs> {
 public:
     __aicore__ inline void Init(const CombineReadyArgs& args, AscendC::TPipe* pipe) {
-        args_ = args;
+        Kernel::Init(args, pipe);
         pipe_ = pipe;
-        FindZone(args_);
         ready_.Init(&args_, pipe, &report_);
         progress_.Init(pipe, args.progress);
-        report_.Init(pipe, args.report, args_.zone);
-        kept_zone_.Init(pipe);
     }
 
     __aicore__ inline void Process() {
-        kept_zone_.Keep(args_.kept_zone, static_cast<int32_t>(args_.zone));
+        KeepWord(args_.kept_zone, args_.zone);
         sent_ = args_.part + 1;
         if (args_.part == 0) {
             ready_.Begin(0, 0);
@@ -62,13 +59,10 @@ private:
         return results_.Send(TokenRange::OfPart(args_, sent_++));
     }
 
-    CombineReadyArgs args_;
     AscendC::TPipe* pipe_ = nullptr;
     ResultRows<CombineReadyArgs> results_;
     ReadyTokens ready_;
     PartsProgress progress_;
-    KeptWord kept_zone_;
-    Report report_;
     int64_t timeout_us_ = 0;
     int64_t sent_ = 0;  // parts
     bool is_sending_ = false;

@@ -3,7 +3,6 @@
 #ifndef MOE_COMBINE_SEND_H
 #define MOE_COMBINE_SEND_H
 
-#include "round_numbers.h"
 #include "row_copy.h"
 
 namespace moe {
@@ -89,8 +88,7 @@ public:
         is_flagged_ = is_flagged;
         peers_.Init(args->peers, args->num_ranks);
         rows_.Init(pipe, args->row_bytes);
-        pipe->InitBuffer(flag_buffer_, STATUS_ENTRY_BYTES);
-        flag_ = flag_buffer_.Get<int32_t>();
+        flag_ = NewTensor<int32_t>(pipe, STATUS_ENTRY_WORDS);
         origins_.Init(pipe, ORIGINS_PER_CHUNK * ORIGIN_WORDS);
     }
 
@@ -109,7 +107,7 @@ public:
         TraceStep(is_flagged_ ? TRACE_WRITE_AND_FLAG : TRACE_WRITE);
         for (int64_t first = share_.first; first < share_.last; first += ORIGINS_PER_CHUNK) {
             const int64_t last = Smaller(first + ORIGINS_PER_CHUNK, share_.last);
-            LoadOrigins(first, last);
+            origins_.Fetch(args_->origins, first * ORIGIN_WORDS, (last - first) * ORIGIN_WORDS);
             for (int64_t row = first; row < last; ++row) {
                 const uint64_t token = OriginOf(row, Origin::TOKEN);
                 if (tokens.Contains(token)) {
@@ -122,12 +120,6 @@ public:
 
 private:
     static constexpr int64_t ORIGINS_PER_CHUNK = 512;
-
-    __aicore__ inline void LoadOrigins(int64_t first, int64_t last) {
-        Order<AscendC::HardEvent::S_MTE2>();
-        origins_.Load(args_->origins, first * ORIGIN_WORDS, (last - first) * ORIGIN_WORDS);
-        Order<AscendC::HardEvent::MTE2_S>();
-    }
 
     // A negative word becomes a huge unsigned number, which no extent holds.
     __aicore__ inline uint64_t OriginOf(int64_t row, uint32_t word) const {
@@ -168,26 +160,22 @@ private:
     bool is_flagged_ = false;
     Peers peers_;
     RowCopy rows_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> flag_buffer_;
     AscendC::LocalTensor<int32_t> flag_;
     Table origins_;
     Share share_{0, 0};
 };
 
-class CombineSend {
+class CombineSend : Kernel<CombineSendArgs> {
 public:
     __aicore__ inline void Init(const CombineSendArgs& args, AscendC::TPipe* pipe) {
-        args_ = args;
-        FindZone(args_);
+        Kernel::Init(args, pipe);
         results_.Init(&args_, pipe, &report_, args.flag_rows != 0);
-        kept_.Init(pipe);
         progress_.Init(pipe, args.progress);
-        report_.Init(pipe, args.report, args_.zone);
     }
 
     __aicore__ inline void Process() {
         if (args_.part == 0) {
-            kept_.Keep(args_.combine_kind, static_cast<int32_t>(args_.kind));
+            KeepWord(args_.combine_kind, args_.kind);
         }
         // An earlier part may have sent this one while it waited.
         const bool is_sent = args_.part > 0 && progress_.Read(PartProgress::SENT) > args_.part;
@@ -203,11 +191,8 @@ public:
     }
 
 private:
-    CombineSendArgs args_;
     ResultRows<CombineSendArgs> results_;
-    KeptWord kept_;
     PartsProgress progress_;
-    Report report_;
 };
 
 }  // namespace moe

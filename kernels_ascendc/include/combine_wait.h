@@ -7,25 +7,21 @@
 
 namespace moe {
 
-class CombineWait {
+class CombineWait : Kernel<CombineWaitArgs> {
 public:
     __aicore__ inline void Init(const CombineWaitArgs& args, AscendC::TPipe* pipe) {
-        args_ = args;
-        FindZone(args_);
+        Kernel::Init(args, pipe);
         num_results_ = args.topk + args.num_shared_experts;
         number_ = RoundNumber(args_);
         flags_.Init(pipe, num_results_, 1, number_);
         expected_.Init(&args_, pipe, TABLE_ENTRIES);
         waited_.Init(pipe, args.waited_us, TABLE_ENTRIES);
-        report_.Init(pipe, args.report, args_.zone);
-        kept_zone_.Init(pipe);
-        kept_number_.Init(pipe);
     }
 
     __aicore__ inline void Process() {
-        kept_zone_.Keep(args_.kept_zone, static_cast<int32_t>(args_.zone));
-        kept_number_.Keep(args_, number_);
-        const Share share = SplitEvenly(args_.num_tokens, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
+        KeepWord(args_.kept_zone, args_.zone);
+        KeepNumber(args_, number_);
+        const Share share = blocks_.ShareOf(args_.num_tokens);
         const int64_t tokens_per_chunk = TABLE_ENTRIES / num_results_;
         end_ = args_.first_token + share.last;
         deadline_.Start(report_.IsOld() ? 0 : args_.timeout_us);
@@ -43,7 +39,9 @@ private:
     static constexpr int64_t TABLE_ENTRIES = 1024;
 
     __aicore__ inline void ReceiveTokens(int64_t last) {
-        LoadTables(first_of_chunk_, last);
+        Order<AscendC::HardEvent::S_MTE2>();
+        expected_.Load(first_of_chunk_, last);
+        Order<AscendC::HardEvent::MTE2_S>();
         for (int64_t token = first_of_chunk_; token < last; ++token) {
             const int32_t expected = Expect(token);
             if (expected != 0) {
@@ -65,12 +63,6 @@ private:
                 deadline_.TraceWait(expected_.ExpertOf(token, k), waited_.At(TimeOf(token) + k));
             }
         }
-    }
-
-    __aicore__ inline void LoadTables(int64_t first, int64_t last) {
-        Order<AscendC::HardEvent::S_MTE2>();
-        expected_.Load(first, last);
-        Order<AscendC::HardEvent::MTE2_S>();
     }
 
     // The results that come back for a token.
@@ -146,14 +138,10 @@ private:
         Order<AscendC::HardEvent::MTE2_S>();
     }
 
-    CombineWaitArgs args_;
     int32_t number_ = 0;  // of the round
     ResultFlags flags_;
     ExpectedResults<CombineWaitArgs> expected_;
     WaitedTimes waited_;
-    Report report_;
-    KeptWord kept_zone_;
-    KeptNumber kept_number_;
     Deadline deadline_;
     int64_t num_results_ = 0;
     int64_t first_of_chunk_ = 0;

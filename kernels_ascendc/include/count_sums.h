@@ -11,15 +11,11 @@ public:
     __aicore__ inline void Init(AscendC::TPipe* pipe, int64_t max_entries, int64_t max_count) {
         max_count_ = max_count;
         sums_are_exact_ = max_count <= MAX_EXACT_SUM / max_entries;
-        const uint32_t bytes = static_cast<uint32_t>(max_entries * static_cast<int64_t>(sizeof(int32_t)));
-        counts_.Init(pipe, static_cast<uint32_t>(max_entries));
-        pipe->InitBuffer(clamped_buffer_, bytes);
-        clamped_ = clamped_buffer_.Get<int32_t>();
-        pipe->InitBuffer(float_buffer_, bytes);
-        floats_ = float_buffer_.Get<float>();
-        pipe->InitBuffer(work_buffer_, bytes / REPEAT_ENTRIES);
-        pipe->InitBuffer(sum_buffer_, UB_ALIGN);
-        sum_ = sum_buffer_.Get<float>();
+        counts_.Init(pipe, max_entries);
+        clamped_ = NewTensor<int32_t>(pipe, max_entries);
+        floats_ = NewTensor<float>(pipe, max_entries);
+        work_ = NewTensor<float>(pipe, max_entries / REPEAT_ENTRIES);
+        sum_ = NewTensor<float>(pipe, 1);
     }
 
     // As Table::Load.
@@ -62,7 +58,7 @@ public:
         // The sum before has been read.
         Order<AscendC::HardEvent::S_V>();
         AscendC::PipeBarrier<PIPE_V>();
-        AscendC::ReduceSum(sum_, floats_, work_buffer_.Get<float>(), static_cast<int32_t>(count));
+        AscendC::ReduceSum(sum_, floats_, work_, static_cast<int32_t>(count));
         Order<AscendC::HardEvent::V_S>();
         return static_cast<int64_t>(sum_.GetValue(0));
     }
@@ -71,7 +67,7 @@ private:
     // Vector instructions sum floats, which hold every integer up to here. Only far more tokens than an NPU's limits
     // allow make larger sums.
     static constexpr int64_t MAX_EXACT_SUM = 1 << 24;
-    static constexpr uint32_t REPEAT_ENTRIES = 64;  // that a vector instruction reduces to one
+    static constexpr int64_t REPEAT_ENTRIES = 64;  // that a vector instruction reduces to one
 
     __aicore__ inline int64_t SumOneByOne(int64_t count) const {
         int64_t sum = 0;
@@ -82,12 +78,9 @@ private:
     }
 
     Table counts_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> clamped_buffer_;
     AscendC::LocalTensor<int32_t> clamped_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> float_buffer_;
     AscendC::LocalTensor<float> floats_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> work_buffer_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> sum_buffer_;
+    AscendC::LocalTensor<float> work_;
     AscendC::LocalTensor<float> sum_;
     int64_t max_count_ = 0;
     bool sums_are_exact_ = true;

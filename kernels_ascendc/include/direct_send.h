@@ -16,7 +16,7 @@ public:
         args_ = args;
         report_.Init(pipe, args.report, args_.zone);
         starts_.Init(&args_, pipe);
-        rows_.Init(&args_, pipe, &report_, {{}, &starts_});
+        rows_.Init(&args_, pipe, &report_, Blocks::OfLaunch(), {{}, &starts_});
         result_offsets_.Init(&args_, &starts_);
         received_counts_.Init(&args_, starts_.Scratch());
     }

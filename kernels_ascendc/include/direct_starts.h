@@ -22,8 +22,7 @@ public:
         row_words_ = static_cast<int64_t>(args->counts.source_stride / sizeof(int32_t));
         rows_per_chunk_ = Larger<int64_t>(1, SCRATCH_WORDS / row_words_);
         const int64_t words = 2 * row_words_ + Larger<int64_t>(SCRATCH_WORDS, row_words_);
-        pipe->InitBuffer(buffer_, static_cast<uint32_t>(words * static_cast<int64_t>(sizeof(int32_t))));
-        earlier_ = buffer_.Get<int32_t>();
+        earlier_ = NewTensor<int32_t>(pipe, words);
         totals_ = earlier_[static_cast<uint32_t>(row_words_)];
         rows_ = totals_[static_cast<uint32_t>(row_words_)];
     }
@@ -107,7 +106,6 @@ private:
     }
 
     const DirectSendArgs* args_ = nullptr;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
     AscendC::LocalTensor<int32_t> earlier_;  // of each entry, the rows of the sources before this one
     AscendC::LocalTensor<int32_t> totals_;   // of each entry, the rows of all sources, or see SumEntries
     AscendC::LocalTensor<int32_t> rows_;

@@ -15,12 +15,10 @@
 
 namespace moe {
 
-class DispatchPost {
+class DispatchPost : Kernel<DispatchPostArgs> {
 public:
     __aicore__ inline void Init(const DispatchPostArgs& args, AscendC::TPipe* pipe) {
-        args_ = args;
-        FindZone(args_);
-        report_.Init(pipe, args.report, args_.zone);
+        Kernel::Init(args, pipe);
         peers_.Init(args.peers, NumRanks());
         poster_.Init(pipe, &peers_, &report_, args.traffic, args.timeout_us);
         entries_.Init(pipe, ENTRIES_PER_CHUNK);
@@ -57,12 +55,13 @@ private:
         for (int64_t first = 0; first < experts; first += ENTRIES_PER_CHUNK) {
             const int64_t count = Smaller(ENTRIES_PER_CHUNK, experts - first);
             if (routed < 0) {
-                LoadCounts(args_.shared_counts, rank, count);
+                counts_.Fetch(args_.shared_counts, rank, count);
             } else {
-                LoadCounts(args_.counts, routed * experts + first, count);
+                counts_.Fetch(args_.counts, routed * experts + first, count);
             }
+            counts_.Begin(0);
             for (int64_t i = 0; i < count; ++i) {
-                if (!PostRows(rank, place, first + i, counts_.At(first_count_ + i))) {
+                if (!PostRows(rank, place, first + i, counts_.At(i))) {
                     return false;
                 }
             }
@@ -70,13 +69,6 @@ private:
         }
         const uint64_t to = peers_.WindowOf(rank) + EntryAt(args_, args_.rank, experts);
         return poster_.Put(rank, {entries, to, 0, experts * static_cast<int64_t>(STATUS_ENTRY_BYTES), Number(experts)});
-    }
-
-    __aicore__ inline void LoadCounts(uint64_t table, int64_t first, int64_t count) {
-        first_count_ = first;
-        Order<AscendC::HardEvent::S_MTE2>();
-        counts_.Load(table, first, count);
-        Order<AscendC::HardEvent::MTE2_S>();
     }
 
     // For one expert: neighbouring slots. Nobody is to be woken for them.
@@ -98,7 +90,7 @@ private:
 
     __aicore__ inline void LeaveEntries(uint64_t to, int64_t count) {
         for (int64_t i = 0; i < count; ++i) {
-            entries_.Set(i, counts_.At(first_count_ + i), call_);
+            entries_.Set(i, counts_.At(i), call_);
         }
         Order<AscendC::HardEvent::S_MTE3>();
         entries_.Leave(0, to, count);
@@ -108,13 +100,10 @@ private:
         return static_cast<uint32_t>(flags);
     }
 
-    DispatchPostArgs args_;
     Peers peers_;
     Poster poster_;
     StatusEntries entries_;
     Table counts_;
-    Report report_;
-    int64_t first_count_ = 0;
     int32_t call_ = 0;
 };
 

@@ -16,16 +16,10 @@ namespace moe {
 
 // Flags: where a row's flags are (row_flags.h, inband_rows.h).
 template <typename Args, typename Flags>
-class ReceiveRows {
+class ReceiveRows : Kernel<Args> {
 public:
-    // Instead of all of the launch; before `Init`.
-    __aicore__ inline void UseBlocks(const Blocks& blocks) {
-        blocks_ = blocks;
-    }
-
-    __aicore__ inline void Init(const Args& args, AscendC::TPipe* pipe) {
-        args_ = args;
-        FindZone(args_);
+    __aicore__ inline void Init(const Args& args, AscendC::TPipe* pipe, const Blocks& blocks = Blocks::OfLaunch()) {
+        Kernel<Args>::Init(args, pipe, blocks);
         flags_.Init(&args_, pipe, &report_);
         order_.Init(args.num_local_experts, args.num_ranks);
         sums_.Init(pipe, MAX_ENTRIES, args.max_count);
@@ -42,8 +36,6 @@ public:
         if (blocks_.index == 0) {
             begun_.InitWait(pipe);
         }
-        turned_.Init(pipe, blocks_);
-        report_.Init(pipe, args.report, args_.zone);
     }
 
     __aicore__ inline void Process() {
@@ -84,7 +76,7 @@ private:
         begun_.Raise();
         if (blocks_.index == 0 && begun_.Wait(args_.timeout_us, args_.window)) {
             flags_.ClearEntries(args_.window + args_.status.At(args_.zone, 0, 0));
-            turned_.Keep(args_.turned, static_cast<int32_t>(1 - args_.zone));
+            KeepWord(args_.turned, 1 - args_.zone, blocks_);
         }
     }
 
@@ -235,8 +227,10 @@ private:
         }
     }
 
-    Args args_;
-    Blocks blocks_ = Blocks::OfLaunch();
+    using Kernel<Args>::args_;
+    using Kernel<Args>::report_;
+    using Kernel<Args>::blocks_;
+
     Flags flags_;
     EntryOrder order_;
     CountSums sums_;
@@ -244,8 +238,6 @@ private:
     Table left_;  // of the rows of each place, those that have not been taken
     AscendC::TQueBind<AscendC::TPosition::VECIN, AscendC::TPosition::VECOUT, 2> slots_;
     BegunBlocks begun_;
-    KeptWord turned_;
-    Report report_;
     Deadline deadline_;
     uint32_t loaded_bytes_ = 0;
     uint32_t weight_at_ = 0;  // in a slot's buffer,

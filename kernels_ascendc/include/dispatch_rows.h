@@ -10,13 +10,11 @@
 
 namespace moe {
 
-class DispatchRows {
+class DispatchRows : Kernel<DispatchRowsArgs> {
 public:
     __aicore__ inline void Init(const DispatchRowsArgs& args, AscendC::TPipe* pipe) {
-        args_ = args;
-        FindZone(args_);
+        Kernel::Init(args, pipe);
         flags_.Init(&args_, pipe, &report_);
-        report_.Init(pipe, args.report, args_.zone);
     }
 
     __aicore__ inline void Process() {
@@ -121,9 +119,7 @@ private:
         }
     }
 
-    DispatchRowsArgs args_;
     Flags flags_;
-    Report report_;
     Deadline deadline_;
     Piece pieces_[MAX_PIECES];
     int64_t num_pieces_ = 0;

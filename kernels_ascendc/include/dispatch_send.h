@@ -10,20 +10,13 @@
 
 namespace moe {
 
-class DispatchSend {
+class DispatchSend : Kernel<DispatchSendArgs> {
 public:
-    // Instead of all of the launch; before `Init`.
-    __aicore__ inline void UseBlocks(const Blocks& blocks) {
-        rows_.UseBlocks(blocks);
-        status_.UseBlocks(blocks);
-    }
-
-    __aicore__ inline void Init(const DispatchSendArgs& args, AscendC::TPipe* pipe) {
-        args_ = args;
-        FindZone(args_);
-        report_.Init(pipe, args.report, args_.zone);
-        rows_.Init(&args_, pipe, &report_);
-        status_.Init(&args_, pipe);
+    __aicore__ inline void Init(const DispatchSendArgs& args, AscendC::TPipe* pipe,
+                                const Blocks& blocks = Blocks::OfLaunch()) {
+        Kernel::Init(args, pipe, blocks);
+        rows_.Init(&args_, pipe, &report_, blocks_);
+        status_.Init(&args_, pipe, blocks_);
         begun_.Init(pipe, args.begun);
     }
 
@@ -37,11 +30,9 @@ public:
     }
 
 private:
-    DispatchSendArgs args_;
     SendRows<DispatchSendArgs> rows_;
     DispatchStatusPost<DispatchSendArgs> status_;
     BegunBlocks begun_;
-    Report report_;
 };
 
 }  // namespace moe

@@ -10,14 +10,12 @@
 
 namespace moe {
 
-class DispatchTake {
+class DispatchTake : Kernel<DispatchTakeArgs> {
 public:
     __aicore__ inline void Init(const DispatchTakeArgs& args, AscendC::TPipe* pipe) {
-        args_ = args;
-        FindZone(args_);
+        Kernel::Init(args, pipe);
         flags_.Init(&args_, pipe, &report_);
         taken_.Init(pipe, Flags::PLACES_PER_CHUNK);
-        report_.Init(pipe, args.report, args_.zone);
     }
 
     __aicore__ inline void Process() {
@@ -48,9 +46,7 @@ private:
     // Of each place, the rows that the parts before have taken.
     __aicore__ inline void LoadTaken(const Share& places) {
         if (args_.part > 0) {
-            Order<AscendC::HardEvent::S_MTE2>();
-            taken_.Load(args_.rows_before, places.first, places.last - places.first);
-            Order<AscendC::HardEvent::MTE2_S>();
+            taken_.Fetch(args_.rows_before, places.first, places.last - places.first);
             return;
         }
         taken_.Begin(places.first);
@@ -122,10 +118,8 @@ private:
         return there;
     }
 
-    DispatchTakeArgs args_;
     Flags flags_;
     Table taken_;
-    Report report_;
     Deadline deadline_;
 };
 

@@ -9,33 +9,25 @@
 
 namespace moe {
 
-class DispatchWait {
+class DispatchWait : Kernel<DispatchWaitArgs> {
 public:
-    // Instead of all of the launch; before `Init`.
-    __aicore__ inline void UseBlocks(const Blocks& blocks) {
-        blocks_ = blocks;
-    }
-
-    __aicore__ inline void Init(const DispatchWaitArgs& args, AscendC::TPipe* pipe) {
-        args_ = args;
-        FindZone(args_);
+    __aicore__ inline void Init(const DispatchWaitArgs& args, AscendC::TPipe* pipe,
+                                const Blocks& blocks = Blocks::OfLaunch()) {
+        Kernel::Init(args, pipe, blocks);
         flags_.Init(pipe, static_cast<uint32_t>(ENTRIES_PER_CHUNK * STATUS_ENTRY_WORDS));
         order_.Init(args.num_local_experts, static_cast<int64_t>(args.status.source_extent));
         if (WaitsForAll()) {
-            pipe->InitBuffer(unit_buffer_, static_cast<uint32_t>(ENTRIES_PER_CHUNK * UB_ALIGN));
+            units_ = NewTensor<int32_t>(pipe, ENTRIES_PER_CHUNK * UNIT_WORDS);
         }
         waited_.Init(pipe, args.waited_us, ENTRIES_PER_CHUNK);
-        report_.Init(pipe, args.report, args_.zone);
-        kept_zone_.Init(pipe, blocks_);
-        turned_.Init(pipe, blocks_);
     }
 
     __aicore__ inline void Process() {
         const int64_t total = args_.num_local_experts * static_cast<int64_t>(args_.status.source_extent);
         const Share share = blocks_.ShareOf(total);
         call_ = ExpectedCall();
-        kept_zone_.Keep(args_.kept_zone, static_cast<int32_t>(args_.zone));
-        turned_.Keep(args_.turned, static_cast<int32_t>(1 - args_.zone));
+        KeepWord(args_.kept_zone, args_.zone, blocks_);
+        KeepWord(args_.turned, 1 - args_.zone, blocks_);
         deadline_.Start(report_.IsOld() ? 0 : args_.timeout_us);
         const Share awaited = WaitsForAll() ? Share{0, total} : share;
         for (int64_t first = awaited.first; first < awaited.last; first += ENTRIES_PER_CHUNK) {
@@ -146,13 +138,12 @@ private:
     __aicore__ inline void CopyCounts(const Share& chunk) {
         constexpr int64_t COUNT_BYTES = StatusEntry::COUNT * sizeof(int32_t);
         const uint16_t count = static_cast<uint16_t>(chunk.last - chunk.first);
-        const AscendC::LocalTensor<int32_t> units = unit_buffer_.Get<int32_t>();
         const AscendC::DataCopyExtParams gather{count, sizeof(int32_t), STATUS_ENTRY_BYTES - sizeof(int32_t), 0, 0};
         Order<AscendC::HardEvent::MTE3_MTE2>();
-        AscendC::DataCopyPad(units, GlobalAt<int32_t>(AddressOf(chunk.first) + COUNT_BYTES), gather,
+        AscendC::DataCopyPad(units_, GlobalAt<int32_t>(AddressOf(chunk.first) + COUNT_BYTES), gather,
                              NoPadding<int32_t>());
         Order<AscendC::HardEvent::MTE2_MTE3>();
-        order_.Store(args_.all_counts, units, chunk);
+        order_.Store(args_.all_counts, units_, chunk);
     }
 
     __aicore__ inline void ExpectAll(int64_t count) {
@@ -221,15 +212,10 @@ private:
         AscendC::Duplicate(flags_.Entries(), 0.0f, static_cast<int32_t>(count * STATUS_ENTRY_WORDS));
     }
 
-    DispatchWaitArgs args_;
-    Blocks blocks_ = Blocks::OfLaunch();
     FlagCounter flags_;
     EntryOrder order_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> unit_buffer_;
+    AscendC::LocalTensor<int32_t> units_;
     WaitedTimes waited_;
-    Report report_;
-    KeptWord kept_zone_;
-    KeptWord turned_;
     Deadline deadline_;
     int32_t call_ = 0;
     bool has_failed_ = false;

@@ -7,19 +7,16 @@
 
 namespace moe {
 
-class ExchangeSend {
+class ExchangeSend : Kernel<ExchangeSendArgs> {
 public:
     __aicore__ inline void Init(const ExchangeSendArgs& args, AscendC::TPipe* pipe) {
-        args_ = args;
-        FindZone(args_);
+        Kernel::Init(args, pipe);
         window_ = ReadFresh<uint64_t>(args.peers, args.peer);
         rows_.Init(pipe, args.row_bytes);
         scale_stride_ = WholeUnits(Larger<int64_t>(1, args.scale_bytes));
         rows_per_chunk_ = Larger<int64_t>(1, SCALES_PER_CHUNK_BYTES / scale_stride_);
-        pipe->InitBuffer(scale_buffer_, static_cast<uint32_t>(rows_per_chunk_ * scale_stride_));
-        scales_ = scale_buffer_.Get<float>();
+        scales_ = NewTensor<uint8_t>(pipe, rows_per_chunk_ * scale_stride_).ReinterpretCast<float>();
         pipe->InitBuffer(words_, 2, static_cast<uint32_t>(WORDS_PER_PIECE * sizeof(int32_t)));
-        report_.Init(pipe, args.report, args_.zone);
     }
 
     __aicore__ inline void Process() {
@@ -27,7 +24,7 @@ public:
             SendHeader();
         }
         const Share rows = RowsToSend();
-        const Share share = SplitEvenly(rows.last - rows.first, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
+        const Share share = blocks_.ShareOf(rows.last - rows.first);
         for (int64_t first = share.first; first < share.last; first += rows_per_chunk_) {
             SendRows(rows.first, first, Smaller(first + rows_per_chunk_, share.last));
         }
@@ -99,12 +96,9 @@ private:
         }
     }
 
-    ExchangeSendArgs args_;
     RowCopy rows_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> scale_buffer_;
     AscendC::LocalTensor<float> scales_;
     AscendC::TQueBind<AscendC::TPosition::VECIN, AscendC::TPosition::VECOUT, 2> words_;
-    Report report_;
     uint64_t window_ = 0;
     int64_t scale_stride_ = 0;
     int64_t rows_per_chunk_ = 1;

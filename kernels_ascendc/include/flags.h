@@ -25,6 +25,7 @@
 namespace moe {
 
 constexpr int64_t CYCLES_PER_US = 50;
+constexpr uint32_t UNIT_WORDS = UB_ALIGN / sizeof(int32_t);
 
 template <typename T>
 __aicore__ inline AscendC::GlobalTensor<T> GlobalAt(uint64_t address) {
@@ -91,6 +92,15 @@ private:
 
     AscendC::GlobalTensor<uint64_t> windows_;
 };
+
+// The number of the round that this launch belongs to: one more than that of the round before. It is not zero, as
+// fresh memory is. Flags are made of it, so that no round ends by a flag of another one, whatever that one left behind,
+// and nothing has to be cleared.
+template <typename Args>
+__aicore__ inline int32_t RoundNumber(const Args& args) {
+    const int32_t before = ReadFresh<int32_t>(args.numbers, args.zone);
+    return before >= INT32_MAX || before < 0 ? 1 : before + 1;
+}
 
 // Reads the zone from memory, if the arguments say where: the launches of a captured graph have the same arguments
 // in every replay.
@@ -164,12 +174,19 @@ __aicore__ inline AscendC::DataCopyPadExtParams<T> NoPadding() {
     return {false, 0, 0, 0};
 }
 
+// In UB, with memory of its own.
+template <typename T>
+__aicore__ inline AscendC::LocalTensor<T> NewTensor(AscendC::TPipe* pipe, int64_t elements) {
+    AscendC::TBuf<AscendC::TPosition::VECCALC> buffer;
+    pipe->InitBuffer(buffer, static_cast<uint32_t>(elements * static_cast<int64_t>(sizeof(T))));
+    return buffer.Get<T>();
+}
+
 // A contiguous part of an int32 array for scalar reads: one copy to UB instead of a slow load per index.
 class Table {
 public:
-    __aicore__ inline void Init(AscendC::TPipe* pipe, uint32_t max_entries) {
-        pipe->InitBuffer(buffer_, static_cast<uint32_t>(max_entries * sizeof(int32_t)));
-        entries_ = buffer_.Get<int32_t>();
+    __aicore__ inline void Init(AscendC::TPipe* pipe, int64_t max_entries) {
+        entries_ = NewTensor<int32_t>(pipe, max_entries);
     }
 
     // In memory that somebody else has.
@@ -180,15 +197,21 @@ public:
     // Between Order<S_MTE2> (earlier reads are over) and Order<MTE2_S> (the entries are there).
     __aicore__ inline void Load(uint64_t address, int64_t first, int64_t count) {
         first_ = first;
-        AscendC::DataCopyPad(entries_, GlobalAt<int32_t>(address)[first],
-                             ExactBytes(count * static_cast<int64_t>(sizeof(int32_t))), NoPadding<int32_t>());
+        AscendC::DataCopyPad(entries_, GlobalAt<int32_t>(address)[first], ExactWords(count), NoPadding<int32_t>());
+    }
+
+    // Where nothing else is loaded with them: the entries are there when it returns.
+    __aicore__ inline void Fetch(uint64_t address, int64_t first, int64_t count) {
+        Order<AscendC::HardEvent::S_MTE2>();
+        Load(address, first, count);
+        Order<AscendC::HardEvent::MTE2_S>();
     }
 
     __aicore__ inline int32_t At(int64_t index) const {
         return entries_.GetValue(index - first_);
     }
 
-    // Entries from here on are set, none are loaded.
+    // From now on this is the number of the first entry: of those that are loaded, or set.
     __aicore__ inline void Begin(int64_t first) {
         first_ = first;
     }
@@ -200,8 +223,7 @@ public:
     // The first entries. When it returns they may be set again, or others loaded.
     __aicore__ inline void Store(uint64_t address, int64_t count) const {
         Order<AscendC::HardEvent::S_MTE3>();
-        AscendC::DataCopyPad(GlobalAt<int32_t>(address)[first_], entries_,
-                             ExactBytes(count * static_cast<int64_t>(sizeof(int32_t))));
+        AscendC::DataCopyPad(GlobalAt<int32_t>(address)[first_], entries_, ExactWords(count));
         Order<AscendC::HardEvent::MTE3_S>();
     }
 
@@ -211,33 +233,26 @@ public:
     }
 
 private:
-    AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
     AscendC::LocalTensor<int32_t> entries_;
     int64_t first_ = 0;
 };
 
-// A word in this rank's own memory that later launches read. The first of the blocks writes it.
-class KeptWord {
-public:
-    __aicore__ inline void Init(AscendC::TPipe* pipe, const Blocks& blocks = Blocks::OfLaunch()) {
-        pipe->InitBuffer(buffer_, UB_ALIGN);
-        is_first_ = blocks.index == 0;
+// Keeps a word in this rank's own memory that later launches read. The first of the blocks writes it.
+__aicore__ inline void KeepWord(uint64_t address, int64_t word, const Blocks& blocks = Blocks::OfLaunch()) {
+    if (address == 0 || blocks.index != 0) {
+        return;
     }
+    const AscendC::LocalTensor<int32_t> words = NewTensor<int32_t>(GetTPipePtr(), 1);
+    words.SetValue(0, static_cast<int32_t>(word));
+    Order<AscendC::HardEvent::S_MTE3>();
+    AscendC::DataCopyPad(GlobalAt<int32_t>(address), words, ExactWords(1));
+}
 
-    __aicore__ inline void Keep(uint64_t address, int32_t word) {
-        if (address == 0 || !is_first_) {
-            return;
-        }
-        const AscendC::LocalTensor<int32_t> words = buffer_.Get<int32_t>();
-        words.SetValue(0, word);
-        Order<AscendC::HardEvent::S_MTE3>();
-        AscendC::DataCopyPad(GlobalAt<int32_t>(address), words, ExactBytes(sizeof(int32_t)));
-    }
-
-private:
-    AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
-    bool is_first_ = false;
-};
+// By the wait: the next round, in the other zone, goes on from it. No block of this round reads that word.
+template <typename Args>
+__aicore__ inline void KeepNumber(const Args& args, int32_t number) {
+    KeepWord(args.numbers + (1 - args.zone) * sizeof(int32_t), number);
+}
 
 // What went wrong in this block. A block without an error writes nothing: the host zeroes reports, before every run or,
 // if it does not wait for runs to end, once.
@@ -246,7 +261,7 @@ public:
     __aicore__ inline void Init(AscendC::TPipe* pipe, uint64_t address, int64_t zone) {
         address_ = address;
         zone_ = zone;
-        pipe->InitBuffer(buffer_, BLOCK_REPORT_BYTES);
+        words_ = NewTensor<int32_t>(pipe, BLOCK_REPORT_WORDS);
     }
 
     // Whether this block has reported in an earlier run: then peers are gone, and it does not wait for them again.
@@ -286,18 +301,17 @@ public:
         if (number_ == 0 || ReadFresh<int32_t>(address_, OffsetOfBlock()) == static_cast<int32_t>(REPORT_MISMATCH)) {
             return;
         }
-        const AscendC::LocalTensor<int32_t> words = buffer_.Get<int32_t>();
         for (uint32_t i = 0; i < BLOCK_REPORT_WORDS; ++i) {
-            words.SetValue(i, 0);
+            words_.SetValue(i, 0);
         }
-        words.SetValue(BlockReport::CODE, static_cast<int32_t>(code_));
-        words.SetValue(BlockReport::FIRST, static_cast<int32_t>(first_));
-        words.SetValue(BlockReport::NUMBER, static_cast<int32_t>(number_));
-        words.SetValue(BlockReport::ZONE, static_cast<int32_t>(zone_));
-        words.SetValue(BlockReport::EXPECTED_CALL, expected_call_);
-        words.SetValue(BlockReport::FOUND_CALL, found_call_);
+        words_.SetValue(BlockReport::CODE, static_cast<int32_t>(code_));
+        words_.SetValue(BlockReport::FIRST, static_cast<int32_t>(first_));
+        words_.SetValue(BlockReport::NUMBER, static_cast<int32_t>(number_));
+        words_.SetValue(BlockReport::ZONE, static_cast<int32_t>(zone_));
+        words_.SetValue(BlockReport::EXPECTED_CALL, expected_call_);
+        words_.SetValue(BlockReport::FOUND_CALL, found_call_);
         Order<AscendC::HardEvent::S_MTE3>();
-        AscendC::DataCopy(GlobalAt<int32_t>(address_)[OffsetOfBlock()], words, BLOCK_REPORT_WORDS);
+        AscendC::DataCopy(GlobalAt<int32_t>(address_)[OffsetOfBlock()], words_, BLOCK_REPORT_WORDS);
     }
 
 private:
@@ -305,7 +319,7 @@ private:
         return AscendC::GetBlockIdx() * static_cast<int64_t>(BLOCK_REPORT_WORDS);
     }
 
-    AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
+    AscendC::LocalTensor<int32_t> words_;
     uint64_t address_ = 0;
     int64_t zone_ = 0;
     uint32_t code_ = 0;
@@ -313,6 +327,22 @@ private:
     int64_t number_ = 0;
     int32_t expected_call_ = 0;
     int32_t found_call_ = 0;
+};
+
+// What kernels have in common: their arguments, with the zone of this run, and who runs them.
+template <typename Args>
+class Kernel {
+protected:
+    __aicore__ inline void Init(const Args& args, AscendC::TPipe* pipe, const Blocks& blocks = Blocks::OfLaunch()) {
+        args_ = args;
+        FindZone(args_);
+        report_.Init(pipe, args.report, args_.zone);
+        blocks_ = blocks;
+    }
+
+    Args args_;
+    Report report_;
+    Blocks blocks_ = Blocks::OfLaunch();
 };
 
 }  // namespace moe

@@ -16,38 +16,33 @@
 
 namespace moe {
 
-class InbandReceive {
+class InbandReceive : Kernel<InbandReceiveArgs> {
 public:
     __aicore__ inline void Init(const InbandReceiveArgs& args, AscendC::TPipe* pipe) {
-        args_ = args;
-        FindZone(args_);
+        Kernel::Init(args, pipe);
         num_blocks_ = NumBlocksOfSlot(args.stamp_offset);
         words_ = static_cast<uint32_t>(num_blocks_ * FLAG_WORDS);
         max_rows_ = Larger<int64_t>(1, Smaller<int64_t>(MAX_ROWS, MAX_FLAG_WORDS / words_));
         flags_.Init(pipe, static_cast<uint32_t>(max_rows_ * words_));
-        pipe->InitBuffer(zero_buffer_, static_cast<uint32_t>(words_ * sizeof(float)));
-        zeros_ = zero_buffer_.Get<float>();
+        zeros_ = NewTensor<float>(pipe, words_);
         piece_blocks_ = Smaller(NumBlocks(args.row_bytes), MAX_PIECE_BLOCKS);
         pipe->InitBuffer(pieces_, 2, static_cast<uint32_t>(piece_blocks_ * BLOCK_DATA_BYTES));
         scale_stride_ = WholeUnits(args.scale_bytes);
-        pipe->InitBuffer(small_buffer_,
-                         static_cast<uint32_t>(MAX_ROWS * (2 * static_cast<int64_t>(UB_ALIGN) + scale_stride_)));
+        columns_ = NewTensor<uint8_t>(pipe, MAX_ROWS * (2 * static_cast<int64_t>(UB_ALIGN) + scale_stride_));
         offsets_.Init(pipe, ENTRIES_PER_CHUNK + 1);
         waited_.Init(pipe, args.waited_us, ENTRIES_PER_CHUNK);
-        report_.Init(pipe, args.report, args_.zone);
-        turned_.Init(pipe);
     }
 
     __aicore__ inline void Process() {
         AscendC::Duplicate(zeros_, 0.0f, static_cast<int32_t>(words_));
         Order<AscendC::HardEvent::V_MTE3>();
-        const Share share = SplitEvenly(args_.num_entries, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
+        const Share share = blocks_.ShareOf(args_.num_entries);
         ClearEntries(share);
         deadline_.Start(report_.IsOld() ? 0 : args_.timeout_us);
         for (int64_t first = share.first; first < share.last; first += ENTRIES_PER_CHUNK) {
             ReceiveEntries(first, Smaller(first + ENTRIES_PER_CHUNK, share.last));
         }
-        turned_.Keep(args_.turned, static_cast<int32_t>(1 - args_.zone));
+        KeepWord(args_.turned, 1 - args_.zone);
         report_.Write();
     }
 
@@ -74,7 +69,8 @@ private:
     }
 
     __aicore__ inline void ReceiveEntries(int64_t first, int64_t last) {
-        LoadOffsets(first, last);
+        const int64_t before = first > 0 ? first - 1 : 0;
+        offsets_.Fetch(args_.recv_offsets, before, last - before);
         first_entry_ = first;
         if (waited_.IsWanted()) {
             waited_.Load(first, last - first);
@@ -89,13 +85,6 @@ private:
         if (waited_.IsWanted()) {
             waited_.Store(first, last - first);
         }
-    }
-
-    __aicore__ inline void LoadOffsets(int64_t first, int64_t last) {
-        const int64_t before = first > 0 ? first - 1 : 0;
-        Order<AscendC::HardEvent::S_MTE2>();
-        offsets_.Load(args_.recv_offsets, before, last - before);
-        Order<AscendC::HardEvent::MTE2_S>();
     }
 
     // The sums are of counts that peers wrote: they cannot make us read past the slots or write past `out_rows`.
@@ -276,8 +265,8 @@ private:
         }
     }
 
-    __aicore__ inline AscendC::LocalTensor<uint8_t> Column(uint32_t column) {
-        return small_buffer_.Get<uint8_t>()[column * MAX_ROWS * UB_ALIGN];
+    __aicore__ inline AscendC::LocalTensor<uint8_t> Column(uint32_t column) const {
+        return columns_[column * MAX_ROWS * UB_ALIGN];
     }
 
     __aicore__ inline void ClearFlags(uint64_t slot) {
@@ -287,16 +276,12 @@ private:
 
     static constexpr uint64_t WORD_BYTES = sizeof(int32_t);
 
-    InbandReceiveArgs args_;
     FlagCounter flags_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> zero_buffer_;
     AscendC::LocalTensor<float> zeros_;
     AscendC::TQueBind<AscendC::TPosition::VECIN, AscendC::TPosition::VECOUT, 2> pieces_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> small_buffer_;
+    AscendC::LocalTensor<uint8_t> columns_;
     Table offsets_;
     WaitedTimes waited_;
-    Report report_;
-    KeptWord turned_;
     Deadline deadline_;
     int64_t num_blocks_ = 0;
     int64_t piece_blocks_ = 1;

@@ -20,8 +20,7 @@ public:
         words_of_row_ = static_cast<uint32_t>(num_blocks_ * FLAG_WORDS);
         stamp_place_ = PlaceInBlocks(args->stamp_offset);
         first_numbers_.Init(pipe, static_cast<uint32_t>(Base::PLACES_PER_CHUNK));
-        pipe->InitBuffer(taken_buffer_, static_cast<uint32_t>(MAX_NOTED / 8));
-        taken_ = taken_buffer_.Get<int32_t>();
+        taken_ = NewTensor<int32_t>(pipe, MAX_NOTED / WORD_BITS);
     }
 
     __aicore__ inline void Load(const Share& places) {
@@ -148,7 +147,6 @@ private:
     }
 
     Table first_numbers_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> taken_buffer_;
     AscendC::LocalTensor<int32_t> taken_;
     int64_t num_blocks_ = 1;
     uint32_t words_of_row_ = FLAG_WORDS;

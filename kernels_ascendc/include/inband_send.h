@@ -11,26 +11,18 @@
 
 namespace moe {
 
-class InbandSend {
+class InbandSend : Kernel<InbandSendArgs> {
 public:
-    // Instead of all of the launch; before `Init`.
-    __aicore__ inline void UseBlocks(const Blocks& blocks) {
-        plan_.UseBlocks(blocks);
-        status_.UseBlocks(blocks);
-    }
-
-    __aicore__ inline void Init(const InbandSendArgs& args, AscendC::TPipe* pipe) {
-        args_ = args;
-        FindZone(args_);
+    __aicore__ inline void Init(const InbandSendArgs& args, AscendC::TPipe* pipe,
+                                const Blocks& blocks = Blocks::OfLaunch()) {
+        Kernel::Init(args, pipe, blocks);
         last_block_ = NumBlocksOfSlot(args.stamp_offset) - 1;
         piece_blocks_ = Larger<int64_t>(1, Smaller(last_block_, MAX_PIECE_BLOCKS));
         pipe->InitBuffer(pieces_, 2, static_cast<uint32_t>(piece_blocks_ * BLOCK_BYTES));
-        pipe->InitBuffer(last_buffer_, static_cast<uint32_t>(2 * MAX_VISIT * BLOCK_BYTES));
-        last_blocks_ = last_buffer_.Get<uint8_t>();
+        last_blocks_ = NewTensor<uint8_t>(pipe, 2 * MAX_VISIT * BLOCK_BYTES);
         double_buffer_.Init(pipe);
-        report_.Init(pipe, args.report, args_.zone);
-        plan_.Init(&args_, pipe, &report_);
-        status_.Init(&args_, pipe);
+        plan_.Init(&args_, pipe, &report_, blocks_);
+        status_.Init(&args_, pipe, blocks_);
         begun_.Init(pipe, args.begun);
     }
 
@@ -140,15 +132,12 @@ private:
         return GlobalAt<uint8_t>(slot + static_cast<uint64_t>(block) * BLOCK_BYTES);
     }
 
-    InbandSendArgs args_;
     AscendC::TQueBind<AscendC::TPosition::VECIN, AscendC::TPosition::VECOUT, 2> pieces_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> last_buffer_;
     AscendC::LocalTensor<uint8_t> last_blocks_;
     DoubleBuffer double_buffer_;
     SendPlan<InbandSendArgs> plan_;
     DispatchStatusPost<InbandSendArgs> status_;
     BegunBlocks begun_;
-    Report report_;
     int64_t last_block_ = 0;
     int64_t piece_blocks_ = 1;
 };

@@ -14,28 +14,19 @@ namespace moe {
 //
 // Peers wrote the counts: each is clamped to [0, max_count] and the sums to `capacity`, so that nothing that goes by
 // the sums can leave its buffers.
-class DispatchOffsets {
+class DispatchOffsets : Kernel<DispatchOffsetsArgs> {
 public:
-    // Instead of all of the launch; before `Init`.
-    __aicore__ inline void UseBlocks(const Blocks& blocks) {
-        blocks_ = blocks;
-    }
-
-    __aicore__ inline void Init(const DispatchOffsetsArgs& args, AscendC::TPipe* pipe) {
-        args_ = args;
-        FindZone(args_);
+    __aicore__ inline void Init(const DispatchOffsetsArgs& args, AscendC::TPipe* pipe,
+                                const Blocks& blocks = Blocks::OfLaunch()) {
+        Kernel::Init(args, pipe, blocks);
         if (args_.row_slots != 0) {
             slots_.Init(pipe, args_);
             args_.max_count = Smaller(args_.max_count, static_cast<int64_t>(args_.slots.index_extent));
         }
         counts_.Init(pipe, ENTRIES_PER_CHUNK, args_.max_count);
-        pipe->InitBuffer(end_buffer_, static_cast<uint32_t>(ENTRIES_PER_CHUNK * sizeof(int32_t)));
-        ends_ = end_buffer_.Get<int32_t>();
-        pipe->InitBuffer(token_buffer_, static_cast<uint32_t>(ENTRIES_PER_CHUNK * sizeof(int64_t)));
-        tokens_ = token_buffer_.Get<int64_t>();
-        pipe->InitBuffer(stat_buffer_, static_cast<uint32_t>(ENTRIES_PER_CHUNK * sizeof(int32_t)));
-        stats_ = stat_buffer_.Get<int32_t>();
-        pipe->InitBuffer(trailer_buffer_, TRAILER_BYTES);
+        ends_ = NewTensor<int32_t>(pipe, ENTRIES_PER_CHUNK);
+        tokens_ = NewTensor<int64_t>(pipe, ENTRIES_PER_CHUNK);
+        stats_ = NewTensor<int32_t>(pipe, ENTRIES_PER_CHUNK);
     }
 
     __aicore__ inline void Process() {
@@ -162,24 +153,18 @@ private:
     }
 
     __aicore__ inline void StoreTrailer() {
-        const AscendC::LocalTensor<int32_t> words = trailer_buffer_.Get<int32_t>();
+        const AscendC::LocalTensor<int32_t> words = NewTensor<int32_t>(GetTPipePtr(), TRAILER_WORDS);
         words.SetValue(Trailer::MARK, TRAILER_MARK);
         words.SetValue(Trailer::NUM_ROWS, static_cast<int32_t>(row_));
         Order<AscendC::HardEvent::S_MTE3>();
         AscendC::DataCopyPad(GlobalAt<int32_t>(args_.trailer), words, ExactBytes(TRAILER_BYTES));
     }
 
-    DispatchOffsetsArgs args_;
-    Blocks blocks_ = Blocks::OfLaunch();
     CountSums counts_;
     RowSlots slots_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> end_buffer_;
     AscendC::LocalTensor<int32_t> ends_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> token_buffer_;
     AscendC::LocalTensor<int64_t> tokens_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> stat_buffer_;
     AscendC::LocalTensor<int32_t> stats_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> trailer_buffer_;
     Share share_ = {0, 0};
     // The next entry, and the rows before it and before the first entry of its expert.
     int64_t expert_ = 0;

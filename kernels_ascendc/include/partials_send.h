@@ -9,13 +9,11 @@
 
 namespace moe {
 
-class PartialsSend {
+class PartialsSend : Kernel<PartialsSendArgs> {
 public:
     __aicore__ inline void Init(const PartialsSendArgs& args, AscendC::TPipe* pipe) {
-        args_ = args;
-        FindZone(args_);
+        Kernel::Init(args, pipe);
         rail_.Init(args);
-        report_.Init(pipe, args.report, args_.zone);
         peers_.Init(args.peers, args.num_servers * args.ranks_per_server);
         poster_.Init(pipe, &peers_, &report_, args.traffic, args.timeout_us);
         ends_.Init(pipe);
@@ -87,13 +85,11 @@ private:
         Order<AscendC::HardEvent::MTE3_S>();
     }
 
-    PartialsSendArgs args_;
     Rail rail_;
     Peers peers_;
     Poster poster_;
     EndFlags ends_;
     RowCopy rows_;
-    Report report_;
 };
 
 }  // namespace moe

@@ -67,9 +67,10 @@ private:
     template <bool MAY_SPLIT, typename Kernel, typename Args>
     __aicore__ inline void Begin(Kernel& kernel, const Args& args) {
         if constexpr (MAY_SPLIT) {
-            kernel.UseBlocks(blocks_);
+            kernel.Init(args, pipe_, blocks_);
+        } else {
+            kernel.Init(args, pipe_);
         }
-        kernel.Init(args, pipe_);
     }
 
     // Of kernels that can tell.
@@ -117,9 +118,7 @@ private:
         if (head_.times == 0) {
             return;
         }
-        AscendC::TBuf<AscendC::TPosition::VECCALC> buffer;
-        pipe_->InitBuffer(buffer, UB_ALIGN);
-        const AscendC::LocalTensor<int32_t> words = buffer.Get<int32_t>();
+        const AscendC::LocalTensor<int32_t> words = NewTensor<int32_t>(pipe_, 2);
         const uint64_t cycle = static_cast<uint64_t>(AscendC::GetSystemCycle());
         words.SetValue(0, static_cast<int32_t>(cycle));
         words.SetValue(1, static_cast<int32_t>(cycle >> 32));

@@ -12,16 +12,13 @@
 
 namespace moe {
 
-class PostStatus {
+class PostStatus : Kernel<PostStatusArgs> {
 public:
     __aicore__ inline void Init(const PostStatusArgs& args, AscendC::TPipe* pipe) {
-        args_ = args;
-        FindZone(args_);
+        Kernel::Init(args, pipe);
         peers_.Init(args.peers, args.num_ranks);
         entry_.Init(pipe, 1);
-        kept_.Init(pipe);
         if (MayPost()) {
-            report_.Init(pipe, args.report, args_.zone);
             poster_.Init(pipe, &peers_, &report_, args.traffic, args.timeout_us);
         }
     }
@@ -29,10 +26,10 @@ public:
     __aicore__ inline void Process() {
         entry_.Clear();
         entry_.Set(0, args_.count == 0 ? 0 : ReadFresh<int32_t>(args_.count), static_cast<int32_t>(args_.call));
-        kept_.Keep(args_.combine_kind, static_cast<int32_t>(args_.kind));
+        KeepWord(args_.combine_kind, args_.kind);
         Order<AscendC::HardEvent::S_MTE3>();
         const uint64_t at = args_.status.At(args_.zone, 0, args_.rank);
-        const Share share = SplitEvenly(args_.num_ranks, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
+        const Share share = blocks_.ShareOf(args_.num_ranks);
         for (int64_t rank = share.first; rank < share.last; ++rank) {
             if (!MayPost() || !peers_.IsQueued(rank)) {
                 entry_.Send(0, peers_.WindowOf(rank) + at);
@@ -66,12 +63,9 @@ private:
         report_.Write();
     }
 
-    PostStatusArgs args_;
     Peers peers_;
     StatusEntries entry_;
-    KeptWord kept_;
     Poster poster_;
-    Report report_;
 };
 
 }  // namespace moe

@@ -16,13 +16,11 @@
 
 namespace moe {
 
-class RailRelay {
+class RailRelay : Kernel<RailRelayArgs> {
 public:
     __aicore__ inline void Init(const RailRelayArgs& args, AscendC::TPipe* pipe) {
-        args_ = args;
-        FindZone(args_);
+        Kernel::Init(args, pipe);
         rail_.Init(args);
-        report_.Init(pipe, args.report, args_.zone);
         peers_.Init(args.peers, args.num_servers * args.ranks_per_server);
         next_.Init(pipe, static_cast<uint32_t>(args.num_servers));
         totals_.Init(pipe, static_cast<uint32_t>(args.num_servers));
@@ -33,10 +31,8 @@ public:
         route_.Init(pipe, static_cast<uint32_t>(RouteWords()));
         entries_.Init(pipe, ENTRIES_PER_COPY);
         pipe->InitBuffer(rows_, 2, static_cast<uint32_t>(args.row_bytes + ScaleBytes()));
-        pipe->InitBuffer(stamp_buffer_, static_cast<uint32_t>(2 * args.topk * STAMP_BYTES));
-        stamps_ = stamp_buffer_.Get<int32_t>();
+        stamps_ = NewTensor<int32_t>(pipe, 2 * args.topk * STAMP_WORDS);
         total_.Init(pipe, UB_ALIGN / sizeof(int32_t));
-        kept_number_.Init(pipe);
         traffic_.Init(pipe, args.traffic);
         double_buffer_.Init(pipe);
     }
@@ -91,7 +87,7 @@ private:
 
     __aicore__ inline void Begin() {
         number_ = RoundNumber(args_);
-        kept_number_.Keep(args_, number_);
+        KeepNumber(args_, number_);
         deadline_.Start(report_.IsOld() ? 0 : args_.timeout_us);
         entries_.Clear();
         AscendC::Duplicate(stamps_, 0, static_cast<int32_t>(2 * args_.topk * STAMP_WORDS));
@@ -154,9 +150,7 @@ private:
     }
 
     __aicore__ inline void LookForEnd(int64_t server) {
-        Order<AscendC::HardEvent::S_MTE2>();
-        end_.Load(args_.window + args_.ends.At(args_.zone, server), 0, RAIL_END_WORDS);
-        Order<AscendC::HardEvent::MTE2_S>();
+        end_.Fetch(args_.window + args_.ends.At(args_.zone, server), 0, RAIL_END_WORDS);
         if (end_.At(RailEnd::NUMBER) != number_) {
             return;
         }
@@ -379,7 +373,6 @@ private:
     // A token has at most as many experts.
     static constexpr int64_t MAX_TOPK = 32;
 
-    RailRelayArgs args_;
     Rail rail_;
     Peers peers_;
     Table next_;    // token of each server's rank
@@ -392,12 +385,9 @@ private:
     Table total_;
     StatusEntries entries_;
     AscendC::TQueBind<AscendC::TPosition::VECIN, AscendC::TPosition::VECOUT, 2> rows_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> stamp_buffer_;
     AscendC::LocalTensor<int32_t> stamps_;
     DoubleBuffer double_buffer_;
-    KeptNumber kept_number_;
     TrafficWords traffic_;
-    Report report_;
     Deadline deadline_;
     int32_t number_ = 0;
     int64_t left_ = 0;  // servers

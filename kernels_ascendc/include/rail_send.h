@@ -11,20 +11,17 @@
 
 namespace moe {
 
-class RailSend {
+class RailSend : Kernel<RailSendArgs> {
 public:
     __aicore__ inline void Init(const RailSendArgs& args, AscendC::TPipe* pipe) {
-        args_ = args;
-        FindZone(args_);
+        Kernel::Init(args, pipe);
         rail_.Init(args);
-        report_.Init(pipe, args.report, args_.zone);
         peers_.Init(args.peers, args.num_servers * args.ranks_per_server);
         poster_.Init(pipe, &peers_, &report_, args.traffic, args.timeout_us);
         ends_.Init(pipe);
         counts_.Init(pipe, static_cast<uint32_t>(args.num_servers));
         ids_.Init(pipe, static_cast<uint32_t>(TOKENS_PER_CHUNK * args.num_servers));
-        pipe->InitBuffer(slot_buffer_, static_cast<uint32_t>(args.slot_bytes));
-        slot_ = slot_buffer_.Get<uint8_t>();
+        slot_ = NewTensor<uint8_t>(pipe, args.slot_bytes);
     }
 
     __aicore__ inline void Process() {
@@ -65,9 +62,7 @@ private:
     __aicore__ inline bool PostTokens() {
         for (int64_t first = 0; owns_any_ && first < args_.num_tokens; first += TOKENS_PER_CHUNK) {
             const int64_t last = Smaller(first + TOKENS_PER_CHUNK, args_.num_tokens);
-            Order<AscendC::HardEvent::S_MTE2>();
-            ids_.Load(args_.outer_ids, first * args_.num_servers, (last - first) * args_.num_servers);
-            Order<AscendC::HardEvent::MTE2_S>();
+            ids_.Fetch(args_.outer_ids, first * args_.num_servers, (last - first) * args_.num_servers);
             for (int64_t token = first; token < last; ++token) {
                 if (HasServer(token) && !PostToken(token)) {
                     return false;
@@ -191,16 +186,13 @@ private:
         }
     }
 
-    RailSendArgs args_;
     Rail rail_;
     Peers peers_;
     Poster poster_;
     EndFlags ends_;
     Table counts_;
     Table ids_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> slot_buffer_;
     AscendC::LocalTensor<uint8_t> slot_;
-    Report report_;
     bool owns_any_ = false;
 };
 

@@ -9,25 +9,21 @@
 
 namespace moe {
 
-class RailWait {
+class RailWait : Kernel<RailWaitArgs> {
 public:
     __aicore__ inline void Init(const RailWaitArgs& args, AscendC::TPipe* pipe) {
-        args_ = args;
-        FindZone(args_);
+        Kernel::Init(args, pipe);
         rail_.Init(args);
-        report_.Init(pipe, args.report, args_.zone);
         end_.Init(pipe, RAIL_END_WORDS);
         seen_.Init(pipe, UB_ALIGN / sizeof(int32_t));
-        kept_zone_.Init(pipe);
-        kept_number_.Init(pipe);
     }
 
     __aicore__ inline void Process() {
         number_ = RoundNumber(args_);
-        kept_zone_.Keep(args_.kept_zone, static_cast<int32_t>(args_.zone));
-        kept_number_.Keep(args_, number_);
+        KeepWord(args_.kept_zone, args_.zone);
+        KeepNumber(args_, number_);
         deadline_.Start(report_.IsOld() ? 0 : args_.timeout_us);
-        const Share servers = SplitEvenly(args_.num_servers, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
+        const Share servers = blocks_.ShareOf(args_.num_servers);
         for (int64_t server = servers.first; server < servers.last; ++server) {
             const bool is_there = IsEndThere(server, servers.last - server);
             deadline_.TraceWait(rail_.RankOn(server), deadline_.WaitedUs());
@@ -43,9 +39,7 @@ private:
     __aicore__ inline bool IsEndThere(int64_t server, int64_t left) {
         const uint64_t at = args_.window + args_.ends.At(args_.zone, server);
         for (PollLoop poll(deadline_, args_.window, server, left); poll.Next();) {
-            Order<AscendC::HardEvent::S_MTE2>();
-            end_.Load(at, 0, RAIL_END_WORDS);
-            Order<AscendC::HardEvent::MTE2_S>();
+            end_.Fetch(at, 0, RAIL_END_WORDS);
             if (end_.At(RailEnd::NUMBER) == number_) {
                 return true;
             }
@@ -80,13 +74,9 @@ private:
         return count;
     }
 
-    RailWaitArgs args_;
     Rail rail_;
     Table end_;
     Table seen_;
-    KeptWord kept_zone_;
-    KeptNumber kept_number_;
-    Report report_;
     Deadline deadline_;
     int32_t number_ = 0;
 };

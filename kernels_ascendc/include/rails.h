@@ -69,8 +69,7 @@ private:
 class EndFlags {
 public:
     __aicore__ inline void Init(AscendC::TPipe* pipe) {
-        pipe->InitBuffer(buffer_, RAIL_END_BYTES);
-        words_ = buffer_.Get<int32_t>();
+        words_ = NewTensor<int32_t>(pipe, RAIL_END_WORDS);
     }
 
     // Once, before any other work on it.
@@ -109,7 +108,6 @@ private:
         Order<AscendC::HardEvent::MTE3_S>();
     }
 
-    AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
     AscendC::LocalTensor<int32_t> words_;
 };
 

@@ -26,12 +26,11 @@ public:
         pending_.Init(pipe, TABLE_ENTRIES);
         found_.Init(pipe, TABLE_ENTRIES);
         waited_.Init(pipe, args->is_timed != 0 || IsTraced() ? args->waited_us : 0, TABLE_ENTRIES);
-        kept_number_.Init(pipe);
     }
 
     // After launches that have taken all tokens of so many parts, and noted those of so many.
     __aicore__ inline void Begin(int64_t taken, int64_t noted) {
-        kept_number_.Keep(*args_, number_);
+        KeepNumber(*args_, number_);
         taken_ = taken;
         noted_ = noted;
         places_ = OwnIn(args_->part);
@@ -247,7 +246,6 @@ private:
     Table pending_;
     Table found_;
     WaitedTimes waited_;
-    KeptNumber kept_number_;
     Deadline deadline_;
     int64_t num_results_ = 0;
     int64_t tokens_per_chunk_ = 0;

@@ -2,7 +2,7 @@
 #ifndef MOE_RESULT_FLAGS_H
 #define MOE_RESULT_FLAGS_H
 
-#include "round_numbers.h"
+#include "flags.h"
 
 namespace moe {
 
@@ -61,8 +61,7 @@ public:
     __aicore__ inline void Init(AscendC::TPipe* pipe, int64_t num_results, int64_t max_tokens, int32_t number) {
         num_results_ = num_results;
         number_ = number;
-        pipe->InitBuffer(buffer_, static_cast<uint32_t>(max_tokens * num_results * STATUS_ENTRY_BYTES));
-        entries_ = buffer_.Get<int32_t>();
+        entries_ = NewTensor<int32_t>(pipe, max_tokens * num_results * STATUS_ENTRY_WORDS);
     }
 
     __aicore__ inline const AscendC::LocalTensor<int32_t>& Entries() const {
@@ -93,7 +92,6 @@ public:
     }
 
 private:
-    AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
     AscendC::LocalTensor<int32_t> entries_;
     int64_t num_results_ = 0;
     int32_t number_ = 0;

@@ -32,13 +32,11 @@ __aicore__ inline LostRank FirstLost(const Args& args) {
     return lost;
 }
 
-class ReturnsLost {
+class ReturnsLost : Kernel<ReturnsLostArgs> {
 public:
     __aicore__ inline void Init(const ReturnsLostArgs& args, AscendC::TPipe* pipe) {
-        args_ = args;
-        FindZone(args_);
+        Kernel::Init(args, pipe);
         rail_.Init(args);
-        report_.Init(pipe, args.report, args_.zone);
         peers_.Init(args.peers, args.num_servers * args.ranks_per_server);
         poster_.Init(pipe, &peers_, &report_, args.traffic, args.timeout_us);
         ends_.Init(pipe);
@@ -66,12 +64,10 @@ private:
         }
     }
 
-    ReturnsLostArgs args_;
     Rail rail_;
     Peers peers_;
     Poster poster_;
     EndFlags ends_;
-    Report report_;
 };
 
 }  // namespace moe

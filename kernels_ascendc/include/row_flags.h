@@ -21,10 +21,8 @@ public:
         order_.Init(args->num_local_experts, args->num_ranks);
         stamps_.Init(pipe, static_cast<uint32_t>(MAX_STAMPS * STAMP_WORDS));
         words_ = stamps_.Entries().template ReinterpretCast<int32_t>();
-        pipe->InitBuffer(zero_buffer_, static_cast<uint32_t>(MAX_CLEARED * UB_ALIGN));
-        zeros_ = zero_buffer_.Get<int32_t>();
-        pipe->InitBuffer(count_buffer_, static_cast<uint32_t>(PLACES_PER_CHUNK * UB_ALIGN));
-        counts_ = count_buffer_.Get<int32_t>();
+        zeros_ = NewTensor<int32_t>(pipe, MAX_CLEARED * UNIT_WORDS);
+        counts_ = NewTensor<int32_t>(pipe, PLACES_PER_CHUNK * UNIT_WORDS);
         waited_.Init(pipe, args->waited_us, PLACES_PER_CHUNK);
         if (args->waited_us != 0) {
             pipe->InitBuffer(time_buffer_, static_cast<uint32_t>(PLACES_PER_CHUNK * UB_ALIGN));
@@ -33,7 +31,7 @@ public:
 
     // Returns the places of one of these blocks.
     __aicore__ inline Share Begin(const Blocks& blocks = Blocks::OfLaunch()) {
-        AscendC::Duplicate(zeros_, 0, static_cast<int32_t>(MAX_CLEARED * UB_ALIGN / sizeof(int32_t)));
+        AscendC::Duplicate(zeros_, 0, static_cast<int32_t>(MAX_CLEARED * UNIT_WORDS));
         const int64_t total = args_->num_local_experts * args_->num_ranks;
         return blocks.ShareOf(total);
     }
@@ -247,8 +245,6 @@ private:
     Report* report_ = nullptr;
     EntryOrder order_;
     AscendC::LocalTensor<int32_t> words_;  // of the stamps
-    AscendC::TBuf<AscendC::TPosition::VECCALC> zero_buffer_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> count_buffer_;
     AscendC::LocalTensor<int32_t> counts_;  // in units
     AscendC::TBuf<AscendC::TPosition::VECCALC> time_buffer_;
     WaitedTimes waited_;

@@ -14,10 +14,8 @@ class RowSlots {
 public:
     __aicore__ inline void Init(AscendC::TPipe* pipe, const DispatchOffsetsArgs& args) {
         args_ = args;
-        pipe->InitBuffer(row_buffer_, static_cast<uint32_t>(ROWS_PER_PIECE * sizeof(int32_t)));
-        rows_ = row_buffer_.Get<int32_t>();
-        pipe->InitBuffer(step_buffer_, static_cast<uint32_t>(ROWS_PER_ADD * sizeof(int32_t)));
-        steps_ = step_buffer_.Get<int32_t>();
+        rows_ = NewTensor<int32_t>(pipe, ROWS_PER_PIECE);
+        steps_ = NewTensor<int32_t>(pipe, ROWS_PER_ADD);
         if (args.by_source != 0) {
             starts_.Init(pipe, args.num_ranks);
             starts_.Clear();
@@ -155,9 +153,7 @@ private:
 
     DispatchOffsetsArgs args_;
     SourceStarts starts_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> row_buffer_;
     AscendC::LocalTensor<int32_t> rows_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> step_buffer_;
     AscendC::LocalTensor<int32_t> steps_;
     bool has_steps_ = false;
     AscendC::LocalTensor<int32_t> ends_;

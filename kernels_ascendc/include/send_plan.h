@@ -98,14 +98,11 @@ class SendPlan {
     using To = Destination<Args>;
 
 public:
-    // Instead of all of the launch; before `Init`.
-    __aicore__ inline void UseBlocks(const Blocks& blocks) {
-        blocks_ = blocks;
-    }
-
-    __aicore__ inline void Init(const Args* args, AscendC::TPipe* pipe, Report* report, const To& to = {}) {
+    __aicore__ inline void Init(const Args* args, AscendC::TPipe* pipe, Report* report, const Blocks& blocks,
+                                const To& to = {}) {
         args_ = args;
         report_ = report;
+        blocks_ = blocks;
         to_ = to;
         peers_.Init(args->peers, static_cast<int64_t>(To::NumRanks(*args)));
         if constexpr (To::HAS_SHARED) {

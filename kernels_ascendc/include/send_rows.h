@@ -11,12 +11,7 @@ namespace moe {
 template <typename Args>
 class SendRows {
 public:
-    // Instead of all of the launch; before `Init`.
-    __aicore__ inline void UseBlocks(const Blocks& blocks) {
-        plan_.UseBlocks(blocks);
-    }
-
-    __aicore__ inline void Init(const Args* args, AscendC::TPipe* pipe, Report* report,
+    __aicore__ inline void Init(const Args* args, AscendC::TPipe* pipe, Report* report, const Blocks& blocks,
                                 const Destination<Args>& to = {}) {
         rows_.Init(pipe, args->row_bytes);
         if constexpr (Destination<Args>::HAS_SCALES) {
@@ -26,10 +21,9 @@ public:
                 scales_.Init(pipe, scale_bytes_);
             }
         }
-        pipe->InitBuffer(stamp_buffer_, static_cast<uint32_t>(2 * MAX_VISIT * STAMP_BYTES));
-        stamps_ = stamp_buffer_.Get<int32_t>();
+        stamps_ = NewTensor<int32_t>(pipe, 2 * MAX_VISIT * STAMP_WORDS);
         double_buffer_.Init(pipe);
-        plan_.Init(args, pipe, report, to);
+        plan_.Init(args, pipe, report, blocks, to);
     }
 
     __aicore__ inline void Process() {
@@ -99,7 +93,6 @@ private:
     RowCopy scales_;  // where they go elsewhere than rows
     int64_t scale_offset_ = 0;
     int64_t scale_bytes_ = 0;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> stamp_buffer_;
     AscendC::LocalTensor<int32_t> stamps_;
     DoubleBuffer double_buffer_;
     SendPlan<Args> plan_;

@@ -9,13 +9,11 @@
 
 namespace moe {
 
-class ServerReturn {
+class ServerReturn : Kernel<ServerReturnArgs> {
 public:
     __aicore__ inline void Init(const ServerReturnArgs& args, AscendC::TPipe* pipe) {
-        args_ = args;
-        FindZone(args_);
+        Kernel::Init(args, pipe);
         rail_.Init(args);
-        report_.Init(pipe, args.report, args_.zone);
         peers_.Init(args.peers, args.num_servers * args.ranks_per_server);
         ends_.Init(pipe, static_cast<uint32_t>(ENTRIES_PER_CHUNK));
         rows_.Init(pipe, args.row_bytes);
@@ -25,13 +23,11 @@ public:
     // This block's share of the rows; it walks all entries up to its last one.
     __aicore__ inline void Process() {
         TraceStep(TRACE_WRITE);
-        const Share share = SplitEvenly(NumResults(args_, report_), AscendC::GetBlockIdx(), AscendC::GetBlockNum());
+        const Share share = blocks_.ShareOf(NumResults(args_, report_));
         int64_t row = 0;
         for (int64_t first = 0; first < args_.num_entries && row < share.last; first += ENTRIES_PER_CHUNK) {
             const int64_t last = Smaller(first + ENTRIES_PER_CHUNK, args_.num_entries);
-            Order<AscendC::HardEvent::S_MTE2>();
-            ends_.Load(args_.recv_offsets, first, last - first);
-            Order<AscendC::HardEvent::MTE2_S>();
+            ends_.Fetch(args_.recv_offsets, first, last - first);
             for (int64_t entry = first; entry < last && row < share.last; ++entry) {
                 // Callers hold the sums: none makes us read past our own rows, or backwards.
                 const int64_t end = Larger(row, Smaller<int64_t>(ends_.At(entry), args_.capacity));
@@ -72,13 +68,11 @@ private:
                        peers_.WindowOf(relay) + args_.slots.At(zone, server, expert, first));
     }
 
-    ServerReturnArgs args_;
     Rail rail_;
     Peers peers_;
     Table ends_;
     RowCopy rows_;
     TrafficWords traffic_;
-    Report report_;
 };
 
 }  // namespace moe

@@ -11,9 +11,7 @@ class SourceStarts {
 public:
     __aicore__ inline void Init(AscendC::TPipe* pipe, int64_t num_ranks) {
         num_ranks_ = num_ranks;
-        const int64_t bytes = WholeUnits(num_ranks * static_cast<int64_t>(sizeof(int32_t)));
-        pipe->InitBuffer(buffer_, static_cast<uint32_t>(bytes));
-        starts_ = buffer_.Get<int32_t>();
+        starts_ = NewTensor<int32_t>(pipe, num_ranks);
     }
 
     // May be called again, whatever was read and written since.
@@ -61,7 +59,6 @@ private:
         AddTo(entry % num_ranks_, counts.ClampedAt(entry));
     }
 
-    AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
     AscendC::LocalTensor<int32_t> starts_;
     int64_t num_ranks_ = 1;
 };

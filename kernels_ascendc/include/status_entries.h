@@ -10,8 +10,7 @@ class StatusEntries {
 public:
     __aicore__ inline void Init(AscendC::TPipe* pipe, int64_t max_entries) {
         max_entries_ = max_entries;
-        pipe->InitBuffer(buffer_, static_cast<uint32_t>(max_entries * STATUS_ENTRY_BYTES));
-        entries_ = buffer_.Get<int32_t>();
+        entries_ = NewTensor<int32_t>(pipe, max_entries * STATUS_ENTRY_WORDS);
     }
 
     __aicore__ inline void Clear() {
@@ -43,7 +42,6 @@ private:
         return static_cast<uint32_t>(i * STATUS_ENTRY_WORDS);
     }
 
-    AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
     AscendC::LocalTensor<int32_t> entries_;
     int64_t max_entries_ = 0;
 };
@@ -69,16 +67,11 @@ __aicore__ inline uint64_t EntryAt(const Args& args, uint64_t source, int64_t nu
 template <typename Args>
 class DispatchStatusPost {
 public:
-    // Instead of all of the launch; before `Init`.
-    __aicore__ inline void UseBlocks(const Blocks& blocks) {
-        blocks_ = blocks;
-    }
-
-    __aicore__ inline void Init(const Args* args, AscendC::TPipe* pipe) {
+    __aicore__ inline void Init(const Args* args, AscendC::TPipe* pipe, const Blocks& blocks) {
         args_ = args;
+        blocks_ = blocks;
         peers_.Init(args->peers, static_cast<int64_t>(args->status.source_extent));
         entries_.Init(pipe, ENTRIES_PER_CHUNK);
-        kept_.Init(pipe, blocks_);
         counts_.Init(pipe, ENTRIES_PER_CHUNK);
     }
 
@@ -91,16 +84,17 @@ public:
         const Share entries = {FirstEntryOf(share.first), FirstEntryOf(share.last)};
         call_ = WordOfDispatch(*args_);
         // For a wait that may come after the next combine has begun.
-        kept_.Keep(args_->dispatch_word, call_);
+        KeepWord(args_->dispatch_word, call_, blocks_);
         entries_.Clear();
         for (int64_t first = entries.first; first < entries.last;) {
             const int64_t end = first < shared ? Smaller(shared, entries.last) : entries.last;
             const int64_t last = Smaller(first + ENTRIES_PER_CHUNK, end);
             if (first < shared) {
-                LoadCounts(args_->shared_counts, first, last - first);
+                counts_.Fetch(args_->shared_counts, first, last - first);
             } else {
-                LoadCounts(args_->counts, first - shared, last - first);
+                counts_.Fetch(args_->counts, first - shared, last - first);
             }
+            counts_.Begin(0);
             PostEntries(first, last);
             first = last;
         }
@@ -125,17 +119,10 @@ private:
         return routed <= 0 ? rank : args_->num_shared_ranks + routed * LocalExperts();
     }
 
-    __aicore__ inline void LoadCounts(uint64_t table, int64_t first, int64_t count) {
-        first_count_ = first;
-        Order<AscendC::HardEvent::S_MTE2>();
-        counts_.Load(table, first, count);
-        Order<AscendC::HardEvent::MTE2_S>();
-    }
-
     __aicore__ inline void PostEntries(int64_t first, int64_t last) {
         Order<AscendC::HardEvent::MTE3_S>();
         for (int64_t i = 0; i < last - first; ++i) {
-            entries_.Set(i, counts_.At(first_count_ + i), call_);
+            entries_.Set(i, counts_.At(i), call_);
         }
         Order<AscendC::HardEvent::S_MTE3>();
         for (int64_t entry = first; entry < last;) {
@@ -166,9 +153,7 @@ private:
     Blocks blocks_ = Blocks::OfLaunch();
     Peers peers_;
     StatusEntries entries_;
-    KeptWord kept_;
     Table counts_;
-    int64_t first_count_ = 0;
     int32_t call_ = 0;
 };
 

@@ -11,7 +11,7 @@ public:
     // `at`: null, where nothing is counted.
     __aicore__ inline void Init(AscendC::TPipe* pipe, uint64_t at) {
         at_ = at;
-        pipe->InitBuffer(buffer_, TRAFFIC_BYTES);
+        words_ = NewTensor<int64_t>(pipe, TRAFFIC_WORDS);
         for (uint32_t i = 0; i < TRAFFIC_WORDS; ++i) {
             numbers_[i] = 0;
         }
@@ -27,17 +27,16 @@ public:
             return;
         }
         const int64_t first = AscendC::GetBlockIdx() * TRAFFIC_WORDS;
-        const AscendC::LocalTensor<int64_t> words = buffer_.Get<int64_t>();
         for (uint32_t i = 0; i < TRAFFIC_WORDS; ++i) {
-            words.SetValue(i, numbers_[i] + (adds ? ReadFresh<int64_t>(at_, first + i) : 0));
+            words_.SetValue(i, numbers_[i] + (adds ? ReadFresh<int64_t>(at_, first + i) : 0));
         }
         Order<AscendC::HardEvent::S_MTE3>();
-        AscendC::DataCopy(GlobalAt<int64_t>(at_)[first], words, TRAFFIC_WORDS);
+        AscendC::DataCopy(GlobalAt<int64_t>(at_)[first], words_, TRAFFIC_WORDS);
     }
 
 private:
     uint64_t at_ = 0;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
+    AscendC::LocalTensor<int64_t> words_;
     int64_t numbers_[TRAFFIC_WORDS];
 };
 

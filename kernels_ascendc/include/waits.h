@@ -108,12 +108,9 @@ public:
     static constexpr int64_t ENTRIES_PER_REPEAT = 8;
 
     __aicore__ inline void Init(AscendC::TPipe* pipe, uint32_t words) {
-        pipe->InitBuffer(entry_buffer_, static_cast<uint32_t>(words * sizeof(float)));
-        entries_ = entry_buffer_.Get<float>();
-        pipe->InitBuffer(work_buffer_, WORK_BYTES);
-        work_ = work_buffer_.Get<float>();
-        pipe->InitBuffer(sum_buffer_, UB_ALIGN);
-        sum_ = sum_buffer_.Get<float>();
+        entries_ = NewTensor<float>(pipe, words);
+        work_ = NewTensor<float>(pipe, WORK_ENTRIES);
+        sum_ = NewTensor<float>(pipe, 1);
     }
 
     __aicore__ inline const AscendC::LocalTensor<float>& Entries() const {
@@ -137,7 +134,7 @@ public:
     }
 
 private:
-    static constexpr uint32_t WORK_BYTES = 1024;
+    static constexpr int64_t WORK_ENTRIES = 256;
     static constexpr uint64_t FIRST_WORDS = 0x0101010101010101ULL;
 
     // The entries are there, and the sum before has been read.
@@ -153,11 +150,8 @@ private:
         return static_cast<int64_t>(sum_.GetValue(0));
     }
 
-    AscendC::TBuf<AscendC::TPosition::VECCALC> entry_buffer_;
     AscendC::LocalTensor<float> entries_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> work_buffer_;
     AscendC::LocalTensor<float> work_;
-    AscendC::TBuf<AscendC::TPosition::VECCALC> sum_buffer_;
     AscendC::LocalTensor<float> sum_;
 };
 
@@ -169,8 +163,7 @@ public:
         address_ = address;
         is_wanted_ = address != 0 || IsTraced();
         if (IsWanted()) {
-            pipe->InitBuffer(buffer_, static_cast<uint32_t>(max_entries * sizeof(int32_t)));
-            times_ = buffer_.Get<int32_t>();
+            times_ = NewTensor<int32_t>(pipe, max_entries);
         }
     }
 
@@ -190,8 +183,7 @@ public:
             return;
         }
         Order<AscendC::HardEvent::S_MTE2>();
-        AscendC::DataCopyPad(times_, GlobalAt<int32_t>(address_)[first],
-                             ExactBytes(count * static_cast<int64_t>(sizeof(int32_t))), NoPadding<int32_t>());
+        AscendC::DataCopyPad(times_, GlobalAt<int32_t>(address_)[first], ExactWords(count), NoPadding<int32_t>());
         Order<AscendC::HardEvent::MTE2_S>();
     }
 
@@ -200,8 +192,7 @@ public:
             return;
         }
         Order<AscendC::HardEvent::S_MTE3>();
-        AscendC::DataCopyPad(GlobalAt<int32_t>(address_)[first], times_,
-                             ExactBytes(count * static_cast<int64_t>(sizeof(int32_t))));
+        AscendC::DataCopyPad(GlobalAt<int32_t>(address_)[first], times_, ExactWords(count));
         Order<AscendC::HardEvent::MTE3_S>();
     }
 
@@ -246,7 +237,6 @@ private:
     // Whoever records waits passes over what nobody waits for.
     static constexpr int32_t NOTHING_EXPECTED = -2;
 
-    AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
     AscendC::LocalTensor<int32_t> times_;
     uint64_t address_ = 0;
     bool is_wanted_ = false;

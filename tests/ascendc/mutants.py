@@ -16,7 +16,6 @@ ENTRY_ORDER = "include/entry_order.h"
 COMBINE_SEND = "include/combine_send.h"
 COMBINE_WAIT = "include/combine_wait.h"
 RESULT_FLAGS = "include/result_flags.h"
-ROUND_NUMBERS = "include/round_numbers.h"
 SEND_PLAN = "include/send_plan.h"
 DOUBLE_BUFFER = "include/double_buffer.h"
 SEND_ROWS = "include/send_rows.h"
@@ -63,11 +62,13 @@ _NO_WAIT_FOR_FLAGS = """\
         Order<AscendC::HardEvent::MTE2_S>();
     }
 
-    CombineWaitArgs args_;
+    int32_t number_ = 0;  // of the round
 """
-_ONE_ZONE = tuple(
-    Patch(file, "        FindZone(args_);\n", "        args_.zone = 0;\n")
-    for file in (DISPATCH_SEND, DISPATCH_WAIT, DISPATCH_ROWS, COMBINE_SEND, COMBINE_WAIT)
+# Of a table that is loaded by itself.
+FETCHED = Patch(
+    FLAGS,
+    "        Load(address, first, count);\n        Order<AscendC::HardEvent::MTE2_S>();\n",
+    "        Load(address, first, count);\n",
 )
 
 MUTANTS = (
@@ -95,7 +96,7 @@ MUTANTS = (
     ),
     Mutant(
         "no MTE2_S wait before reading origins",
-        (without(COMBINE_SEND, "        Order<AscendC::HardEvent::MTE2_S>();\n"),),
+        (FETCHED,),
         case_of(),
     ),
     Mutant(
@@ -120,12 +121,12 @@ MUTANTS = (
     ),
     Mutant(
         "a round's number not kept",
-        (without(COMBINE_WAIT, "        kept_number_.Keep(args_, number_);\n"),),
+        (without(COMBINE_WAIT, "        KeepNumber(args_, number_);\n"),),
         case_of(rounds=6, straggle=0.5),
     ),
     Mutant(
         "a round's number kept in its own zone",
-        (Patch(ROUND_NUMBERS, "(1 - args.zone)", "args.zone"),),
+        (Patch(FLAGS, "(1 - args.zone)", "args.zone"),),
         case_of(rounds=6, blocks=3),
     ),
     Mutant(
@@ -273,7 +274,7 @@ MUTANTS = (
     ),
     Mutant(
         "a zone used again too early",
-        _ONE_ZONE,
+        (Patch(FLAGS, "        FindZone(args_);\n", "        args_.zone = 0;\n"),),
         case_of(schedule="D", rounds=6, straggle=0.5, slots_read_from=0),
     ),
     Mutant(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from .blocks_case import BlocksCase
 from .blocks_hostile import HostileBlockCase
 from .library import Patch
-from .mutants import MUTANT_TIMEOUT_US, ROUND_NUMBERS, Mutant, without
+from .mutants import FETCHED, MUTANT_TIMEOUT_US, Mutant, without
+from .mutants import FLAGS as FLAGS_FILE
 
 FORMAT = "include/block_format.h"
 STARTS = "include/block_starts.h"
@@ -84,14 +85,14 @@ FLAGS = (
         (
             without(
                 WAIT,
-                "        kept_number_.Keep(args_, number_);\n",
+                "        KeepNumber(args_, number_);\n",
             ),
         ),
         case_of(),
     ),
     Mutant(
         "a number that starts as fresh memory",
-        (Patch(ROUND_NUMBERS, "? 1 : before + 1;", "? 1 : before;"),),
+        (Patch(FLAGS_FILE, "? 1 : before + 1;", "? 1 : before;"),),
         case_of(),
     ),
 )
@@ -109,13 +110,7 @@ COUNTS = (
     ),
     Mutant(
         "counts read before they are loaded",
-        (
-            Patch(
-                WAIT,
-                "(block, 0, args_.header_words);\n        Order<AscendC::HardEvent::MTE2_S>();\n",
-                "(block, 0, args_.header_words);\n",
-            ),
-        ),
+        (FETCHED,),
         case_of(),
     ),
     Mutant(

@@ -55,8 +55,8 @@ TABLES = (
         (
             Patch(
                 STATUS_ENTRIES,
-                "LoadCounts(args_->shared_counts, first, last - first);",
-                "LoadCounts(args_->counts, first, last - first);",
+                "counts_.Fetch(args_->shared_counts, first, last - first);",
+                "counts_.Fetch(args_->counts, first, last - first);",
             ),
         ),
         _SHARED,
@@ -141,8 +141,8 @@ FULL_WAIT = (
         (
             Patch(
                 POST_STATUS,
-                "SplitEvenly(args_.num_ranks, ",
-                "SplitEvenly(args_.num_ranks - 1, ",
+                "blocks_.ShareOf(args_.num_ranks)",
+                "blocks_.ShareOf(args_.num_ranks - 1)",
             ),
         ),
         case_of(full_wait=True, rounds=1),

@@ -7,8 +7,7 @@ from .fused import FusedCase, MissingRowsCase
 from .library import Patch
 from .mutants import DISPATCH_WAIT, MUTANT_TIMEOUT_US, Mutant, without
 from .mutants_direct import case_of as direct_case_of
-from .mutants_offsets import OFFSETS, ROW_SLOTS
-from .mutants_zones import FIND
+from .mutants_offsets import ROW_SLOTS
 
 PHASES = "include/phases.h"
 FUSED = "include/moe_fused.h"
@@ -51,12 +50,11 @@ FUSED_MUTANTS = (
         "args_.slots.At(args_.zone, source_, expert_, index)",
         "args_.slots.At(1 - args_.zone, source_, expert_, index)",
     ),
-    Mutant("dispatch_offsets ignores the zone in memory", (without(OFFSETS, FIND),), _USUAL),
     _mutant(
         "the zone turned before it is used",
         DISPATCH_WAIT,
-        "turned_.Keep(args_.turned,",
-        "turned_.Keep(args_.zone_at,",
+        "KeepWord(args_.turned,",
+        "KeepWord(args_.zone_at,",
     ),
     _mutant(
         "copies of a phase on their way when the next one begins",

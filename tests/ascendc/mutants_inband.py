@@ -5,6 +5,7 @@ from __future__ import annotations
 from .library import Patch
 from .mutants import (
     DOUBLE_BUFFER,
+    FETCHED,
     Mutant,
     case_of,
     without,
@@ -272,18 +273,7 @@ INBAND_MUTANTS = (
         # 34 rows: two of them in a second batch.
         case_of(inband=True, hidden=300, scaled=True, tokens=(9, 8), skewed=True, blocks=1, rounds=4),
     ),
-    Mutant(
-        "offsets read before they are loaded",
-        (
-            Patch(
-                INBAND_RECEIVE,
-                "        offsets_.Load(args_.recv_offsets, before, last - before);\n"
-                "        Order<AscendC::HardEvent::MTE2_S>();\n",
-                "        offsets_.Load(args_.recv_offsets, before, last - before);\n",
-            ),
-        ),
-        _INBAND,
-    ),
+    Mutant("offsets read before they are loaded", (FETCHED,), _INBAND),
     Mutant(
         "rows put by whole 32 bytes",
         (

@@ -27,7 +27,7 @@ PART_MUTANTS = (
     ),
     Mutant(
         "a round's number not kept by parts",
-        (without(READY_TOKENS, "        kept_number_.Keep(*args_, number_);\n"),),
+        (without(READY_TOKENS, "        KeepNumber(*args_, number_);\n"),),
         case_of(tokens=(9, 8), part_tokens=3, hidden=64, rounds=6, straggle=0.5),
     ),
     Mutant(
@@ -84,9 +84,8 @@ PART_MUTANTS = (
         (
             Patch(
                 FLAGS,
-                "                             ExactBytes(count * static_cast<int64_t>(sizeof(int32_t))));\n"
-                "        Order<AscendC::HardEvent::MTE3_S>();\n",
-                "                             ExactBytes(count * static_cast<int64_t>(sizeof(int32_t))));\n",
+                "[first_], entries_, ExactWords(count));\n        Order<AscendC::HardEvent::MTE3_S>();\n",
+                "[first_], entries_, ExactWords(count));\n",
             ),
         ),
         _ONE_BLOCK,

@@ -240,7 +240,7 @@ ROWS = (
     ),
     Mutant(
         "rows of a neighbour expert's count",
-        (Patch(DISPATCH_POST, "counts_.At(first_count_ + i))) {", "counts_.At(first_count_))) {"),),
+        (Patch(DISPATCH_POST, "counts_.At(i))) {", "counts_.At(0))) {"),),
         rows_of(topk=2),
     ),
     Mutant(

@@ -8,7 +8,6 @@ from .case import BRIEF_US
 from .library import Patch
 from .mutants import MUTANT_TIMEOUT_US, Mutant, without
 from .mutants_fused import FUSED, PHASES
-from .mutants_zones import FIND
 from .receiving import MissingCase, ReceivingCase
 
 RECEIVE, BEGUN = "include/dispatch_receive.h", "include/begun_blocks.h"
@@ -103,7 +102,6 @@ RECEIVING_MUTANTS = (
         "sums_.SumFirst(before)",
         "sums_.SumFirst(before + 1)",
     ),
-    Mutant("dispatch_receive ignores the zone in memory", (without(RECEIVE, FIND),), _USUAL),
     _mutant(
         "entries not cleared",
         RECEIVE,

@@ -142,9 +142,4 @@ ROW_MUTANTS = (
         (Patch(DISPATCH_TAKE, "        if (args_.part > 0) {\n", "        if (false) {\n"),),
         _PARTS,
     ),
-    Mutant(
-        "a part ignores the zone in memory",
-        (without(DISPATCH_TAKE, "        FindZone(args_);\n"),),
-        _PARTS,
-    ),
 )

@@ -34,20 +34,12 @@ WORD_MUTANTS = (
     ),
     Mutant(
         "a combine's kind not kept",
-        (
-            without(
-                COMBINE_SEND, "        kept_.Keep(args_.combine_kind, static_cast<int32_t>(args_.kind));\n"
-            ),
-        ),
+        (without(COMBINE_SEND, "            KeepWord(args_.combine_kind, args_.kind);\n"),),
         case_of(),
     ),
     Mutant(
         "a combine's kind not kept where it posts for all its results",
-        (
-            without(
-                POST_STATUS, "        kept_.Keep(args_.combine_kind, static_cast<int32_t>(args_.kind));\n"
-            ),
-        ),
+        (without(POST_STATUS, "        KeepWord(args_.combine_kind, args_.kind);\n"),),
         _DIRECT,
     ),
     Mutant(
@@ -63,7 +55,7 @@ WORD_MUTANTS = (
     ),
     Mutant(
         "a dispatch's word not kept for its wait",
-        (without(STATUS_ENTRIES, "        kept_.Keep(args_->dispatch_word, call_);\n"),),
+        (without(STATUS_ENTRIES, "        KeepWord(args_->dispatch_word, call_, blocks_);\n"),),
         case_of(),
     ),
     Mutant(
@@ -82,8 +74,8 @@ WORD_MUTANTS = (
         (
             Patch(
                 FLAGS,
-                "        words.SetValue(0, word);\n        Order<AscendC::HardEvent::S_MTE3>();\n",
-                "        words.SetValue(0, word);\n",
+                "static_cast<int32_t>(word));\n    Order<AscendC::HardEvent::S_MTE3>();\n",
+                "static_cast<int32_t>(word));\n",
             ),
         ),
         case_of(),

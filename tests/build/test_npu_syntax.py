@@ -188,8 +188,8 @@ WRONG = {
     ),
     "a call with other types": (
         "include/flags.h",
-        "ExactBytes(count * static_cast<int64_t>(sizeof(int32_t))), NoPadding<int32_t>());",
-        "ExactBytes(count * static_cast<int64_t>(sizeof(int32_t))), NoPadding<float>());",
+        "ExactWords(count), NoPadding<int32_t>());",
+        "ExactWords(count), NoPadding<float>());",
         "no matching function for call to 'DataCopyPad'",
     ),
     "a launch without a stream": (

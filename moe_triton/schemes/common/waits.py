@@ -104,7 +104,7 @@ def int32_at(address: int, index: int = 0) -> int:
 
 
 def next_number(before: int) -> int:
-    """The number of the round after one, never 0, as fresh memory is (``RoundNumber`` in round_numbers.h)."""
+    """The number of the round after one, never 0, as fresh memory is (``RoundNumber`` in flags.h)."""
     return before % MAX_INT32 + 1
 
 

@@ -6,13 +6,11 @@
 
 namespace moe {
 
-class KeepRows {
+class KeepRows : Kernel<KeepRowsArgs> {
 public:
     __aicore__ inline void Init(const KeepRowsArgs& args, AscendC::TPipe* pipe) {
-        args_ = args;
-        FindZone(args_);
+        Kernel::Init(args, pipe);
         rows_.Init(pipe, args.row_bytes);
-        report_.Init(pipe, args.report, args_.zone);
     }
 
     __aicore__ inline void Process() {
@@ -22,7 +20,7 @@ public:
         if (!fits && AscendC::GetBlockIdx() == 0) {
             report_.Add(REPORT_BAD_ROW, most, 1);
         }
-        const Share share = SplitEvenly(fits ? number : 0, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
+        const Share share = blocks_.ShareOf(fits ? number : 0);
         for (int64_t row = share.last - 1; row >= share.first; --row) {
             const uint64_t slot = args_.window + args_.slots.At(args_.zone, row);
             rows_.Copy(args_.rows + row * args_.row_bytes, &slot, 1);
@@ -31,9 +29,7 @@ public:
     }
 
 private:
-    KeepRowsArgs args_;
     RowCopy rows_;
-    Report report_;
 };
 
 }  // namespace moe
