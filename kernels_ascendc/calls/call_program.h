@@ -15,7 +15,6 @@
 #include "references.h"
 #include "rounds.h"
 #include "tensors.h"
-#include "types.h"
 
 namespace moe::calls {
 

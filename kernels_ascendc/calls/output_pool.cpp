@@ -1,7 +1,5 @@
 #include "output_pool.h"
 
-#include "types.h"
-
 namespace moe::calls {
 
 namespace {

@@ -1,4 +1,4 @@
-// Owners of Python objects, and of a lock in Python.
+// Owners of Python objects and of a lock in Python, and Python objects around ours.
 #ifndef MOE_CALLS_REFERENCES_H
 #define MOE_CALLS_REFERENCES_H
 
@@ -7,6 +7,7 @@
 #include <pthread.h>
 
 #include <cstdint>
+#include <new>
 #include <utility>
 
 namespace moe::calls {
@@ -38,6 +39,43 @@ public:
 private:
     PyObject* object_ = nullptr;
 };
+
+// A Python object around one of ours.
+template <typename Body>
+struct Boxed {
+    PyObject_HEAD
+    Body body;
+};
+
+template <typename Body>
+Body& BodyOf(PyObject* object) {
+    return reinterpret_cast<Boxed<Body>*>(object)->body;
+}
+
+// Takes a body over. No object, with a Python error, if there is no memory.
+template <typename Body>
+Ref Box(PyTypeObject* type, Body body) {
+    Ref made(type->tp_alloc(type, 0));
+    if (made) new (&BodyOf<Body>(made.get())) Body(std::move(body));
+    return made;
+}
+
+// Its type; where `make` is null, only we make objects of it.
+template <typename Body>
+PyTypeObject BoxType(const char* name, const char* doc, newfunc make, PyMethodDef* methods) noexcept {
+    PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+    type.tp_name = name;
+    type.tp_doc = doc;
+    type.tp_basicsize = sizeof(Boxed<Body>);
+    type.tp_flags = Py_TPFLAGS_DEFAULT | (make == nullptr ? Py_TPFLAGS_DISALLOW_INSTANTIATION : 0);
+    type.tp_new = make;
+    type.tp_dealloc = [](PyObject* object) {
+        BodyOf<Body>(object).~Body();
+        Py_TYPE(object)->tp_free(object);
+    };
+    type.tp_methods = methods;
+    return type;
+}
 
 // Holds a `threading.Lock` if it was free, and says which thread does.
 class HeldLock {

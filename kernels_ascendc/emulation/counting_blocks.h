@@ -14,11 +14,6 @@
 
 namespace moe::emulation {
 
-inline std::string& LastError() {
-    thread_local std::string message;
-    return message;
-}
-
 // The ranks of a group, and what the last launch's blocks did.
 struct CountedGroup {
     explicit CountedGroup(uint32_t num_ranks) : ranks(num_ranks) {}
@@ -119,10 +114,6 @@ private:
     std::vector<Turn> turns_;
 };
 
-struct alignas(512) UbMemory {
-    uint8_t bytes[AscendC::UB_BYTES];
-};
-
 // The UB of each block, of the thread that runs them.
 inline uint8_t* UbOf(uint32_t block) {
     thread_local std::vector<std::unique_ptr<UbMemory>> memory;
@@ -138,10 +129,7 @@ int RunBlocks(uint32_t blocks, Kernel&& kernel, const void* = nullptr) {
         LastError() = "a counted launch is a rank's: moe_counting_begin comes first";
         return 1;
     }
-    if (blocks == 0 || blocks > AscendC::MAX_VECTOR_CORES) {
-        LastError() = "a launch has 1 to 48 blocks: SyncAll needs a core for each of them";
-        return 1;
-    }
+    if (!HasCoreForEach(blocks)) return 1;
     group->awaited.clear();
     CountedLaunch launch{&group->ranks, group->rank, group->mode, group->number, &group->awaited, 0, 0, 0,
                          &Turns::Yield, false,       false};

@@ -109,12 +109,14 @@ public:
     void Load(UnifiedBuffer& ub, uint32_t to, uint64_t from, uint64_t bytes) const {
         LoadContents(ub, to, from, bytes);
         const Line* const first = Find(from / LINE);
-        const bool is_row = first != nullptr && (first->rows >> (from % LINE / UNIT_BYTES) & 1) != 0;
+        const bool is_row = first != nullptr && Has(first->rows, from % LINE / UNIT_BYTES);
         if (is_row) ub.unknown.Set(to, bytes, true);
-        for (uint64_t number = from / LINE; number <= (from + bytes - 1) / LINE; ++number) {
-            const Line* const line = Find(number);
-            if (line != nullptr && line->stored != 0) LoadStored(ub, to, from, bytes, *line);
-        }
+        EachUnit(from, bytes, [&](const Line& line, uint64_t unit, uint64_t begin, uint64_t end) {
+            if (!Has(line.stored, unit)) return;
+            const uint64_t at = to + (begin - from);
+            std::memcpy(ub.bytes + at, line.bytes + begin % LINE, end - begin);
+            ub.unknown.Set(at, end - begin, false);
+        });
     }
 
     void Store(const UnifiedBuffer& ub, uint64_t to, uint32_t from, uint64_t bytes, uint64_t writer) {
@@ -133,33 +135,18 @@ public:
 
     // What a post moves: what is known of it, and where rows begin.
     void Receive(const Memory& other, uint64_t to, uint64_t from, uint64_t bytes, uint64_t writer) {
-        for (uint64_t number = from / LINE; number <= (from + bytes - 1) / LINE; ++number) {
-            const Line* const line = other.Find(number);
-            if (line == nullptr) continue;
-            for (uint64_t unit = 0; unit < LINE / UNIT_BYTES; ++unit) {
-                const uint64_t begin = std::max(number * LINE + unit * UNIT_BYTES, from);
-                const uint64_t end = std::min(number * LINE + (unit + 1) * UNIT_BYTES, from + bytes);
-                if (begin >= end) continue;
-                const uint64_t target = to + (begin - from);
-                if ((line->stored >> unit & 1) != 0) {
-                    StoreBytes(target, line->bytes + begin % LINE, end - begin, writer);
-                }
-                if ((line->rows >> unit & 1) != 0) Make(target / LINE).rows |= 1U << target % LINE / UNIT_BYTES;
-            }
-        }
+        other.EachUnit(from, bytes, [&](const Line& line, uint64_t unit, uint64_t begin, uint64_t end) {
+            const uint64_t target = to + (begin - from);
+            if (Has(line.stored, unit)) StoreBytes(target, line.bytes + begin % LINE, end - begin, writer);
+            if (Has(line.rows, unit)) Make(target / LINE).rows |= 1U << target % LINE / UNIT_BYTES;
+        });
     }
 
     // Of all that is known there.
     void AddWriters(uint64_t from, uint64_t bytes, std::vector<uint64_t>& writers) const {
-        for (uint64_t number = from / LINE; number <= (from + bytes - 1) / LINE; ++number) {
-            const Line* const line = Find(number);
-            if (line == nullptr) continue;
-            for (uint64_t unit = 0; unit < LINE / UNIT_BYTES; ++unit) {
-                const uint64_t begin = number * LINE + unit * UNIT_BYTES;
-                const bool is_inside = begin < from + bytes && begin + UNIT_BYTES > from;
-                if (is_inside && (line->stored >> unit & 1) != 0) writers.push_back(line->writers[unit]);
-            }
-        }
+        EachUnit(from, bytes, [&](const Line& line, uint64_t unit, uint64_t, uint64_t) {
+            if (Has(line.stored, unit)) writers.push_back(line.writers[unit]);
+        });
     }
 
     template <typename T>
@@ -180,7 +167,7 @@ public:
             const uint64_t part = std::min(bytes, LINE - at);
             // The rest of its unit is as it was.
             for (uint64_t unit = at / UNIT_BYTES; unit <= (at + part - 1) / UNIT_BYTES; ++unit) {
-                if ((line.stored >> unit & 1) == 0) FillUnit(line, unit);
+                if (!Has(line.stored, unit)) FillUnit(line, unit);
                 line.writers[unit] = writer;
             }
             std::memcpy(line.bytes + at, from, part);
@@ -241,15 +228,18 @@ private:
         ub.unknown.Set(to + whole, bytes - whole, true);
     }
 
-    static void LoadStored(UnifiedBuffer& ub, uint32_t to, uint64_t from, uint64_t bytes, const Line& line) {
-        for (uint64_t unit = 0; unit < LINE / UNIT_BYTES; ++unit) {
-            if ((line.stored >> unit & 1) == 0) continue;
-            const uint64_t begin = std::max(line.number * LINE + unit * UNIT_BYTES, from);
-            const uint64_t end = std::min(line.number * LINE + (unit + 1) * UNIT_BYTES, from + bytes);
-            if (begin >= end) continue;
-            const uint64_t at = to + (begin - from);
-            std::memcpy(ub.bytes + at, line.bytes + begin % LINE, end - begin);
-            ub.unknown.Set(at, end - begin, false);
+    static bool Has(uint8_t units, uint64_t unit) { return (units >> unit & 1) != 0; }
+
+    // Each unit of the lines that there are of some bytes, and where those of them that are in it begin and end.
+    template <typename Visit>
+    void EachUnit(uint64_t from, uint64_t bytes, Visit&& visit) const {
+        for (uint64_t number = from / LINE; number <= (from + bytes - 1) / LINE; ++number) {
+            const Line* const line = Find(number);
+            for (uint64_t unit = 0; line != nullptr && unit < LINE / UNIT_BYTES; ++unit) {
+                const uint64_t begin = std::max(number * LINE + unit * UNIT_BYTES, from);
+                const uint64_t end = std::min(number * LINE + (unit + 1) * UNIT_BYTES, from + bytes);
+                if (begin < end) visit(*line, unit, begin, end);
+            }
         }
     }
 

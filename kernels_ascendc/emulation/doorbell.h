@@ -62,17 +62,8 @@ inline Doorbell* DoorbellBehind(uint64_t window, uint64_t bytes) {
 
 // The doorbell of the window that contains an address; null for other addresses.
 inline Doorbell* DoorbellOf(const LaunchSettings& settings, const void* pointer) {
-    const auto address = reinterpret_cast<uint64_t>(pointer);
-    for (uint64_t g = 0; g < settings.num_groups; ++g) {
-        const WindowGroup& group = settings.groups[g];
-        for (uint64_t i = 0; i < group.count; ++i) {
-            // Unsigned: an address before the window becomes one far behind it.
-            if (address - group.addresses[i] < group.window_bytes) {
-                return DoorbellBehind(group.addresses[i], group.window_bytes);
-            }
-        }
-    }
-    return nullptr;
+    const auto [group, window] = WindowOf(settings, pointer);
+    return group == nullptr ? nullptr : DoorbellBehind(window, group->window_bytes);
 }
 
 }  // namespace moe::emulation

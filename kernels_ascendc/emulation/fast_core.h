@@ -9,8 +9,8 @@
 #include "launch_settings.h"
 #include "meeting.h"
 #include "memory.h"
+#include "nic.h"
 #include "paced_writes.h"
-#include "posting.h"
 #include "trace.h"
 #include "types.h"
 

@@ -49,6 +49,24 @@ inline const LaunchSettings& SettingsOfThread() {
 // The control of this thread's waits, or null, as on threads that run blocks for another thread.
 inline WaitControl* ControlOfThread() { return ThreadSettings() != nullptr ? ThreadSettings()->control : nullptr; }
 
+// A window that contains an address, and its group; null for other addresses.
+struct FoundWindow {
+    const WindowGroup* group;
+    uint64_t window;
+};
+
+inline FoundWindow WindowOf(const LaunchSettings& settings, const void* pointer) {
+    const auto address = reinterpret_cast<uint64_t>(pointer);
+    for (uint64_t g = 0; g < settings.num_groups; ++g) {
+        const WindowGroup& group = settings.groups[g];
+        for (uint64_t i = 0; i < group.count; ++i) {
+            // Unsigned: an address before the window becomes one far behind it.
+            if (address - group.addresses[i] < group.window_bytes) return {&group, group.addresses[i]};
+        }
+    }
+    return {};
+}
+
 }  // namespace moe
 
 #endif  // MOE_EMULATION_LAUNCH_SETTINGS_H

@@ -9,11 +9,29 @@
 #include <string>
 
 #include "block_pool.h"
+#include "types.h"
 
 namespace moe::emulation {
 
 struct CheckFailed : std::runtime_error {
     using std::runtime_error::runtime_error;
+};
+
+// Why the calling thread's last failed launch failed.
+inline std::string& LastError() {
+    thread_local std::string message;
+    return message;
+}
+
+// Whether a launch has a core for each of its blocks. If not, it fails.
+inline bool HasCoreForEach(uint32_t blocks) {
+    if (blocks > 0 && blocks <= AscendC::MAX_VECTOR_CORES) return true;
+    LastError() = "a launch has 1 to 48 blocks: SyncAll needs a core for each of them";
+    return false;
+}
+
+struct alignas(512) UbMemory {
+    uint8_t bytes[AscendC::UB_BYTES];
 };
 
 class Meeting {

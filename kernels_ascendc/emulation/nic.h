@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "clock.h"
+#include "meeting.h"
 #include "nic_wires.h"
 
 namespace moe {
@@ -168,6 +169,18 @@ private:
     std::atomic<uint64_t> stop_at_ns_{Due::NEVER};
     std::thread thread_;
 };
+
+namespace emulation {
+
+// A core's post to the NIC of its rank. False while the ring is full. See `Nic::Post`.
+inline bool PostTo(Nic* nic, const Meeting& meeting, uint32_t block, const PostItem& item, bool reads_at_once = false) {
+    if (nic == nullptr || !nic->HasQueue(item.rank)) throw CheckFailed("Post: that rank is not reached by a queue");
+    if (!nic->Holds(item)) throw CheckFailed("Post: from outside of the out part, or to outside of a peer's in part");
+    if (!nic->Claim(item.rank, meeting.launch, block)) throw CheckFailed("Post: two cores of a launch on one queue");
+    return nic->Post(item, reads_at_once);
+}
+
+}  // namespace emulation
 
 }  // namespace moe
 

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "clock.h"
-#include "link_log.h"
 #include "paced_link.h"
 #include "post_ring.h"
 #include "random.h"

@@ -2,8 +2,10 @@
 #ifndef MOE_EMULATION_OPERATIONS_H
 #define MOE_EMULATION_OPERATIONS_H
 
+#include <array>
 #include <chrono>
 #include <cstring>
+#include <tuple>
 
 #include "tensors.h"
 
@@ -121,17 +123,64 @@ void DataCopyPad(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const Da
     }
 }
 
+namespace detail {
+
+constexpr int32_t REPEAT_BYTES = 256;
+
+template <typename T>
+T ElementAt(const uint8_t* from, int64_t index) {
+    T value;
+    std::memcpy(&value, from + index * static_cast<int64_t>(sizeof(T)), sizeof(T));
+    return value;
+}
+
+// A vector instruction on the first `count` elements: each of `dst` from its index and those of the sources.
+template <typename T, typename Function, typename... Sources>
+void Transform(const char* beyond, const LocalTensor<T>& dst, int64_t count, Function&& function,
+               const LocalTensor<Sources>&... sources) {
+    Core().Require(count > 0 && count <= dst.GetSize() && ((count <= sources.GetSize()) && ...), beyond);
+    RequireAligned(dst);
+    (RequireAligned(sources), ...);
+    Core().BeginInstruction(PIPE_V);
+    (Reads(sources, static_cast<uint64_t>(count)), ...);
+    Writes(dst, static_cast<uint64_t>(count));
+    uint8_t* to = dst.Host();
+    const std::array<const uint8_t*, sizeof...(Sources)> all{sources.Host()...};
+    Core().Issue(PIPE_V, [=] {
+        for (int64_t i = 0; i < count; ++i) {
+            const T value = std::apply([&](auto*... from) { return function(i, ElementAt<Sources>(from, i)...); }, all);
+            std::memcpy(to + i * static_cast<int64_t>(sizeof(T)), &value, sizeof(T));
+        }
+    });
+}
+
+constexpr const char* BEYOND = "a vector instruction beyond the end of a LocalTensor";
+
+// A vector instruction that sums the first `count` elements, or some of them: `sum` says which.
+template <typename T, typename Sum>
+void Reduce(const LocalTensor<T>& dst, const LocalTensor<T>& src, const LocalTensor<T>& sharedTmpBuffer, uint64_t count,
+            bool fits, Sum&& sum) {
+    Core().Require(count <= src.GetSize(), "ReduceSum beyond the end of its source");
+    Core().Require(dst.GetSize() >= 1, "ReduceSum needs room for its result");
+    RequireAligned(src);
+    Core().Require(fits, "ReduceSum: temporary too small");
+    Core().BeginInstruction(PIPE_V, true);
+    Reads(src, count);
+    Writes(sharedTmpBuffer, sharedTmpBuffer.GetSize());
+    Writes(dst, 1);
+    uint8_t* to = dst.Host();
+    const uint8_t* from = src.Host();
+    Core().Issue(PIPE_V, [=] {
+        const T value = sum(from);
+        std::memcpy(to, &value, sizeof(T));
+    });
+}
+
+}  // namespace detail
+
 template <typename T>
 void Duplicate(const LocalTensor<T>& dst, const T& value, const int32_t& count) {
-    detail::Core().Require(count > 0 && static_cast<uint32_t>(count) <= dst.GetSize(),
-                           "Duplicate beyond the end of a LocalTensor");
-    detail::RequireAligned(dst);
-    detail::Core().BeginInstruction(PIPE_V);
-    detail::Writes(dst, static_cast<uint64_t>(count));
-    uint8_t* to = dst.Host();
-    detail::Core().Issue(PIPE_V, [to, value, n = count] {
-        for (int32_t i = 0; i < n; ++i) std::memcpy(to + i * sizeof(T), &value, sizeof(T));
-    });
+    detail::Transform("Duplicate beyond the end of a LocalTensor", dst, count, [value](int64_t) { return value; });
 }
 
 // The first `mask` elements of each of `repeatTime` repeats, `dstRepeatStride` 32-byte blocks apart.
@@ -158,102 +207,46 @@ void Duplicate(const LocalTensor<T>& dst, const T& value, uint64_t mask, const u
     });
 }
 
-namespace detail {
-
-constexpr int32_t REPEAT_BYTES = 256;
-
-template <typename T>
-T ElementAt(const uint8_t* from, int64_t index) {
-    T value;
-    std::memcpy(&value, from + index * static_cast<int64_t>(sizeof(T)), sizeof(T));
-    return value;
-}
-
-// A vector instruction on the first `count` elements: each of `dst` from the one of `src`.
-template <typename T, typename U, typename Function>
-void Transform(const LocalTensor<T>& dst, const LocalTensor<U>& src, int64_t count, Function&& function) {
-    Core().Require(count > 0 && count <= src.GetSize() && count <= dst.GetSize(),
-                   "a vector instruction beyond the end of a LocalTensor");
-    RequireAligned(dst);
-    RequireAligned(src);
-    Core().BeginInstruction(PIPE_V);
-    Reads(src, static_cast<uint64_t>(count));
-    Writes(dst, static_cast<uint64_t>(count));
-    uint8_t* to = dst.Host();
-    const uint8_t* from = src.Host();
-    Core().Issue(PIPE_V, [=] {
-        for (int64_t i = 0; i < count; ++i) {
-            const T value = function(ElementAt<U>(from, i));
-            std::memcpy(to + i * static_cast<int64_t>(sizeof(T)), &value, sizeof(T));
-        }
-    });
-}
-
-}  // namespace detail
-
 // The greater of each of the first `count` elements and a scalar.
 template <typename T>
 void Maxs(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalar, const int32_t& count) {
-    detail::Transform(dst, src, count, [=](T value) { return value < scalar ? scalar : value; });
+    detail::Transform(
+        detail::BEYOND, dst, count, [=](int64_t, T value) { return value < scalar ? scalar : value; }, src);
 }
 
 // The smaller of each of the first `count` elements and a scalar.
 template <typename T>
 void Mins(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalar, const int32_t& count) {
-    detail::Transform(dst, src, count, [=](T value) { return scalar < value ? scalar : value; });
+    detail::Transform(
+        detail::BEYOND, dst, count, [=](int64_t, T value) { return scalar < value ? scalar : value; }, src);
 }
 
 // The first `count` elements of two tensors.
 template <typename T>
 void Add(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, const int32_t& count) {
-    detail::Core().Require(count > 0 && static_cast<uint32_t>(count) <= dst.GetSize() &&
-                               static_cast<uint32_t>(count) <= src0.GetSize() &&
-                               static_cast<uint32_t>(count) <= src1.GetSize(),
-                           "Add beyond the end of a LocalTensor");
-    detail::RequireAligned(dst);
-    detail::RequireAligned(src0);
-    detail::RequireAligned(src1);
-    detail::Core().BeginInstruction(PIPE_V);
-    detail::Reads(src0, static_cast<uint64_t>(count));
-    detail::Reads(src1, static_cast<uint64_t>(count));
-    detail::Writes(dst, static_cast<uint64_t>(count));
-    uint8_t* to = dst.Host();
-    const uint8_t* first = src0.Host();
-    const uint8_t* second = src1.Host();
-    detail::Core().Issue(PIPE_V, [=, n = count] {
-        for (int64_t i = 0; i < n; ++i) {
-            const T sum = detail::ElementAt<T>(first, i) + detail::ElementAt<T>(second, i);
-            std::memcpy(to + i * static_cast<int64_t>(sizeof(T)), &sum, sizeof(T));
-        }
-    });
+    constexpr const char* BEYOND = "Add beyond the end of a LocalTensor";
+    detail::Transform(BEYOND, dst, count, [](int64_t, T first, T second) { return first + second; }, src0, src1);
 }
 
 // The sum of each of the first `count` elements and a scalar.
 template <typename T>
 void Adds(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalar, const int32_t& count) {
-    detail::Transform(dst, src, count, [=](T value) { return static_cast<T>(value + scalar); });
+    detail::Transform(
+        detail::BEYOND, dst, count, [=](int64_t, T value) { return static_cast<T>(value + scalar); }, src);
 }
 
 // The product of each of the first `count` elements and a scalar.
 template <typename T>
 void Muls(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalar, const int32_t& count) {
-    detail::Transform(dst, src, count, [=](T value) { return static_cast<T>(value * scalar); });
+    detail::Transform(
+        detail::BEYOND, dst, count, [=](int64_t, T value) { return static_cast<T>(value * scalar); }, src);
 }
 
 // `count` numbers, one greater each, from the first one on.
 template <typename T>
 void CreateVecIndex(LocalTensor<T> dst, const T& firstValue, uint32_t count) {
-    detail::Core().Require(count > 0 && count <= dst.GetSize(), "CreateVecIndex beyond the end of a LocalTensor");
-    detail::RequireAligned(dst);
-    detail::Core().BeginInstruction(PIPE_V);
-    detail::Writes(dst, count);
-    uint8_t* to = dst.Host();
-    detail::Core().Issue(PIPE_V, [=, first = firstValue] {
-        for (uint32_t i = 0; i < count; ++i) {
-            const T value = static_cast<T>(first + static_cast<T>(i));
-            std::memcpy(to + i * sizeof(T), &value, sizeof(T));
-        }
-    });
+    detail::Transform("CreateVecIndex beyond the end of a LocalTensor", dst, count,
+                      [first = firstValue](int64_t i) { return static_cast<T>(first + static_cast<T>(i)); });
 }
 
 // The first `count` elements in another type.
@@ -261,7 +254,7 @@ template <typename T, typename U>
 void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const RoundMode& mode, const uint32_t count) {
     static_assert(sizeof(T) == sizeof(U), "only conversions that keep the width are emulated");
     detail::Core().Require(mode == RoundMode::CAST_NONE, "Cast: roundings are not emulated");
-    detail::Transform(dst, src, count, [](U value) { return static_cast<T>(value); });
+    detail::Transform(detail::BEYOND, dst, count, [](int64_t, U value) { return static_cast<T>(value); }, src);
 }
 
 // Sums the first `count` elements.
@@ -269,24 +262,14 @@ template <typename T>
 void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, const LocalTensor<T>& sharedTmpBuffer,
                const int32_t count) {
     constexpr int32_t LANES = 8;
-    auto& core = detail::Core();
-    core.Require(count > 0 && static_cast<uint32_t>(count) <= src.GetSize(), "ReduceSum beyond the end of its source");
-    core.Require(dst.GetSize() >= 1, "ReduceSum needs room for its result");
-    detail::RequireAligned(src);
-    core.Require(sharedTmpBuffer.GetSize() * uint64_t{detail::REPEAT_BYTES} >= count * sizeof(T),
-                 "ReduceSum: temporary too small");
-    core.BeginInstruction(PIPE_V, true);
-    detail::Reads(src, static_cast<uint64_t>(count));
-    detail::Writes(sharedTmpBuffer, sharedTmpBuffer.GetSize());
-    detail::Writes(dst, 1);
-    uint8_t* to = dst.Host();
-    const uint8_t* from = src.Host();
-    core.Issue(PIPE_V, [=] {
+    detail::Core().Require(count > 0, "ReduceSum beyond the end of its source");
+    const bool fits = sharedTmpBuffer.GetSize() * uint64_t{detail::REPEAT_BYTES} >= count * sizeof(T);
+    detail::Reduce(dst, src, sharedTmpBuffer, static_cast<uint64_t>(count), fits, [count](const uint8_t* from) {
         T lanes[LANES] = {};
         for (int32_t i = 0; i < count; ++i) lanes[i % LANES] += detail::ElementAt<T>(from, i);
         T sum{};
         for (const T lane : lanes) sum += lane;
-        std::memcpy(to, &sum, sizeof(T));
+        return sum;
     });
 }
 
@@ -296,29 +279,19 @@ void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, const Local
                const uint64_t mask[], const int32_t repeatTime, const int32_t srcRepStride) {
     static_assert(sizeof(T) == 4, "one mask word covers the 64 elements of a repeat");
     constexpr int32_t MAX_REPEATS = 255;
-    auto& core = detail::Core();
-    core.Require(mask[0] != 0, "ReduceSum: an empty mask");
-    core.Require(repeatTime > 0 && repeatTime <= MAX_REPEATS, "ReduceSum: 1 to 255 repeats");
+    detail::Core().Require(mask[0] != 0, "ReduceSum: an empty mask");
+    detail::Core().Require(repeatTime > 0 && repeatTime <= MAX_REPEATS, "ReduceSum: 1 to 255 repeats");
     const uint64_t repeat_bytes = static_cast<uint64_t>(srcRepStride) * BLOCK_BYTES;
     const uint64_t end = (static_cast<uint64_t>(repeatTime) - 1) * repeat_bytes + detail::REPEAT_BYTES;
-    core.Require(end <= uint64_t{src.GetSize()} * sizeof(T), "ReduceSum beyond the end of its source");
-    core.Require(dst.GetSize() >= 1, "ReduceSum needs room for its result");
-    detail::RequireAligned(src);
-    core.Require(sharedTmpBuffer.GetSize() >= static_cast<uint32_t>(repeatTime), "ReduceSum: temporary too small");
-    core.BeginInstruction(PIPE_V, true);
-    detail::Reads(src, end / sizeof(T));
-    detail::Writes(sharedTmpBuffer, sharedTmpBuffer.GetSize());
-    detail::Writes(dst, 1);
-    uint8_t* to = dst.Host();
-    const uint8_t* from = src.Host();
-    core.Issue(PIPE_V, [=, bits = mask[0]] {
+    const bool fits = sharedTmpBuffer.GetSize() >= static_cast<uint32_t>(repeatTime);
+    detail::Reduce(dst, src, sharedTmpBuffer, end / sizeof(T), fits, [=, bits = mask[0]](const uint8_t* from) {
         T sum{};
         for (int32_t repeat = 0; repeat < repeatTime; ++repeat) {
             for (uint64_t left = bits; left != 0; left &= left - 1) {
                 sum += detail::ElementAt<T>(from + static_cast<uint64_t>(repeat) * repeat_bytes, __builtin_ctzll(left));
             }
         }
-        std::memcpy(to, &sum, sizeof(T));
+        return sum;
     });
 }
 
@@ -372,7 +345,7 @@ void DataCacheCleanAndInvalid(const GlobalTensor<T>& dst) {
 
 namespace moe::emulation {
 
-inline void PollPause(uint32_t attempt, uint64_t window, int64_t missing, int64_t first, int64_t count) {
+inline void PollPause(uint32_t attempt, uint64_t window, int64_t missing, int64_t first = 0, int64_t count = 0) {
     ThisCore().Poll(attempt, reinterpret_cast<const void*>(window), missing > 1 ? static_cast<uint64_t>(missing) : 1,
                     {first, count});
 }

@@ -74,15 +74,8 @@ private:
     static constexpr uint64_t SHORTEST_NAP_NS = 50'000;
 
     bool IsOfPeer(const void* pointer) const {
-        const auto address = reinterpret_cast<uint64_t>(pointer);
-        for (uint64_t g = 0; g < settings_.num_groups; ++g) {
-            const WindowGroup& group = settings_.groups[g];
-            for (uint64_t i = 0; i < group.count; ++i) {
-                // Unsigned: an address before the window becomes one far behind it.
-                if (address - group.addresses[i] < group.window_bytes) return group.addresses[i] != group.own;
-            }
-        }
-        return false;
+        const auto [group, window] = WindowOf(settings_, pointer);
+        return group != nullptr && window != group->own;
     }
 
     bool IsStopped() const { return settings_.control != nullptr && settings_.control->IsStopped(); }

@@ -58,7 +58,6 @@ public:
 
     // The oldest one is delivered, and its place free.
     void Pop() { head_.store(head_.load(std::memory_order_relaxed) + 1, std::memory_order_release); }
-    bool IsEmpty() const { return head_.load(std::memory_order_acquire) == Posted(); }
 
     // Whether this block of this launch may post: a queue belongs to one core at a time, and a launch's cores do not
     // know when another has posted.

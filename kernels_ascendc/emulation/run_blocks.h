@@ -14,11 +14,6 @@
 
 namespace moe::emulation {
 
-inline std::string& LastError() {
-    thread_local std::string message;
-    return message;
-}
-
 #ifdef MOE_EMULATION_STRICT
 // Of the next launch that this thread makes.
 inline uint64_t& Seed() {
@@ -26,10 +21,6 @@ inline uint64_t& Seed() {
     return seed;
 }
 #endif
-
-struct alignas(512) UbMemory {
-    uint8_t bytes[AscendC::UB_BYTES];
-};
 
 inline uint8_t* ThreadUb() {
     thread_local const std::unique_ptr<UbMemory> memory(new UbMemory);
@@ -40,10 +31,7 @@ inline uint8_t* ThreadUb() {
 // the launch's `TracedLaunch`, or null where nothing is traced or profiled.
 template <typename Kernel>
 int RunBlocks(uint32_t blocks, Kernel&& kernel, const void* stream = nullptr) {
-    if (blocks == 0 || blocks > AscendC::MAX_VECTOR_CORES) {
-        LastError() = "a launch has 1 to 48 blocks: SyncAll needs a core for each of them";
-        return 1;
-    }
+    if (!HasCoreForEach(blocks)) return 1;
     Meeting meeting(blocks);
 #ifdef MOE_EMULATION_STRICT
     const uint64_t seed = Seed()++;

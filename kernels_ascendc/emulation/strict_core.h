@@ -17,7 +17,7 @@
 #include "launch_settings.h"
 #include "meeting.h"
 #include "memory.h"
-#include "posting.h"
+#include "nic.h"
 #include "random.h"
 #include "scalar_cache.h"
 #include "trace.h"

@@ -1,15 +1,17 @@
 // Walks a plan on the CPU: one call from Python runs every launch of an operator.
+#include <sched.h>
+
 #include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <thread>
 
 #include "block_pool.h"
-#include "companion.h"
 #include "launch_settings.h"
-#include "profiler.h"
 #include "trace.h"
 
 namespace {
@@ -19,6 +21,59 @@ using TritonEntry = void (*)(const uint64_t* words, int32_t num_programs, int32_
 using AscendCEntry = int (*)(uint32_t blocks, const void* stream, const uint64_t* words);
 
 enum Kind : uint32_t { TRITON = 0, ASCEND_C = 1 };
+
+// A second thread for work that runs in parallel to its owner's.
+class Companion {
+public:
+    ~Companion() {
+        if (!thread_.joinable()) return;
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            stopping_ = true;
+        }
+        changed_.notify_all();
+        thread_.join();
+    }
+
+    // `work` must live until `Wait` has returned.
+    void Start(const std::function<void()>& work) {
+        if (!thread_.joinable()) thread_ = std::thread([this] { Serve(); });
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            work_ = &work;
+        }
+        changed_.notify_all();
+    }
+
+    void Wait() {
+        std::unique_lock<std::mutex> lock(mutex_);
+        changed_.wait(lock, [this] { return work_ == nullptr; });
+    }
+
+private:
+    void Serve() {
+        // Where both share a core, who communicates sleeps in between and must be let in at once: the scheduler lets
+        // what wakes preempt a thread of this class. A batch thread would end its time slice first, and the wire wait.
+        const sched_param none{};
+        sched_setscheduler(0, SCHED_IDLE, &none);
+        std::unique_lock<std::mutex> lock(mutex_);
+        for (;;) {
+            changed_.wait(lock, [this] { return work_ != nullptr || stopping_; });
+            if (work_ == nullptr) return;
+            lock.unlock();
+            (*work_)();
+            lock.lock();
+            work_ = nullptr;
+            changed_.notify_all();
+        }
+    }
+
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::thread thread_;
+    const std::function<void()>* work_ = nullptr;
+    bool stopping_ = false;
+};
 
 double MicrosecondsSince(std::chrono::steady_clock::time_point start) {
     return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
@@ -102,15 +157,15 @@ bool RunLaunch(const MoePlan* plan, Steps steps, uint64_t i, uint32_t first_core
     return is_good;
 }
 
-std::unique_ptr<moe::Companion>& ThreadCompanion() {
-    thread_local std::unique_ptr<moe::Companion> companion;
+std::unique_ptr<Companion>& ThreadCompanion() {
+    thread_local std::unique_ptr<Companion> companion;
     return companion;
 }
 
 // The computing launch goes to the companion: it cannot fail, and the error of the other one is the caller's.
 bool RunBoth(const MoePlan* plan, Steps steps, uint64_t communication, uint64_t compute) {
-    std::unique_ptr<moe::Companion>& companion = ThreadCompanion();
-    if (!companion) companion = std::make_unique<moe::Companion>();
+    std::unique_ptr<Companion>& companion = ThreadCompanion();
+    if (!companion) companion = std::make_unique<Companion>();
     const std::function<void()> work = [=] { RunLaunch(plan, steps, compute, plan->launches[communication].blocks); };
     companion->Start(work);
     const bool is_good = RunLaunch(plan, steps, communication);

@@ -6,6 +6,7 @@
 
 #include "begun_blocks.h"
 #include "inband_blocks.h"
+#include "row_copy.h"
 #include "send_plan.h"
 #include "status_entries.h"
 

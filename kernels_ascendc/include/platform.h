@@ -21,51 +21,54 @@ __aicore__ inline void DropCachedLine(const AscendC::GlobalTensor<T>& tensor) {
     __asm__ __volatile__("");
 }
 
-// Called between two polls of flags in the window at `window`, of which `missing` were not there yet: those of
-// `count` tokens or entries from `first` on. An AI core simply polls again; on a host the rank that will set them may
-// need this core, and long waits are reported.
-__aicore__ inline void PollPause(uint32_t attempt, uint64_t window, int64_t missing, int64_t first = 0,
-                                 int64_t count = 0) {
 #ifdef MOE_EMULATION
-    emulation::PollPause(attempt, window, missing, first, count);
-#else
-    (void)attempt;
-    (void)window;
-    (void)missing;
-    (void)first;
-    (void)count;
-#endif
-}
-
-// Before the first of some polls, or before a look that is no wait: for what others may have done until then.
-__aicore__ inline void BeginLook() {
-#ifdef MOE_EMULATION
-    emulation::BeginLook();
-#endif
-}
-
-// Between two things that are done for others, ahead of time: on a host somebody may need this core for what all wait
-// for.
-__aicore__ inline void LetOthersRun() {
-#ifdef MOE_EMULATION
-    emulation::LetOthersRun();
-#endif
-}
-
-// Whether waits are to end as if at their deadline: on a host, because of Ctrl-C or `close`.
-__aicore__ inline bool WaitsAreStopped() {
-#ifdef MOE_EMULATION
-    return emulation::WaitsAreStopped();
-#else
-    return false;
-#endif
-}
+using emulation::BeginLook, emulation::BeginPhase, emulation::IsTraced, emulation::LetOthersRun;
+using emulation::NotifyFlags, emulation::PollPause, emulation::TraceStep, emulation::TraceWait;
+using emulation::TraceWaitEnds, emulation::WaitsAreStopped;
 
 // Whether waits run in a process, which may be stopped while the clock goes on.
-#ifdef MOE_EMULATION
 constexpr bool CAN_BE_PAUSED = true;
 #else
 constexpr bool CAN_BE_PAUSED = false;
+
+// Called between two polls of flags in the window at an address, of which so many were not there yet: those of so many
+// tokens or entries from a first one on. An AI core simply polls again; on a host the rank that will set them may need
+// this core, and long waits are reported.
+__aicore__ inline void PollPause(uint32_t /*attempt*/, uint64_t /*window*/, int64_t /*missing*/, int64_t /*first*/,
+                                 int64_t /*count*/) {}
+
+// Before the first of some polls, or before a look that is no wait: for what others may have done until then.
+__aicore__ inline void BeginLook() {}
+
+// Between two things that are done for others, ahead of time: on a host somebody may need this core for what all wait
+// for.
+__aicore__ inline void LetOthersRun() {}
+
+// Whether waits are to end as if at their deadline: on a host, because of Ctrl-C or `close`.
+__aicore__ inline bool WaitsAreStopped() {
+    return false;
+}
+
+// So many flags were set by a copy. On a host, a rank that waits for them may be asleep.
+template <typename T>
+__aicore__ inline void NotifyFlags(const AscendC::GlobalTensor<T>& /*to*/, uint64_t /*number*/) {}
+
+// Whether this block is traced, which only a host does; an AI core has a profiler.
+__aicore__ inline bool IsTraced() {
+    return false;
+}
+
+// The block begins a phase, by its number from 0 of those that run in its launch.
+__aicore__ inline void BeginPhase(uint32_t /*number*/) {}
+
+// The block begins a step: TRACE_WRITE, TRACE_SYNC, ...
+__aicore__ inline void TraceStep(uint32_t /*kind*/) {}
+
+// A wait that started at this cycle took so long for one flag of a peer; 0: the flag was already set.
+__aicore__ inline void TraceWait(int64_t /*peer*/, int64_t /*start*/, int32_t /*us*/) {}
+
+// A wait for a peer that started at this cycle ends now; the block goes on with its step.
+__aicore__ inline void TraceWaitEnds(int64_t /*peer*/, int64_t /*start*/) {}
 #endif
 
 // Of flags in one copy. A host takes longer copies for rows, and orders nothing inside them.
@@ -74,16 +77,12 @@ constexpr int64_t MAX_POLLED_BYTES = 2048;
 static_assert(MAX_POLLED_BYTES <= emulation::LONGEST_POLLED_BYTES, "a flag is not seen before the count beside it");
 #endif
 
-// A copy that sets `number` flags. On a host, a rank that waits for them may be asleep.
+// A copy that sets `number` flags.
 template <typename T>
 __aicore__ inline void RaiseFlags(const AscendC::GlobalTensor<T>& to, const AscendC::LocalTensor<T>& from,
                                   uint32_t count, uint32_t number) {
     AscendC::DataCopy(to, from, count);
-#ifdef MOE_EMULATION
-    emulation::NotifyFlags(to, number);
-#else
-    (void)number;
-#endif
+    NotifyFlags(to, number);
 }
 
 // Whether kernels of this build post. An AI core does by memfabric-hybrid's RoCE write, where the build was given that.
@@ -106,8 +105,9 @@ struct PostScratch {
 //
 // On an AI core it is never false: memfabric's function itself waits there until a full queue has room. All that goes
 // to a rank goes by one queue pair, as no order holds between two.
-__aicore__ inline bool Post(uint32_t rank, uint64_t local, uint64_t remote, uint64_t bytes, uint32_t flags,
-                            const PostScratch& scratch) {
+__aicore__ inline bool Post([[maybe_unused]] uint32_t rank, [[maybe_unused]] uint64_t local,
+                            [[maybe_unused]] uint64_t remote, [[maybe_unused]] uint64_t bytes,
+                            [[maybe_unused]] uint32_t flags, [[maybe_unused]] const PostScratch& scratch) {
 #if defined(MOE_EMULATION)
     // As the other one leaves it, and no access of this kernel's own.
     std::memset(scratch.doorbell.Host(), 0xFF, sizeof(uint64_t));
@@ -115,67 +115,11 @@ __aicore__ inline bool Post(uint32_t rank, uint64_t local, uint64_t remote, uint
     return emulation::Post({local, remote, bytes, flags << PostItem::FLAG_SHIFT, rank});
 #elif defined(MOE_MEMFABRIC)
     constexpr uint32_t QUEUE_PAIR = 0;
-    (void)flags;
     smem_shm_roce_write(reinterpret_cast<__gm__ uint8_t*>(local), reinterpret_cast<__gm__ uint8_t*>(remote), rank,
                         QUEUE_PAIR, bytes, scratch.doorbell, scratch.head);
     return true;
 #else
-    // The host starts no kernel that needs queues.
-    (void)rank;
-    (void)local;
-    (void)remote;
-    (void)bytes;
-    (void)flags;
-    (void)scratch;
-    return false;
-#endif
-}
-
-// Whether this block is traced, which only a host does; an AI core has a profiler.
-__aicore__ inline bool IsTraced() {
-#ifdef MOE_EMULATION
-    return emulation::IsTraced();
-#else
-    return false;
-#endif
-}
-
-// The block begins phase `number`, from 0, of those that run in its launch.
-__aicore__ inline void BeginPhase(uint32_t number) {
-#ifdef MOE_EMULATION
-    emulation::BeginPhase(number);
-#else
-    (void)number;
-#endif
-}
-
-// The block begins a step: TRACE_WRITE, TRACE_SYNC, ...
-__aicore__ inline void TraceStep(uint32_t kind) {
-#ifdef MOE_EMULATION
-    emulation::TraceStep(kind);
-#else
-    (void)kind;
-#endif
-}
-
-// A wait that started at this cycle took `us` for one flag of a peer; 0: the flag was already set.
-__aicore__ inline void TraceWait(int64_t peer, int64_t start, int32_t us) {
-#ifdef MOE_EMULATION
-    emulation::TraceWait(peer, start, us);
-#else
-    (void)peer;
-    (void)start;
-    (void)us;
-#endif
-}
-
-// A wait for a peer that started at this cycle ends now; the block goes on with its step.
-__aicore__ inline void TraceWaitEnds(int64_t peer, int64_t start) {
-#ifdef MOE_EMULATION
-    emulation::TraceWaitEnds(peer, start);
-#else
-    (void)peer;
-    (void)start;
+    return false;  // the host starts no kernel that needs queues
 #endif
 }
 
@@ -186,7 +130,7 @@ __aicore__ inline void CopyBlocksInOrder(const AscendC::GlobalTensor<uint8_t>& t
                                          const AscendC::LocalTensor<uint8_t>& from, uint32_t blocks) {
 #ifdef MOE_EMULATION
     emulation::CopyBlocksInOrder(to, from, blocks, BLOCK_BYTES, BLOCK_DATA_BYTES);
-    emulation::NotifyFlags(to, blocks);
+    NotifyFlags(to, blocks);
 #else
     AscendC::DataCopy(to, from, blocks * BLOCK_BYTES);
 #endif

@@ -10,8 +10,8 @@
 #ifndef MOE_RAIL_RELAY_H
 #define MOE_RAIL_RELAY_H
 
-#include "double_buffer.h"
 #include "rails.h"
+#include "row_copy.h"
 #include "status_entries.h"
 
 namespace moe {

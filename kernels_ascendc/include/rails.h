@@ -17,10 +17,6 @@ public:
         number_ = args.rank % ranks_;
     }
 
-    __aicore__ inline int64_t NumServers() const {
-        return num_servers_;
-    }
-
     // This rank's.
     __aicore__ inline int64_t Server() const {
         return server_;

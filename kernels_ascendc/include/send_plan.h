@@ -3,7 +3,6 @@
 #define MOE_SEND_PLAN_H
 
 #include "direct_starts.h"
-#include "double_buffer.h"
 
 namespace moe {
 

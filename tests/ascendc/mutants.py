@@ -17,7 +17,6 @@ COMBINE_SEND = "include/combine_send.h"
 COMBINE_WAIT = "include/combine_wait.h"
 RESULT_FLAGS = "include/result_flags.h"
 SEND_PLAN = "include/send_plan.h"
-DOUBLE_BUFFER = "include/double_buffer.h"
 SEND_ROWS = "include/send_rows.h"
 ROW_COPY = "include/row_copy.h"
 STATUS_ENTRIES = "include/status_entries.h"
@@ -164,7 +163,7 @@ MUTANTS = (
         "a SetFlag that nothing waits for",
         (
             Patch(
-                DOUBLE_BUFFER,
+                ROW_COPY,
                 "        for (; waited_ < given_; ++waited_) {\n",
                 "        for (; waited_ + 1 < given_; ++waited_) {\n",
             ),
@@ -175,7 +174,7 @@ MUTANTS = (
         "a WaitFlag that nothing sets",
         (
             without(
-                DOUBLE_BUFFER,
+                ROW_COPY,
                 "        AscendC::SetFlag<AscendC::HardEvent::MTE3_S>(free_[given_ % 2]);\n",
             ),
         ),

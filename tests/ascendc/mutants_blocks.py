@@ -9,11 +9,11 @@ from .mutants import FETCHED, MUTANT_TIMEOUT_US, Mutant, without
 from .mutants import FLAGS as FLAGS_FILE
 
 FORMAT = "include/block_format.h"
-STARTS = "include/block_starts.h"
+STARTS = "include/blocks_send.h"
 SOURCES = "include/source_starts.h"
 RETURN = "include/blocks_return.h"
 WAIT = "include/blocks_wait.h"
-ROW_SLOTS = "include/row_slots.h"
+ROW_SLOTS = "include/offsets.h"
 FUSED = "include/moe_fused.h"
 
 

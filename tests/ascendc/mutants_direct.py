@@ -11,6 +11,7 @@ COUNTS_SEND = "include/counts_send.h"
 DIRECT_SEND = "include/direct_send.h"
 DIRECT_STARTS = "include/direct_starts.h"
 _ARGS = "        args_ = args;\n"
+_REPORT = "        report_.Init("
 _SHARED_WORDS = "        SendWords(args_.shared_counts, args_.num_shared_ranks, 0, ranks);\n"
 _ROUTED_WORDS = "        SendWords(args_.counts, args_.num_experts, args_.num_shared_ranks, ranks);\n"
 
@@ -174,7 +175,7 @@ ROWS = (
     ),
     Mutant(
         "rows of zone 0",
-        (Patch(DIRECT_SEND, _ARGS, _ARGS + "        args_.slots.zone_stride = 0;\n"),),
+        (Patch(DIRECT_SEND, f"{_ARGS}{_REPORT}", f"{_ARGS}        args_.slots.zone_stride = 0;\n{_REPORT}"),),
         case_of(),
     ),
     Mutant(

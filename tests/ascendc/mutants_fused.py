@@ -7,7 +7,7 @@ from .fused import FusedCase, MissingRowsCase
 from .library import Patch
 from .mutants import DISPATCH_WAIT, MUTANT_TIMEOUT_US, Mutant, without
 from .mutants_direct import case_of as direct_case_of
-from .mutants_offsets import ROW_SLOTS
+from .mutants_offsets import OFFSETS
 
 PHASES = "include/phases.h"
 FUSED = "include/moe_fused.h"
@@ -46,7 +46,7 @@ FUSED_MUTANTS = (
     _mutant("a table of slots before there are rows in them", FUSED, _ROWS, ""),
     _mutant(
         "a table of slots in the other zone",
-        ROW_SLOTS,
+        OFFSETS,
         "args_.slots.At(args_.zone, source_, expert_, index)",
         "args_.slots.At(1 - args_.zone, source_, expert_, index)",
     ),

@@ -15,7 +15,7 @@ RAIL_WAIT = "include/rail_wait.h"
 SERVER_RETURN = "include/server_return.h"
 PARTIALS_SEND = "include/partials_send.h"
 RETURNS_LOST = "include/returns_lost.h"
-ROW_SLOTS = "include/row_slots.h"
+OFFSETS = "include/offsets.h"
 FUSED = "include/moe_fused.h"
 
 
@@ -99,7 +99,7 @@ HIERARCHY_MUTANTS = (
                 "args_.slots.At(0, rail_.RankOn(server),",
             ),
             Patch(
-                ROW_SLOTS,
+                OFFSETS,
                 "args_.slots.At(args_.zone, source_, expert_, index);",
                 "args_.slots.At(0, source_, expert_, index);",
             ),

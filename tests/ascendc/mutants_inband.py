@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from .library import Patch
 from .mutants import (
-    DOUBLE_BUFFER,
     FETCHED,
+    ROW_COPY,
     Mutant,
     case_of,
     without,
@@ -93,18 +93,18 @@ INBAND_MUTANTS = (
         "last blocks used again while they are sent",
         (
             Patch(
-                DOUBLE_BUFFER,
+                ROW_COPY,
                 "            AscendC::WaitFlag<AscendC::HardEvent::MTE3_S>(free_[waited_ % 2]);\n"
                 "            ++waited_;\n        }\n        return",
                 "        }\n        return",
             ),
             Patch(
-                DOUBLE_BUFFER,
+                ROW_COPY,
                 "        AscendC::SetFlag<AscendC::HardEvent::MTE3_S>(free_[given_ % 2]);\n",
                 "",
             ),
             Patch(
-                DOUBLE_BUFFER,
+                ROW_COPY,
                 "            AscendC::WaitFlag<AscendC::HardEvent::MTE3_S>(free_[waited_ % 2]);\n        }\n"
                 "        pipe_->",
                 "        }\n        pipe_->",

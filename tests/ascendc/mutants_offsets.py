@@ -8,7 +8,6 @@ from .offsets import OffsetsCase
 
 OFFSETS = "include/offsets.h"
 COUNT_SUMS = "include/count_sums.h"
-ROW_SLOTS = "include/row_slots.h"
 
 _USUAL = OffsetsCase(ranks=5, experts=4, blocks=3, stats=True)
 # Without a table: sums that are wrong would have slots written outside of it.
@@ -60,30 +59,30 @@ ORDERS = (
     ),
     Mutant(
         "sums of the next chunk before the last ones are stored",
-        (without(OFFSETS, "        Order<AscendC::HardEvent::MTE3_S>();\n"),),
+        (Patch(OFFSETS, "buffers.\n        Order<AscendC::HardEvent::MTE3_S>();\n", "buffers.\n"),),
         _CHUNKS,
     ),
     Mutant(
         "slots stored before they are there",
-        (without(ROW_SLOTS, "            Order<AscendC::HardEvent::S_MTE3>();\n"),),
+        (without(OFFSETS, "            Order<AscendC::HardEvent::S_MTE3>();\n"),),
         _KEPT,
     ),
     Mutant(
         "slots stored before vector instructions wrote them",
-        (without(ROW_SLOTS, "            Order<AscendC::HardEvent::V_MTE3>();\n"),),
+        (without(OFFSETS, "            Order<AscendC::HardEvent::V_MTE3>();\n"),),
         OffsetsCase(ranks=3, experts=2, tokens=200, blocks=2),
     ),
-    _mutant("no barrier before Muls", ROW_SLOTS, f"{_BARRIER}{_CALL}Muls(", f"{_CALL}Muls(", _LONG),
+    _mutant("no barrier before Muls", OFFSETS, f"{_BARRIER}{_CALL}Muls(", f"{_CALL}Muls(", _LONG),
     _mutant(
         "no barrier after Muls",
-        ROW_SLOTS,
+        OFFSETS,
         f"static_cast<int32_t>(ROWS_PER_ADD));\n{_BARRIER}",
         "static_cast<int32_t>(ROWS_PER_ADD));\n",
         _LONG,
     ),
     Mutant(
         "slots of the next piece before the last ones are stored",
-        (without(ROW_SLOTS, "            Order<AscendC::HardEvent::MTE3_S>();\n"),),
+        (without(OFFSETS, "            Order<AscendC::HardEvent::MTE3_S>();\n"),),
         _PIECES,
     ),
 )
@@ -157,26 +156,26 @@ NUMBERS = (
     ),
     _mutant(
         "slots stored by whole 32 bytes",
-        ROW_SLOTS,
+        OFFSETS,
         "ExactWords(piece.last - piece.first)",
         "ExactWords((piece.last - piece.first + 7) / 8 * 8)",
     ),
     _mutant(
         "slots of the next entry as if it were of the same source",
-        ROW_SLOTS,
+        OFFSETS,
         "SlotOf(row - entry_row_)",
         "SlotOf(row - first_row_)",
     ),
     _mutant(
         "slots of a long run from its first whole unit on",
-        ROW_SLOTS,
+        OFFSETS,
         "SlotAfter(slot, at - run.first)",
         "SlotAfter(slot, at - first)",
         _LONG,
     ),
     _mutant(
         "the last slots of a long run like the first ones",
-        ROW_SLOTS,
+        OFFSETS,
         "FillOneByOne(SlotAfter(slot, last - run.first), stride,",
         "FillOneByOne(slot, stride,",
         _LONG,
@@ -191,17 +190,17 @@ NUMBERS = (
 )
 
 OWN = (
-    _mutant("slots of rows that stay", ROW_SLOTS, "source_ == args_.kept_rank", "false", _KEPT),
+    _mutant("slots of rows that stay", OFFSETS, "source_ == args_.kept_rank", "false", _KEPT),
     _mutant(
         "the rank before this one has no slots",
-        ROW_SLOTS,
+        OFFSETS,
         "source_ == args_.kept_rank",
         "source_ + 1 == args_.kept_rank",
         _KEPT,
     ),
     _mutant(
         "rows that stay as neighbouring slots",
-        ROW_SLOTS,
+        OFFSETS,
         "FillOneByOne(NO_SLOT, 0,",
         "FillRun(NO_SLOT,",
         _KEPT,

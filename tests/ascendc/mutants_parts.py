@@ -5,7 +5,6 @@ from __future__ import annotations
 from .library import Patch
 from .mutants import COMBINE_SEND, FLAGS, Mutant, case_of, without
 
-READY_TOKENS = "include/ready_tokens.h"
 COMBINE_READY = "include/combine_ready.h"
 
 _PARTS = case_of(tokens=(9, 8), part_tokens=3, hidden=64)
@@ -18,7 +17,7 @@ PART_MUTANTS = (
         "a token is ready with its first result",
         (
             Patch(
-                READY_TOKENS,
+                COMBINE_READY,
                 "        if (missing > 0) {\n",
                 "        if (missing > 1) {\n",
             ),
@@ -27,34 +26,34 @@ PART_MUTANTS = (
     ),
     Mutant(
         "a round's number not kept by parts",
-        (without(READY_TOKENS, "        KeepNumber(*args_, number_);\n"),),
+        (without(COMBINE_READY, "        KeepNumber(*args_, number_);\n"),),
         case_of(tokens=(9, 8), part_tokens=3, hidden=64, rounds=6, straggle=0.5),
     ),
     Mutant(
         "a token taken twice",
-        (without(READY_TOKENS, "                pending_.Set(token, TAKEN);\n"),),
+        (without(COMBINE_READY, "                pending_.Set(token, TAKEN);\n"),),
         _PARTS,
     ),
     Mutant(
         "what is taken is forgotten between launches",
-        (Patch(READY_TOKENS, "if (is_new || places_.first > before) {", "if (is_new) {"),),
+        (Patch(COMBINE_READY, "if (is_new || places_.first > before) {", "if (is_new) {"),),
         _PARTS,
     ),
     Mutant(
         "what tokens wait for is never stored",
-        (Patch(READY_TOKENS, "if (is_new || places_.first > before) {", "if (places_.first > before) {"),),
+        (Patch(COMBINE_READY, "if (is_new || places_.first > before) {", "if (places_.first > before) {"),),
         _PARTS,
     ),
     Mutant(
         "every part's places from the first one on",
-        (Patch(READY_TOKENS, "places_ = OwnIn(args_->part);", "places_ = OwnIn(0);"),),
+        (Patch(COMBINE_READY, "places_ = OwnIn(args_->part);", "places_ = OwnIn(0);"),),
         _PARTS,
     ),
     Mutant(
         "parts with incomplete tokens are not looked at again",
         (
             Patch(
-                READY_TOKENS,
+                COMBINE_READY,
                 "taken_ += part == taken_ && is_over ? 1 : 0;",
                 "taken_ += part == taken_ ? 1 : 0;",
             ),
@@ -63,7 +62,7 @@ PART_MUTANTS = (
     ),
     Mutant(
         "no MTE2_S wait before pending results are read",
-        (without(READY_TOKENS, "        Order<AscendC::HardEvent::MTE2_S>();\n"),),
+        (without(COMBINE_READY, "        Order<AscendC::HardEvent::MTE2_S>();\n"),),
         _PARTS,
     ),
     Mutant(
@@ -148,7 +147,7 @@ PART_MUTANTS = (
         "times of results that come in a later part not kept apart",
         (
             Patch(
-                READY_TOKENS,
+                COMBINE_READY,
                 "        } else if (waited_.IsWanted()) {\n"
                 "            waited_.Load(first * num_results_, (last - first) * num_results_);\n        }\n",
                 "        }\n",

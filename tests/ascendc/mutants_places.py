@@ -5,9 +5,9 @@ from __future__ import annotations
 from .direct_missing import MissingCountsCase
 from .library import Patch
 from .mutants import Mutant, without
-from .mutants_direct import DIRECT_STARTS, case_of
+from .mutants_direct import DIRECT_SEND, DIRECT_STARTS, case_of
 
-DIRECT_TABLES, PHASES, FUSED = (f"include/{name}.h" for name in ("direct_tables", "phases", "moe_fused"))
+PHASES, FUSED = (f"include/{name}.h" for name in ("phases", "moe_fused"))
 
 _RANKS = case_of(tokens=(4, 3, 4), topk=3, experts_per_rank=4, hidden=64)
 _CHUNKS = case_of(tokens=(3,) * 5, topk=3, experts_per_rank=300, hidden=32, rounds=1)
@@ -92,19 +92,19 @@ _STORE = "        Order<AscendC::HardEvent::S_MTE3>();\n        AscendC::DataCop
 TABLES = (
     Mutant(
         "result offsets in bytes",
-        (Patch(DIRECT_TABLES, "ELEMENT_BYTES = 2;", "ELEMENT_BYTES = 1;"),),
+        (Patch(DIRECT_SEND, "ELEMENT_BYTES = 2;", "ELEMENT_BYTES = 1;"),),
         _RANKS,
     ),
     Mutant(
         "result offsets of the first tokens of a share only",
-        (Patch(DIRECT_TABLES, "token < share.last; token += per_chunk", "token < share.first + 1; ++token"),),
+        (Patch(DIRECT_SEND, "token < share.last; token += per_chunk", "token < share.first + 1; ++token"),),
         case_of(tokens=(150, 90), topk=8, experts_per_rank=8, hidden=32, rounds=1),
     ),
     Mutant(
         "shared results at the places of routed ones",
         (
             Patch(
-                DIRECT_TABLES,
+                DIRECT_SEND,
                 "Of(args, shared_ranks_.At(result), 0, shared_slots_.At(token)",
                 "Of(args, 0, 0, 0",
             ),
@@ -115,7 +115,7 @@ TABLES = (
         "result offsets stored before they are written",
         (
             Patch(
-                DIRECT_TABLES,
+                DIRECT_SEND,
                 "        Order<AscendC::HardEvent::S_MTE3>();\n        constexpr int64_t OFFSET_BYTES",
                 "        constexpr int64_t OFFSET_BYTES",
             ),
@@ -124,14 +124,14 @@ TABLES = (
     ),
     Mutant(
         "counts by source, not by expert",
-        (Patch(DIRECT_TABLES, "i * sources + s)", "s * entries + i)"),),
+        (Patch(DIRECT_SEND, "i * sources + s)", "s * entries + i)"),),
         _RANKS,
     ),
     Mutant(
         "counts of the first rank that has experts",
         (
             Patch(
-                DIRECT_TABLES,
+                DIRECT_SEND,
                 "first_entry_ = is_shared ? args->rank : args->num_shared_ranks + routed;",
                 "first_entry_ = args->num_shared_ranks + 0 * routed;",
             ),
@@ -142,7 +142,7 @@ TABLES = (
         "counts stored before they are written",
         (
             Patch(
-                DIRECT_TABLES,
+                DIRECT_SEND,
                 _STORE + "GlobalAt<int32_t>(args_->recv_counts)",
                 "        AscendC::DataCopyPad(GlobalAt<int32_t>(args_->recv_counts)",
             ),

@@ -24,7 +24,7 @@ MODULE = "moe_calls"
 FILE = f"{MODULE}.so"
 TABLE = "__dlpack_c_exchange_api__"
 
-# Symbols of torch's libraries, by their names in kernels_ascendc/calls/torch_functions.h.
+# Symbols of torch's libraries, by their names in kernels_ascendc/calls/tensors.h.
 SYMBOLS = {
     "aoti_torch_get_storage_size": "aoti_torch_get_storage_size",
     "aoti_torch_get_storage_offset": "aoti_torch_get_storage_offset",

@@ -120,7 +120,7 @@ class TracedLaunchStruct(ctypes.Structure):
     _fields_ = fields(log=POINTER, number=U32, first_core=U32, steps=POINTER)
 
 
-# Symbols of torch's libraries, in the order of `TorchProfiler` in kernels_ascendc/emulation/profiler.h.
+# Symbols of torch's libraries, in the order of `TorchProfiler` in kernels_ascendc/emulation/trace.h.
 PROFILER_SYMBOLS = (
     "_ZN2at12hasCallbacksEv",  # at::hasCallbacks(): the only one that sees a profiler of all threads, too
     "aoti_record_function_start",

@@ -27,7 +27,7 @@ PIPES = ("S", "V", "MTE2", "MTE3")
 RECORD = np.dtype(
     [("did", "u1"), ("pipe", "u1"), ("other", "u1"), ("flags", "u1"), ("amount", "<u4"), ("address", "<u8")]
 )
-"""``Record`` in counting_log.h."""
+"""``Record`` in counting_core.h."""
 FIRST_SEGMENT = 4096
 """The number of the first segment that an argument points to; those before it are windows."""
 MISSED = REDUCES = 1
@@ -36,7 +36,7 @@ WRITES, LOOKS, ROWS = 2, 4, 8
 
 
 class Did(enum.IntEnum):
-    """``Did`` in counting_log.h: what a record is of."""
+    """``Did`` in counting_core.h: what a record is of."""
 
     LOAD, STORE, VECTOR, LOCAL, GLOBAL, DROP, SET, WAIT, BARRIER, POST, MARK, SYNC = range(12)
 
