@@ -129,13 +129,8 @@ def dispatched(
     buffer: EPBuffer, case: Case, inputs: Inputs, smooth: torch.Tensor | None = None
 ) -> DispatchOutput:
     """Dispatches a rank's inputs as the case says."""
-    return buffer.dispatch(
-        inputs.x,
-        inputs.topk_idx,
-        inputs.topk_weights if case.weights else None,
-        quantize=case.quantize,
-        smooth_scales=smooth,
-    )
+    weights = inputs.topk_weights if case.weights else None
+    return buffer.dispatch(inputs.x, inputs.topk_idx, weights, quantize=case.quantize, smooth_scales=smooth)
 
 
 def combined(
@@ -168,14 +163,10 @@ def finish(buffer: EPBuffer, backend: Backend) -> None:
 
 def expected_dispatch(case: Case, everyone: Sequence[Inputs]) -> list[reference.Received]:
     """What every rank must receive of all ranks' inputs, by the reference model."""
-    return reference.dispatch(
-        case.config,
-        [i.x for i in everyone],
-        [i.topk_idx for i in everyone],
-        [i.topk_weights for i in everyone] if case.weights else None,
-        quantize=case.quantize,
-        smooth_scales=smooth_scales_of(case),
-    )
+    x, ids = [i.x for i in everyone], [i.topk_idx for i in everyone]
+    weights = [i.topk_weights for i in everyone] if case.weights else None
+    smooth = smooth_scales_of(case)
+    return reference.dispatch(case.config, x, ids, weights, quantize=case.quantize, smooth_scales=smooth)
 
 
 def expected_round(case: Case, round_number: int) -> tuple[list[reference.Received], list[torch.Tensor]]:
