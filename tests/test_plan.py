@@ -18,6 +18,7 @@ from moe_triton.core.row_formats import AS_THEY_ARE, INT8, QUANTIZED, RowFormat
 from moe_triton.core.tuning import Tuning
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Mask
 from moe_triton.schemes import make_scheme
+from moe_triton.schemes.common.steps import Steps
 from moe_triton.schemes.fullmesh.scheme import Fullmesh
 from moe_triton.schemes.scheme import Scheme
 from moe_triton.schemes.site import Site
@@ -288,3 +289,11 @@ def test_the_first_launch_that_reads_ids_copies_them_for_all_others(
 def test_a_launch_needs_a_value_for_each_argument() -> None:
     with pytest.raises(ValueError, match="recv_counts"):
         launch("wait", ascendc.DISPATCH_WAIT, "communication", 1, window=Hole("window"))
+
+
+def test_the_steps_of_a_scheme_know_which_arguments_there_are() -> None:
+    steps = Steps(SCHEME.site, None, 0)
+    with pytest.raises(ValueError, match=r"post_status has no arguments \['number'\]"):
+        steps.launch("flag", ascendc.POST_STATUS, number=1)
+    with pytest.raises(ValueError, match="post_status: nothing is known of kind"):
+        steps.launch("flag", ascendc.POST_STATUS, out_offset=0)

@@ -11,7 +11,7 @@ from moe_triton.core.reach import Queues
 from moe_triton.core.records import POSITION_SHIFT, STAMP, TRAFFIC, TRAILER
 from moe_triton.core.region import MAX_INT32
 from moe_triton.layout import NUM_ZONES, UB_ALIGN
-from moe_triton.schemes.hierarchy.steps import relay_timeout_us
+from moe_triton.schemes.hierarchy.dispatch import relay_timeout_us
 
 from .call_words import expecting, posting, word_of
 from .case import WrongResultError, check_reports, draw_routing, results_of, sent_to

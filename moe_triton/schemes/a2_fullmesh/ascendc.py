@@ -7,7 +7,7 @@ Flags are numbers of rounds: ``numbers`` holds, by zone, that of the run before.
 from __future__ import annotations
 
 from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel, numbers
-from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS, ZONE
+from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS, ROUTED, ROWS, ZONE
 
 # Where things are in a block.
 _FORMAT = (
@@ -44,14 +44,9 @@ _POSTS = (
 BLOCKS_SEND = AscendCKernel(
     "blocks_send",
     (
-        Arg("rows", "*i8", "in"),
-        Arg("row_stride", "i64", "value"),  # bytes from one row to the next
-        Arg("row_bytes", "i64", "value"),  # bytes of a row to send, scales included; a multiple of 32
+        *ROWS,
         Arg("stamp_offset", "i64", "value"),  # where the stamp goes, from the row's beginning on
-        Arg("rows_per_token", "i64", "value"),  # 1, or K when every result has a row of its own
-        Arg("topk_idx", "*i32", "in"),  # (T, K); ids outside [0, M) are not sent
-        Arg("topk_weights", "*fp32", "in"),  # (T, K), or null
-        Arg("expand_idx", "*i32", "in"),  # (T, K) index of a row among this rank's for the expert
+        *ROUTED,
         Arg("counts", "*i32", "in"),  # (M,)
         Arg("first_token", "i64", "value"),
         *numbers("i64", "num_tokens topk num_experts num_local_experts"),

@@ -10,8 +10,8 @@ from moe_triton.kernels.block_places import block_places_kernel
 from moe_triton.kernels.weighted_sum import SumFeatures
 from moe_triton.operators.variants import CombineVariant
 from moe_triton.schemes.a2_fullmesh.ascendc import BLOCKS_RETURN, BLOCKS_WAIT, FUSED
+from moe_triton.schemes.a2_fullmesh.dispatch import ends, in_blocks, of_posts
 from moe_triton.schemes.a2_fullmesh.layout import BlocksLayout
-from moe_triton.schemes.a2_fullmesh.steps import ends, in_blocks, of_posts
 from moe_triton.schemes.common.steps import CombineSteps
 from moe_triton.schemes.site import Site
 

@@ -5,6 +5,18 @@ from __future__ import annotations
 from moe_triton.core.ascendc import DISPATCH_WAIT, ENTRY_KERNELS, POST_STATUS
 from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel, numbers
 
+# Rows of T tokens to K routed and S shared experts; M routed experts.
+ROWS = (
+    Arg("rows", "*i8", "in"),  # rows to send, as they start a slot
+    Arg("row_stride", "i64", "value"),  # bytes from one row to the next
+    Arg("row_bytes", "i64", "value"),  # bytes of a row to send; a multiple of 32
+)
+ROUTED = (
+    Arg("rows_per_token", "i64", "value"),  # 1, or K + S when every result has a row of its own
+    Arg("topk_idx", "*i32", "in"),  # (T, K); ids outside [0, M) are not sent
+    Arg("topk_weights", "*fp32", "in"),  # (T, K), or null
+    Arg("expand_idx", "*i32", "in"),  # (T, K) index of a row among this rank's for the expert
+)
 ZONE = (Arg("zone", "i64", "value"), Arg("zone_at", "*i32", "in"))
 
 # From the counts: where the rows of each expert and source end, how many each expert has, the slot of each.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moe_triton.core.ascendc import DISPATCH_WAIT, POST_STATUS
 from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel, numbers
-from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS, EXCHANGE
+from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS, EXCHANGE, ROUTED, ROWS
 
 # This rank's counts to every rank, and an entry that announces them.
 COUNTS_SEND = AscendCKernel(
@@ -28,16 +28,11 @@ COUNTS_SEND = AscendCKernel(
 DIRECT_SEND = AscendCKernel(
     "direct_send",
     (
-        Arg("rows", "*i8", "in"),
-        Arg("row_stride", "i64", "value"),  # bytes from one row to the next
-        Arg("row_bytes", "i64", "value"),  # bytes of a row to send; a multiple of 32
+        *ROWS,
         Arg("scales", "*fp32", "in"),  # one per row, for its stamp, or null
         Arg("scale_offset", "i64", "value"),  # where several scales begin, from the row's beginning on
         Arg("scale_bytes", "i64", "value"),  # bytes of them, a multiple of 32; 0 where there are none
-        Arg("rows_per_token", "i64", "value"),  # 1, or K + S when every result has a row of its own
-        Arg("topk_idx", "*i32", "in"),  # (T, K); ids outside [0, M) are not sent
-        Arg("topk_weights", "*fp32", "in"),  # (T, K), or null
-        Arg("expand_idx", "*i32", "in"),  # (T, K) index of a row among this rank's for the expert
+        *ROUTED,
         Arg("shared_ranks", "*i32", "in"),  # (T, S) rank of each shared result, -1: not sent; null if S = 0
         Arg("shared_slots", "*i32", "in"),  # (T,) index of a token among those sent to a shared rank
         Arg("peers", "*i64", "in"),

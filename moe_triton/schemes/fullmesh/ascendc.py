@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from moe_triton.core.ascendc import DISPATCH_WAIT, POST_STATUS, POSTING
 from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel, numbers
-from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS, ZONE
+from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS, ROUTED, ROWS, ZONE
 
 # Rows of T tokens to K routed and S shared experts; R ranks hold shared experts; M routed experts.
 _SEND_ARGS = (
-    Arg("rows", "*i8", "in"),  # rows to send, as they start a slot
-    Arg("row_stride", "i64", "value"),  # bytes from one row to the next
-    Arg("row_bytes", "i64", "value"),  # bytes of a row to send, scale included; a multiple of 32
+    *ROWS,
     Arg("stamp_offset", "i64", "value"),  # where the stamp, which is the row's flag, goes in a slot
-    Arg("rows_per_token", "i64", "value"),  # 1, or K + S when every result has a row of its own
-    Arg("topk_idx", "*i32", "in"),  # (T, K); ids outside [0, M) are not sent
-    Arg("topk_weights", "*fp32", "in"),  # (T, K), or null
-    Arg("expand_idx", "*i32", "in"),  # (T, K)
+    *ROUTED,
     Arg("counts", "*i32", "in"),  # (M,)
     Arg("shared_ranks", "*i32", "in"),  # (T, S) rank of each shared result, -1: not sent; null if S = 0
     Arg("shared_slots", "*i32", "in"),  # (T,) index of a token among those sent to a shared rank

@@ -19,9 +19,9 @@ from moe_triton.operators.variants import CombineVariant
 from moe_triton.reference.arithmetic import BLOCK_ELEMENTS, PARTIAL_BLOCK_ELEMENTS
 from moe_triton.schemes.common.steps import CombineSteps
 from moe_triton.schemes.hierarchy.ascendc import FUSED, PARTIALS_SEND, RAIL_WAIT, RETURNS_LOST, SERVER_RETURN
+from moe_triton.schemes.hierarchy.dispatch import of_rails, relay_timeout_us
 from moe_triton.schemes.hierarchy.layout import HierarchyLayout
 from moe_triton.schemes.hierarchy.relay_tables import RelayTables
-from moe_triton.schemes.hierarchy.steps import of_rails, relay_timeout_us
 from moe_triton.schemes.site import Site, quantized_bytes
 
 PEER_BYTES = 8  # of a rank's word in the table of peers
