@@ -88,7 +88,7 @@ class Communicator(Exclusive):
         self._rounds = Rounds(self.scheme.rounds)
         self.counts = self._rounds.counts
         of_trace = self.site, self.backend, self.counts, meetings
-        self._trace = Trace.start(prepared.file, *of_trace) if prepared.file else None
+        self._trace = Trace(prepared.file, *of_trace) if prepared.file else None
         log = self._trace.log if self._trace else None
         self._windows: list[Window] = []
         of_group = dict(zip(("expert", "tensor"), meetings, strict=False))

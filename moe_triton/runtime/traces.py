@@ -196,11 +196,6 @@ class TracedRank:
     exchange_ranks: tuple[int, ...] = ()
 
     @property
-    def num_entries(self) -> int:
-        """Status entries that a dispatch waits for, and prefix sums of rows."""
-        return self.config.experts_on(self.rank) * self.config.num_ranks
-
-    @property
     def pid(self) -> int:
         """This rank's number in torch.distributed's world."""
         return self.ranks[self.rank]
@@ -355,47 +350,32 @@ MAX_EVENTS = 1 << 17  # that a rank keeps: 5 MB, and about 20 MB of JSON
 class Trace:
     """What the calls of one rank did. Native code records it; Python does nothing in a call.
 
+    Making it replaces the file, on the first rank of a group.
+
     Args:
         file: where it is written.
-        traced: the rank that its events come from.
+        site: where plans run.
         backend: whose kernels are traced.
         counts: runs of each operator so far; kept up to date.
+        meetings: the group, and the tensor-parallel group if there is one.
+
+    Raises:
+        ArgumentError: the file cannot be written, or the back end has no traces.
     """
 
     def __init__(
-        self, file: TraceFile, traced: TracedRank, backend: Backend, counts: Mapping[str, int]
-    ) -> None:
-        self.file, self._traced = file, traced
-        self._counts = counts
-        self.log = backend.make_trace_log(MAX_EVENTS, traced.num_entries - 1)
-        self._closed = False
-
-    @classmethod
-    def start(
-        cls,
+        self,
         file: TraceFile,
         site: Site,
         backend: Backend,
         counts: Mapping[str, int],
         meetings: Sequence[Meeting],
-    ) -> Trace:
-        """The trace of a rank of a group, which replaces the file if it is the group's first.
-
-        Args:
-            file: where it is written.
-            site: where plans run.
-            backend: whose kernels are traced.
-            counts: runs of each operator so far; kept up to date.
-            meetings: the group, and the tensor-parallel group if there is one.
-
-        Raises:
-            ArgumentError: the file cannot be written, or the back end has no traces.
-        """
+    ) -> None:
         ranks, *others = (meeting.world_ranks() for meeting in meetings)
-        traced = TracedRank(site.config, site.rank, site.num_blocks, ranks, others[0] if others else ())
-        trace = cls(file, traced, backend, counts)
+        self._traced = TracedRank(site.config, site.rank, site.num_blocks, ranks, *others)
+        self.file, self._counts, self._closed = file, counts, False
+        self.log = backend.make_trace_log(MAX_EVENTS, site.num_entries - 1)
         file.start(is_first=site.rank == 0)  # last: a back end without traces leaves the file alone
-        return trace
 
     def write(self) -> None:
         """Appends what has happened since the last write to the file.
