@@ -29,24 +29,9 @@ from moe_triton.kernels.cases import I8, I32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import check_float_dtype, check_hidden
 from moe_triton.kernels.fallbacks import Arguments, fallback
 from moe_triton.kernels.language import tl, triton
+from moe_triton.kernels.pack import peak_of
 from moe_triton.kernels.programs import part_of
 from moe_triton.reference.arithmetic import BLOCK_ELEMENTS, PARTIAL_BLOCK_ELEMENTS, quantize_blocks
-
-
-@triton.jit
-def _larger(a, b):
-    return tl.maximum(a, b)
-
-
-@triton.jit
-def _peaks(rows, FLOAT_MAX: tl.constexpr):
-    """max|x| of each block in fp32, NaN if any element is: `pack` says why by way of integers."""
-    if FLOAT_MAX:
-        peaks = tl.max(tl.abs(rows.to(tl.float32)), 1)
-    else:
-        bits = tl.reduce(rows.to(tl.int16, bitcast=True) & 0x7FFF, 1, _larger)
-        peaks = bits.to(rows.dtype, bitcast=True).to(tl.float32)
-    return peaks
 
 
 @triton.jit
@@ -91,7 +76,7 @@ def _block_quantize_kernel(
             cols = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
             at = tl.cast(i, tl.int64)
             row = tl.load(rows + at * HIDDEN + cols)
-            peaks = _peaks(row, FLOAT_MAX)
+            peaks = peak_of(row, FLOAT_MAX)
             s = peaks * 0.007874015748031496
             q = _quotients(row, peaks, s)
             # where s is 0, inf or NaN, a quotient is 0 or NaN

@@ -38,58 +38,6 @@ def _local(word, first_expert, server_experts, SHIFT: tl.constexpr):
 
 
 @triton.jit
-def _token_scalar(
-    token, row, first, inner_ids, inner_positions, inner_weights, first_expert, server_experts,
-    TOPK: tl.constexpr, WORDS: tl.constexpr, SHIFT: tl.constexpr,
-):  # fmt: skip
-    here = 0
-    for k in range(0, TOPK):
-        word = tl.load(token + k)
-        expert = _local(word, first_expert, server_experts, SHIFT)
-        if expert < server_experts:
-            place = 0
-            for other_k in range(0, TOPK):
-                other = _local(tl.load(token + other_k), first_expert, server_experts, SHIFT)
-                is_before = (other < expert) | ((other == expert) & (other_k < k))
-                place += is_before.to(tl.int32)
-            tl.store(inner_ids + row * TOPK + place, first + expert)
-            tl.store(inner_positions + row * TOPK + place, word >> SHIFT)
-            tl.store(inner_weights + row * TOPK + place, tl.load(token + WORDS + k))
-            here += 1
-    for place in range(here, TOPK):
-        tl.store(inner_ids + row * TOPK + place, -1)
-        tl.store(inner_positions + row * TOPK + place, 0)
-        tl.store(inner_weights + row * TOPK + place, 0)
-
-
-@triton.jit
-def _token_by_comparing(
-    token, row, first, inner_ids, inner_positions, inner_weights, first_expert, server_experts,
-    TOPK: tl.constexpr, WORDS: tl.constexpr, SHIFT: tl.constexpr,
-):  # fmt: skip
-    """Each choice is compared with all others, and each place takes the one that has so many before it."""
-    ks = tl.arange(0, WORDS)
-    words = tl.load(token + ks)
-    weights = tl.load(token + WORDS + ks)
-    # floats: to compare integers takes four instructions
-    experts = _local(words, first_expert, server_experts, SHIFT).to(tl.float32)
-    number = ks.to(tl.float32)
-    other, own = experts[None, :], experts[:, None]
-    is_before = (other < own) | ((other == own) & (number[None, :] < number[:, None]))
-    places = tl.sum(is_before.to(tl.float32), 1)
-    is_here = experts < server_experts.to(tl.float32)
-    takes = (places[None, :] == number[:, None]) & is_here[None, :]
-    chosen = tl.max(tl.where(takes, words[None, :], -1), 1)
-    # bits of any sign, each alone in its sum
-    bits = tl.sum(tl.where(takes, weights[None, :], 0), 1)
-    at, is_place = row * TOPK + ks, ks < TOPK
-    local = first - first_expert + (chosen & ((1 << SHIFT) - 1))
-    tl.store(inner_ids + at, tl.where(chosen >= 0, local, -1), mask=is_place)
-    tl.store(inner_positions + at, tl.where(chosen >= 0, chosen >> SHIFT, 0), mask=is_place)
-    tl.store(inner_weights + at, bits, mask=is_place)
-
-
-@triton.jit
 def _inner_table_kernel(
     tokens, rail_counts, inner_ids, inner_positions, inner_weights, inner_active, zone,
     num_servers, max_tokens, first_expert, server_experts, server_stride, token_stride, zone_stride,
@@ -110,15 +58,45 @@ def _inner_table_kernel(
             token = tokens + server.to(tl.int64) * server_stride + number.to(tl.int64) * token_stride
             first = server * server_experts
             if SCALAR:
-                _token_scalar(
-                    token, row, first, inner_ids, inner_positions, inner_weights, first_expert,
-                    server_experts, TOPK, WORDS, SHIFT,
-                )  # fmt: skip
+                here = 0
+                for k in range(0, TOPK):
+                    word = tl.load(token + k)
+                    expert = _local(word, first_expert, server_experts, SHIFT)
+                    if expert < server_experts:
+                        place = 0
+                        for other_k in range(0, TOPK):
+                            other = _local(tl.load(token + other_k), first_expert, server_experts, SHIFT)
+                            is_before = (other < expert) | ((other == expert) & (other_k < k))
+                            place += is_before.to(tl.int32)
+                        tl.store(inner_ids + row * TOPK + place, first + expert)
+                        tl.store(inner_positions + row * TOPK + place, word >> SHIFT)
+                        tl.store(inner_weights + row * TOPK + place, tl.load(token + WORDS + k))
+                        here += 1
+                for place in range(here, TOPK):
+                    tl.store(inner_ids + row * TOPK + place, -1)
+                    tl.store(inner_positions + row * TOPK + place, 0)
+                    tl.store(inner_weights + row * TOPK + place, 0)
             else:
-                _token_by_comparing(
-                    token, row, first, inner_ids, inner_positions, inner_weights, first_expert,
-                    server_experts, TOPK, WORDS, SHIFT,
-                )  # fmt: skip
+                # each choice is compared with all others; each place takes the one that has so many before it
+                ks = tl.arange(0, WORDS)
+                words = tl.load(token + ks)
+                weights = tl.load(token + WORDS + ks)
+                # floats: to compare integers takes four instructions
+                experts = _local(words, first_expert, server_experts, SHIFT).to(tl.float32)
+                columns = ks.to(tl.float32)
+                other, own = experts[None, :], experts[:, None]
+                is_before = (other < own) | ((other == own) & (columns[None, :] < columns[:, None]))
+                places = tl.sum(is_before.to(tl.float32), 1)
+                is_here = experts < server_experts.to(tl.float32)
+                takes = (places[None, :] == columns[:, None]) & is_here[None, :]
+                chosen = tl.max(tl.where(takes, words[None, :], -1), 1)
+                # bits of any sign, each alone in its sum
+                bits = tl.sum(tl.where(takes, weights[None, :], 0), 1)
+                at, is_place = row * TOPK + ks, ks < TOPK
+                local = first - first_expert + (chosen & ((1 << SHIFT) - 1))
+                tl.store(inner_ids + at, tl.where(chosen >= 0, local, -1), mask=is_place)
+                tl.store(inner_positions + at, tl.where(chosen >= 0, chosen >> SHIFT, 0), mask=is_place)
+                tl.store(inner_weights + at, bits, mask=is_place)
 
 
 @fallback

@@ -27,7 +27,7 @@ import torch
 from moe_triton.core.checks import check_positive
 from moe_triton.core.dtypes import NAMES
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.kernel import Arg, TritonKernel, numbers
+from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers
 from moe_triton.core.plan import Hole
 from moe_triton.core.row_formats import QUANTIZED
 from moe_triton.core.space import double_buffers, named_features
@@ -47,7 +47,7 @@ def _larger(a, b):
 
 
 @triton.jit
-def _peak(row, FLOAT_MAX: tl.constexpr):
+def peak_of(row, FLOAT_MAX: tl.constexpr):
     """max|row| in fp32 of its last dimension, NaN if any element is.
 
     The bits of |x|, as an integer, order like |x| and put NaN on top; an integer maximum may be taken
@@ -83,108 +83,69 @@ def _store_row(row, peak, rows, scale_at, cols):
 
 @triton.jit
 def pack_tokens(
-    x, rows, scales,
-    first_token, begin, end, row_stride, scale_stride,
-    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, FLOAT_MAX: tl.constexpr,
-):  # fmt: skip
-    """One row for each token of [first_token + begin, first_token + end)."""
-    cols = row_columns(HIDDEN, BLOCK)
-    for i in range(begin, end):
-        token = first_token + i
-        at = token.to(tl.int64)
-        row = tl.load(x + at * HIDDEN + cols)
-        _store_row(
-            row.to(tl.float32), _peak(row, FLOAT_MAX), rows + at * row_stride, scales + at * scale_stride,
-            cols,
-        )  # fmt: skip
-
-
-@triton.jit
-def pack_tokens_smooth(
-    x, ids, smooth_scales, rows, scales, first_token, begin, end, scale_row_offset, num_scale_rows,
-    row_stride, scale_stride,
+    x, ids, smooth_scales, rows, scales,
+    first_token, begin, end, scale_row_offset, num_scale_rows, row_stride, scale_stride,
     HIDDEN: tl.constexpr, BLOCK: tl.constexpr, TOPK: tl.constexpr, NUM_SHARED: tl.constexpr,
     FLOAT_MAX: tl.constexpr, ID_LIMIT: tl.constexpr,
 ):  # fmt: skip
-    """A row for each expert, routed or shared, of each token of [first_token + begin, first_token + end)."""
+    """Rows of tokens [first_token + begin, first_token + end): with smooth scales one for each expert."""
     cols = row_columns(HIDDEN, BLOCK)
     for i in range(begin, end):
-        token = first_token + i
-        for k in range(0, TOPK + NUM_SHARED):
-            at = token.to(tl.int64) * (TOPK + NUM_SHARED) + k
-            entry = token.to(tl.int64) * TOPK + tl.minimum(k, TOPK - 1)
-            scale_row = load_id(ids, entry, ID_LIMIT) + scale_row_offset
-            # an id that is no expert must not become an address; its row is never sent
-            inside = (scale_row >= scale_row_offset) & (scale_row < num_scale_rows)
-            scale_row = tl.where(inside, scale_row, 0)
-            if NUM_SHARED > 0:
-                scale_row = tl.where(k < TOPK, scale_row, k - TOPK)
-            scale_row = scale_row.to(tl.int64)
-            row = tl.load(x + token.to(tl.int64) * HIDDEN + cols).to(tl.float32)
-            row = row * tl.load(smooth_scales + scale_row * HIDDEN + cols)
-            _store_row(row, _peak(row, FLOAT_MAX), rows + at * row_stride, scales + at * scale_stride, cols)
+        token = (first_token + i).to(tl.int64)
+        if smooth_scales is None:
+            row = tl.load(x + token * HIDDEN + cols)
+            floats, row_peak = row.to(tl.float32), peak_of(row, FLOAT_MAX)
+            _store_row(floats, row_peak, rows + token * row_stride, scales + token * scale_stride, cols)
+        else:
+            for k in range(0, TOPK + NUM_SHARED):
+                at = token * (TOPK + NUM_SHARED) + k
+                entry = token * TOPK + tl.minimum(k, TOPK - 1)
+                scale_row = load_id(ids, entry, ID_LIMIT) + scale_row_offset
+                # an id that is no expert must not become an address; its row is never sent
+                inside = (scale_row >= scale_row_offset) & (scale_row < num_scale_rows)
+                scale_row = tl.where(inside, scale_row, 0)
+                if NUM_SHARED > 0:
+                    scale_row = tl.where(k < TOPK, scale_row, k - TOPK)
+                scale_row = scale_row.to(tl.int64)
+                row = tl.load(x + token * HIDDEN + cols).to(tl.float32)
+                row = row * tl.load(smooth_scales + scale_row * HIDDEN + cols)
+                row_peak = peak_of(row, FLOAT_MAX)
+                _store_row(row, row_peak, rows + at * row_stride, scales + at * scale_stride, cols)
 
 
 @triton.jit
 def _pack_kernel(
-    x, rows, scales,
-    first_token, num_tokens, row_stride, scale_stride,
-    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, FLOAT_MAX: tl.constexpr,
-):  # fmt: skip
-    begin, end = part_of(num_tokens)
-    pack_tokens(x, rows, scales, first_token, begin, end, row_stride, scale_stride, HIDDEN, BLOCK, FLOAT_MAX)
-
-
-@triton.jit
-def _pack_smooth_kernel(
     x, topk_idx, smooth_scales, rows, scales,
     first_token, num_tokens, scale_row_offset, num_scale_rows, row_stride, scale_stride,
     HIDDEN: tl.constexpr, BLOCK: tl.constexpr, TOPK: tl.constexpr, NUM_SHARED: tl.constexpr,
     FLOAT_MAX: tl.constexpr, ID_LIMIT: tl.constexpr,
 ):  # fmt: skip
     begin, end = part_of(num_tokens)
-    pack_tokens_smooth(
+    pack_tokens(
         x, topk_idx, smooth_scales, rows, scales, first_token, begin, end, scale_row_offset, num_scale_rows,
         row_stride, scale_stride, HIDDEN, BLOCK, TOPK, NUM_SHARED, FLOAT_MAX, ID_LIMIT,
     )  # fmt: skip
 
 
-def _store_rows(a: Arguments, chosen: torch.Tensor, first_row: int) -> None:
-    n, hidden = chosen.shape
-    q, scales = map(torch.from_numpy, quantize_rows(chosen.view(-1, a.BLOCK or hidden).numpy()))
-    for out, stride, found in ((a.rows, a.row_stride, q), (a.scales, a.scale_stride, scales)):
-        found = found.view(n, -1)
-        out.as_strided(found.shape, (stride, 1), out.storage_offset() + first_row * stride).copy_(found)
-
-
 @fallback
 def _pack_fallback(a: Arguments) -> None:
-    if a.num_tokens:
-        chosen = a.x[a.first_token * a.HIDDEN :][: a.num_tokens * a.HIDDEN].view(a.num_tokens, a.HIDDEN)
-        _store_rows(a, chosen.float(), a.first_token)
-
-
-@fallback
-def _pack_smooth_fallback(a: Arguments) -> None:
     if not a.num_tokens:
         return
-    last_token, num_rows = a.first_token + a.num_tokens, a.TOPK + a.NUM_SHARED
-    routed_rows = a.topk_idx[a.first_token * a.TOPK : last_token * a.TOPK].long() + a.scale_row_offset
-    inside = (routed_rows >= a.scale_row_offset) & (routed_rows < a.num_scale_rows)
-    routed_rows = torch.where(inside, routed_rows, 0).view(a.num_tokens, a.TOPK)
-    shared_rows = torch.arange(a.NUM_SHARED).expand(a.num_tokens, a.NUM_SHARED)
-    scale_rows = torch.cat([routed_rows, shared_rows], 1).view(-1)
-    chosen = a.x[a.first_token * a.HIDDEN : last_token * a.HIDDEN].view(a.num_tokens, a.HIDDEN).float()
-    chosen = chosen.repeat_interleave(num_rows, 0)
-    chosen = chosen * a.smooth_scales[: a.num_scale_rows * a.HIDDEN].view(-1, a.HIDDEN)[scale_rows]
-    _store_rows(a, chosen, a.first_token * num_rows)
-
-
-_DESTINATION = (
-    Arg("rows", "*i8", "out"),
-    Arg("scales", "*fp32", "out", interleaved_with="rows"),
-)
-_STRIDES = numbers("i64", "row_stride scale_stride")
+    first_row, end = a.first_token, a.first_token + a.num_tokens
+    chosen = a.x[a.first_token * a.HIDDEN : end * a.HIDDEN].view(a.num_tokens, a.HIDDEN).float()
+    if a.smooth_scales is not None:
+        routed_rows = a.topk_idx[a.first_token * a.TOPK : end * a.TOPK].long() + a.scale_row_offset
+        inside = (routed_rows >= a.scale_row_offset) & (routed_rows < a.num_scale_rows)
+        routed_rows = torch.where(inside, routed_rows, 0).view(a.num_tokens, a.TOPK)
+        shared_rows = torch.arange(a.NUM_SHARED).expand(a.num_tokens, a.NUM_SHARED)
+        scale_rows = torch.cat([routed_rows, shared_rows], 1).view(-1)
+        chosen = chosen.repeat_interleave(a.TOPK + a.NUM_SHARED, 0)
+        chosen = chosen * a.smooth_scales[: a.num_scale_rows * a.HIDDEN].view(-1, a.HIDDEN)[scale_rows]
+        first_row *= a.TOPK + a.NUM_SHARED
+    q, scales = map(torch.from_numpy, quantize_rows(chosen.view(-1, a.BLOCK or a.HIDDEN).numpy()))
+    for out, stride, found in ((a.rows, a.row_stride, q), (a.scales, a.scale_stride, scales)):
+        found = found.view(len(chosen), -1)
+        out.as_strided(found.shape, (stride, 1), out.storage_offset() + first_row * stride).copy_(found)
 
 
 @functools.cache
@@ -209,47 +170,44 @@ def pack_kernel(
     """
     check_float_dtype(dtype)
     check_hidden(hidden)
-    element = NAMES[dtype]
-    common = {"HIDDEN": hidden, "BLOCK": block, "FLOAT_MAX": target != "cpu"}
-    scale_bytes = 4 * (hidden // (block or hidden))
-    tokens = numbers("i32", "first_token num_tokens")
     if num_shared and not smooth:
         rule = "must be 0 without smooth scales: a token then has one row for all experts"
         raise ArgumentError("num_shared", num_shared, rule, "Pass smooth_scales.")
-    if not smooth:
-        return TritonKernel(
-            name="pack",
-            fn=_pack_kernel,
-            args=(Arg("x", f"*{element}", "in"), *_DESTINATION, *tokens, *_STRIDES),
-            constants=common,
-            fallback=_pack_fallback,
-            space=double_buffers(target, named_features(block=block), element, {"hidden": hidden}),
-            bytes_moved=lambda *, num_tokens, **_: num_tokens * (3 * hidden + scale_bytes),
+    if smooth:
+        check_positive("topk", topk)
+    element, sizes = NAMES[dtype], {"hidden": hidden, **({"topk": topk} if smooth else {})}
+    args, absent = chosen_args(
+        (
+            (True, Arg("x", f"*{element}", "in")),
+            (smooth, Arg("topk_idx", "*i32", "in")),
+            (smooth, Arg("smooth_scales", "*fp32", "in")),
+            (True, Arg("rows", "*i8", "out")),
+            (True, Arg("scales", "*fp32", "out", interleaved_with="rows")),
+            *((True, arg) for arg in numbers("i32", "first_token num_tokens")),
+            *((smooth, arg) for arg in numbers("i32", "scale_row_offset num_scale_rows")),
+            *((True, arg) for arg in numbers("i64", "row_stride scale_stride")),
         )
-    check_positive("topk", topk)
+    )
+    scale_bytes = 4 * (hidden // (block or hidden))
+    bytes_of_token = 3 * hidden + scale_bytes
+    if smooth:
+        bytes_of_token = 2 * hidden + 4 * topk + (topk + num_shared) * (5 * hidden + scale_bytes)
     return TritonKernel(
-        name="pack_smooth",
-        fn=_pack_smooth_kernel,
-        args=(
-            Arg("x", f"*{element}", "in"),
-            Arg("topk_idx", "*i32", "in"),
-            Arg("smooth_scales", "*fp32", "in"),
-            *_DESTINATION,
-            *tokens,
-            *numbers("i32", "scale_row_offset num_scale_rows"),
-            *_STRIDES,
-        ),
-        constants={**common, "TOPK": topk, "NUM_SHARED": num_shared, "ID_LIMIT": ID_LIMIT},
-        fallback=_pack_smooth_fallback,
-        space=double_buffers(
-            target,
-            named_features(block=block, shared=num_shared),
-            element,
-            {"hidden": hidden, "topk": topk},
-        ),
-        bytes_moved=lambda *, num_tokens, **_: (
-            num_tokens * (2 * hidden + 4 * topk + (topk + num_shared) * (5 * hidden + scale_bytes))
-        ),
+        name="pack_smooth" if smooth else "pack",
+        fn=_pack_kernel,
+        args=args,
+        constants={
+            **absent,
+            "HIDDEN": hidden,
+            "BLOCK": block,
+            "TOPK": topk if smooth else 0,
+            "NUM_SHARED": num_shared,
+            "FLOAT_MAX": target != "cpu",
+            "ID_LIMIT": ID_LIMIT,
+        },
+        fallback=_pack_fallback,
+        space=double_buffers(target, named_features(block=block, shared=num_shared), element, sizes),
+        bytes_moved=lambda *, num_tokens, **_: num_tokens * bytes_of_token,
     )
 
 

@@ -20,7 +20,7 @@ import functools
 
 import torch
 
-from moe_triton.core.kernel import Arg, TritonKernel, numbers
+from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers
 from moe_triton.core.records import ORIGIN
 from moe_triton.core.space import PROGRAMS, Space
 from moe_triton.kernels.cases import I32, Draw, Family, Inputs, Shape, blank
@@ -34,97 +34,62 @@ ORIGIN_WORDS = ORIGIN.num_words
 
 
 @triton.jit
-def _store_origins(
-    origins, recv_offsets,
-    n, capacity, source, first_index, from_start, expert,
-    SCALAR: tl.constexpr, BLOCK: tl.constexpr, ORIGIN_WORDS: tl.constexpr,
-):  # fmt: skip
-    """Rows of entry n: indices count from ``first_index``, or with ``from_start`` are row numbers."""
-    # the offsets come from the caller: no row lies outside [0, capacity)
-    start = tl.where(n > 0, tl.load(recv_offsets + tl.maximum(n - 1, 0)), 0)
-    start = tl.minimum(tl.maximum(start, 0), capacity)
-    stop = tl.minimum(tl.maximum(tl.load(recv_offsets + n), 0), capacity)
-    first_index = tl.where(from_start, start, first_index)
-    if SCALAR:
-        # an entry has few rows: most of a block would be unused
-        for row in range(start, stop):
-            at = origins + tl.cast(row, tl.int64) * ORIGIN_WORDS
-            tl.store(at, source)
-            tl.store(at + 1, row - start + first_index)
-            tl.store(at + 2, expert)
-    else:
-        lanes = tl.arange(0, BLOCK)
-        for b in range(0, tl.cdiv(tl.maximum(stop - start, 0), BLOCK)):
-            i = b * BLOCK + lanes
-            inside = i < stop - start
-            at = origins + tl.cast(start, tl.int64) * ORIGIN_WORDS + i * ORIGIN_WORDS
-            tl.store(at, i * 0 + source, mask=inside)
-            tl.store(at + 1, i + first_index, mask=inside)
-            tl.store(at + 2, i * 0 + expert, mask=inside)
-
-
-@triton.jit
 def _returns_kernel(
     recv_offsets, origins,
-    num_entries, num_ranks, capacity, first_expert,
-    SCALAR: tl.constexpr, BLOCK: tl.constexpr, ORIGIN_WORDS: tl.constexpr,
+    num_entries, num_ranks, capacity, first_expert, rank, num_tokens, num_shared_ranks, num_experts,
+    SHARED: tl.constexpr, SCALAR: tl.constexpr, BLOCK: tl.constexpr, ORIGIN_WORDS: tl.constexpr,
 ):  # fmt: skip
     begin, end = part_of(num_entries)
     for n in range(begin, end):
-        expert = first_expert + n // num_ranks
-        _store_origins(
-            origins, recv_offsets, n, capacity, n % num_ranks, 0, False, expert, SCALAR, BLOCK, ORIGIN_WORDS
-        )
-
-
-@triton.jit
-def _returns_shared_kernel(
-    recv_offsets, origins,
-    num_entries, capacity, rank, num_tokens, num_shared_ranks, num_experts,
-    SCALAR: tl.constexpr, BLOCK: tl.constexpr, ORIGIN_WORDS: tl.constexpr,
-):  # fmt: skip
-    begin, end = part_of(num_entries)
-    for n in range(begin, end):
-        # entries below R stand for this rank's own tokens, whose rows are in token order
-        is_own = n < num_shared_ranks
-        before = n * num_tokens // num_shared_ranks
-        token = (rank + n) * num_tokens // num_shared_ranks - before
-        source = tl.where(is_own, rank, n)
-        _store_origins(
-            origins, recv_offsets, n, capacity, source, token, is_own, num_experts, SCALAR, BLOCK,
-            ORIGIN_WORDS,
-        )  # fmt: skip
-
-
-def _fill(origins: torch.Tensor, start: int, stop: int, source: int, first_index: int, expert: int) -> None:
-    rows = origins[ORIGIN_WORDS * start : ORIGIN_WORDS * stop].view(-1, ORIGIN_WORDS)
-    rows[:, 0] = source
-    rows[:, 1] = torch.arange(first_index, first_index + stop - start, dtype=torch.int32)
-    rows[:, 2] = expert
-
-
-def _bounded(recv_offsets: torch.Tensor, num_entries: int, capacity: int) -> list[tuple[int, int]]:
-    ends = recv_offsets[:num_entries].clamp(0, capacity).tolist()
-    return list(zip([0, *ends[:-1]], ends, strict=True)) if ends else []
+        if SHARED:
+            # entries below R stand for this rank's own tokens, whose rows are in token order
+            is_own = n < num_shared_ranks
+            before = n * num_tokens // num_shared_ranks
+            token = (rank + n) * num_tokens // num_shared_ranks - before
+            source, expert = tl.where(is_own, rank, n), num_experts
+        else:
+            expert = first_expert + n // num_ranks
+            source = n % num_ranks
+        # the offsets come from the caller: no row lies outside [0, capacity)
+        start = tl.where(n > 0, tl.load(recv_offsets + tl.maximum(n - 1, 0)), 0)
+        start = tl.minimum(tl.maximum(start, 0), capacity)
+        stop = tl.minimum(tl.maximum(tl.load(recv_offsets + n), 0), capacity)
+        first_index = tl.where(is_own, start, token) if SHARED else 0
+        if SCALAR:
+            # an entry has few rows: most of a block would be unused
+            for row in range(start, stop):
+                at = origins + tl.cast(row, tl.int64) * ORIGIN_WORDS
+                tl.store(at, source)
+                tl.store(at + 1, row - start + first_index)
+                tl.store(at + 2, expert)
+        else:
+            lanes = tl.arange(0, BLOCK)
+            for b in range(0, tl.cdiv(tl.maximum(stop - start, 0), BLOCK)):
+                i = b * BLOCK + lanes
+                inside = i < stop - start
+                at = origins + tl.cast(start, tl.int64) * ORIGIN_WORDS + i * ORIGIN_WORDS
+                tl.store(at, i * 0 + source, mask=inside)
+                tl.store(at + 1, i + first_index, mask=inside)
+                tl.store(at + 2, i * 0 + expert, mask=inside)
 
 
 @fallback
 def _returns_fallback(a: Arguments) -> None:
-    for n, (start, stop) in enumerate(_bounded(a.recv_offsets, a.num_entries, a.capacity)):
-        if start < stop:
-            expert, source = divmod(n, a.num_ranks)
-            _fill(a.origins, start, stop, source, 0, a.first_expert + expert)
-
-
-@fallback
-def _returns_shared_fallback(a: Arguments) -> None:
-    for n, (start, stop) in enumerate(_bounded(a.recv_offsets, a.num_entries, a.capacity)):
-        if start < stop and n < a.num_shared_ranks:
-            _fill(a.origins, start, stop, a.rank, start, a.num_experts)
-        elif start < stop:
+    ends = a.recv_offsets[: a.num_entries].clamp(0, a.capacity).tolist()
+    for n, (start, stop) in enumerate(zip([0, *ends][:-1], ends, strict=True)):
+        if not a.SHARED:
+            source, first_index, expert = n % a.num_ranks, 0, a.first_expert + n // a.num_ranks
+        elif n < a.num_shared_ranks:
+            source, first_index, expert = a.rank, start, a.num_experts
+        else:
             before = n * a.num_tokens // a.num_shared_ranks
-            token = (a.rank + n) * a.num_tokens // a.num_shared_ranks - before
-            _fill(a.origins, start, stop, n, token, a.num_experts)
+            first_index = (a.rank + n) * a.num_tokens // a.num_shared_ranks - before
+            source, expert = n, a.num_experts
+        if start < stop:
+            rows = a.origins[ORIGIN_WORDS * start : ORIGIN_WORDS * stop].view(-1, ORIGIN_WORDS)
+            rows[:, 0] = source
+            rows[:, 1] = torch.arange(first_index, first_index + stop - start, dtype=torch.int32)
+            rows[:, 2] = expert
 
 
 @functools.cache
@@ -148,39 +113,31 @@ def returns_kernel(shared: bool, target: str = "cpu") -> TritonKernel:
         first_expert = 2
         origins = [0, 0, 2, 1, 0, 2, 1, 1, 2, 1, 0, 3]
     """
-    constants = {"SCALAR": target == "cpu", "BLOCK": BLOCK, "ORIGIN_WORDS": ORIGIN_WORDS}
-    space = None if target == "cpu" else Space({"BLOCK": BLOCKS, PROGRAMS: (0, 8, 16)})
-    head = (
-        Arg("recv_offsets", "*i32", "in"),
-        Arg("origins", "*i32", "out"),
-        Arg("num_entries", "i32", "value"),
-    )
-    capacity = Arg("capacity", "i32", "value")
-    if shared:
-        return TritonKernel(
-            name="returns_shared",
-            fn=_returns_shared_kernel,
-            args=(
-                *head,
-                capacity,
-                *numbers("i32", "rank num_tokens num_shared_ranks num_experts"),
-            ),
-            constants=constants,
-            fallback=_returns_shared_fallback,
-            space=space,
+    args, absent = chosen_args(
+        (
+            (True, Arg("recv_offsets", "*i32", "in")),
+            (True, Arg("origins", "*i32", "out")),
+            (True, Arg("num_entries", "i32", "value")),
+            (not shared, Arg("num_ranks", "i32", "value")),
+            (True, Arg("capacity", "i32", "value")),
+            (not shared, Arg("first_expert", "i32", "value")),
+            *((shared, arg) for arg in numbers("i32", "rank num_tokens num_shared_ranks num_experts")),
         )
+    )
+    is_scalar = target == "cpu"
     return TritonKernel(
-        name="returns",
+        name=f"returns{'_shared' * shared}",
         fn=_returns_kernel,
-        args=(
-            *head,
-            Arg("num_ranks", "i32", "value"),
-            capacity,
-            Arg("first_expert", "i32", "value"),
-        ),
-        constants=constants,
+        args=args,
+        constants={
+            **absent,
+            "SHARED": shared,
+            "SCALAR": is_scalar,
+            "BLOCK": BLOCK,
+            "ORIGIN_WORDS": ORIGIN_WORDS,
+        },
         fallback=_returns_fallback,
-        space=space,
+        space=None if is_scalar else Space({"BLOCK": BLOCKS, PROGRAMS: (0, 8, 16)}),
     )
 
 

@@ -27,7 +27,6 @@ from moe_triton.kernels.cases import AXES, Draw, Family, Features, Inputs, Shape
 from moe_triton.kernels.fallbacks import Arguments, fallback
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.numbering import (
-    ID_LIMIT,
     TAKING,
     TILE,
     TILES,
@@ -38,7 +37,7 @@ from moe_triton.kernels.numbering import (
     numbering_bytes,
     tile_fits,
 )
-from moe_triton.kernels.pack import IN_BLOCKS, pack_inputs, pack_kernel, pack_tokens, pack_tokens_smooth
+from moe_triton.kernels.pack import IN_BLOCKS, pack_inputs, pack_kernel, pack_tokens
 from moe_triton.kernels.route import route_inputs
 
 ELEMENTS_PER_TILE = 1280
@@ -77,15 +76,10 @@ def _route_pack_kernel(
                 ids, taken, expand_idx, counts, num_entries, num_experts, tl.program_id(0), routers, ROWS,
                 COLS, ID_LIMIT,
             )  # fmt: skip
-    if smooth_scales is None:
-        pack_tokens(
-            x, rows, scales, first_token, begin, end, row_stride, scale_stride, HIDDEN, BLOCK, FLOAT_MAX
-        )
-    else:
-        pack_tokens_smooth(
-            x, ids, smooth_scales, rows, scales, first_token, begin, end, scale_row_offset, num_scale_rows,
-            row_stride, scale_stride, HIDDEN, BLOCK, TOPK, NUM_SHARED, FLOAT_MAX, ID_LIMIT,
-        )  # fmt: skip
+    pack_tokens(
+        x, ids, smooth_scales, rows, scales, first_token, begin, end, scale_row_offset, num_scale_rows,
+        row_stride, scale_stride, HIDDEN, BLOCK, TOPK, NUM_SHARED, FLOAT_MAX, ID_LIMIT,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -153,6 +147,7 @@ def route_pack_kernel(
         *((True, arg) for arg in numbers("i64", "row_stride scale_stride")),
     )
     args, absent = chosen_args(arguments)
+    chosen = {arg.name for arg in args}
     features = {"block": block, "takes": takes, "int64": int64}
     if smooth:
         features |= {"k": topk, "s": num_shared}
@@ -162,14 +157,11 @@ def route_pack_kernel(
         fn=_route_pack_kernel,
         args=args,
         constants={
-            "TOPK": 0,
-            "NUM_SHARED": 0,
-            **packs.constants,
+            **{name: value for name, value in packs.constants.items() if name not in chosen},
             **absent,
             **TILE,
             "SCALAR": target == "cpu",
             "TOKEN_WORK": max(round(work), 1),
-            "ID_LIMIT": ID_LIMIT,
         },
         fallback=functools.partial(_route_pack_fallback, packs=packs),
         bytes_moved=lambda *, num_entries, num_experts, **sizes: (
