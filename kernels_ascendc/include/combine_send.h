@@ -97,8 +97,7 @@ public:
             AscendC::Duplicate(flag_, RoundNumber(*args_), static_cast<int32_t>(STATUS_ENTRY_WORDS));
             Order<AscendC::HardEvent::V_MTE3>();
         }
-        share_ = SplitEvenly(args_->num_entries > 0 ? NumResults(*args_, *report_) : 0, AscendC::GetBlockIdx(),
-                             AscendC::GetBlockNum());
+        share_ = Blocks::OfLaunch().ShareOf(args_->num_entries > 0 ? NumResults(*args_, *report_) : 0);
     }
 
     // The rows of these tokens. Returns how long it took.

@@ -36,8 +36,7 @@ private:
     // `count` words to the entries from `first` on, in the row of this rank.
     __aicore__ inline void SendWords(uint64_t source, int64_t count, int64_t first, const Share& ranks) {
         for (int64_t done = 0; done < count; done += WORDS_PER_PIECE) {
-            const AscendC::DataCopyExtParams bytes =
-                ExactBytes(Smaller(WORDS_PER_PIECE, count - done) * static_cast<int64_t>(sizeof(int32_t)));
+            const AscendC::DataCopyExtParams bytes = ExactWords(Smaller(WORDS_PER_PIECE, count - done));
             AscendC::LocalTensor<int32_t> in = words_.AllocTensor<int32_t>();
             AscendC::DataCopyPad(in, GlobalAt<int32_t>(source)[done], bytes, NoPadding<int32_t>());
             words_.EnQue(in);

@@ -28,7 +28,6 @@ public:
         const bool has_scales = args.out_scales != 0;
         loaded_bytes_ = flags_.LoadedBytes(has_scales ? args.scale_offset + args.scale_bytes : args.row_bytes);
         max_rows_ = flags_.MaxRows();
-        weight_at_ = loaded_bytes_;
         is_scale_stamped_ = has_scales && args.scale_offset > args.stamp_offset;
         scale_at_ = is_scale_stamped_ ? loaded_bytes_ + UB_ALIGN : static_cast<uint32_t>(args.scale_offset);
         pipe->InitBuffer(slots_, 2, loaded_bytes_ + 2 * UB_ALIGN);
@@ -199,7 +198,7 @@ private:
         AscendC::LocalTensor<uint8_t> in = slots_.AllocTensor<uint8_t>();
         flags_.LoadRow(in, stamp, loaded_bytes_);
         if (args_.out_weights != 0) {
-            LoadWord(in[weight_at_], stamp + Stamp::WEIGHT * WORD_BYTES);
+            LoadWord(in[loaded_bytes_], stamp + Stamp::WEIGHT * WORD_BYTES);
         }
         if (is_scale_stamped_) {
             LoadWord(in[scale_at_], stamp + Stamp::SCALE * WORD_BYTES);
@@ -208,7 +207,7 @@ private:
         AscendC::LocalTensor<uint8_t> out = slots_.DeQue<uint8_t>();
         Store(args_.out_rows, row, args_.row_bytes, out);
         Store(args_.out_scales, row, args_.scale_bytes, out[scale_at_]);
-        Store(args_.out_weights, row, WORD_BYTES, out[weight_at_]);
+        Store(args_.out_weights, row, WORD_BYTES, out[loaded_bytes_]);
         Store(args_.out_origins, row, ORIGIN_BYTES, flags_.OriginOf(out, stamp_at));
         slots_.FreeTensor(out);
         flags_.Clear(stamp, 1);
@@ -239,9 +238,8 @@ private:
     AscendC::TQueBind<AscendC::TPosition::VECIN, AscendC::TPosition::VECOUT, 2> slots_;
     BegunBlocks begun_;
     Deadline deadline_;
-    uint32_t loaded_bytes_ = 0;
-    uint32_t weight_at_ = 0;  // in a slot's buffer,
-    uint32_t scale_at_ = 0;  // and where its scales are
+    uint32_t loaded_bytes_ = 0;  // in a slot's buffer; a weight is behind them
+    uint32_t scale_at_ = 0;  // where its scales are there
     bool is_scale_stamped_ = false;
     int64_t max_rows_ = 1;
     Piece pieces_[MAX_PIECES];

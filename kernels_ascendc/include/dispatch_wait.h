@@ -126,12 +126,9 @@ private:
     }
 
     // In UB.
-    __aicore__ inline AscendC::LocalTensor<float> EntriesOf(const Share& chunk, const Share& own) const {
-        return flags_.Entries()[static_cast<uint32_t>((own.first - chunk.first) * STATUS_ENTRY_WORDS)];
-    }
-
     __aicore__ inline AscendC::LocalTensor<int32_t> WordsOf(const Share& chunk, const Share& own) const {
-        return EntriesOf(chunk, own).template ReinterpretCast<int32_t>();
+        const uint32_t first = static_cast<uint32_t>((own.first - chunk.first) * STATUS_ENTRY_WORDS);
+        return flags_.Entries()[first].template ReinterpretCast<int32_t>();
     }
 
     // Out of the entries: each word fills a unit of UB on its way.

@@ -85,8 +85,7 @@ private:
         const uint64_t zone = args_.zone;
         for (int64_t word = 0; word < args_.header_words; word += WORDS_PER_PIECE) {
             const uint64_t at = word;
-            const AscendC::DataCopyExtParams bytes =
-                ExactBytes(Smaller(WORDS_PER_PIECE, args_.header_words - word) * static_cast<int64_t>(sizeof(int32_t)));
+            const AscendC::DataCopyExtParams bytes = ExactWords(Smaller(WORDS_PER_PIECE, args_.header_words - word));
             AscendC::LocalTensor<int32_t> in = words_.AllocTensor<int32_t>();
             AscendC::DataCopyPad(in, GlobalAt<int32_t>(args_.header)[at], bytes, NoPadding<int32_t>());
             words_.EnQue(in);

@@ -269,14 +269,6 @@ private:
     }
 
     __aicore__ inline bool FindShared(int64_t token, int64_t k, Visit& visit) {
-        if constexpr (To::HAS_SHARED) {
-            return FindSharedRank(token, k, visit);
-        } else {
-            return false;
-        }
-    }
-
-    __aicore__ inline bool FindSharedRank(int64_t token, int64_t k, Visit& visit) {
         const int64_t s = k - args_->topk;
         const int32_t rank = shared_ranks_.At(token * num_shared_ + s);
         if (rank == -1) {
@@ -284,7 +276,7 @@ private:
         }
         // One index serves all shared experts of a token: each of their ranks numbers tokens alike.
         const int32_t index = shared_slots_.At(token);
-        const bool is_rank = rank >= 0 && rank < args_->num_shared_ranks;
+        const bool is_rank = rank >= 0 && static_cast<uint64_t>(rank) < NumSharedRanks();
         return is_rank && Locate(rank, 0, index, visit) ? true : Refuse(token, k);
     }
 

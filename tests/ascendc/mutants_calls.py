@@ -218,9 +218,8 @@ EXCHANGE = (
         (
             Patch(
                 EXCHANGE_SEND,
-                "Smaller(WORDS_PER_PIECE, args_.header_words - word) * static_cast<int64_t>(sizeof("
-                "int32_t)));",
-                "(Smaller(WORDS_PER_PIECE, args_.header_words - word) + 7) / 8 * 32);",
+                "ExactWords(Smaller(WORDS_PER_PIECE, args_.header_words - word));",
+                "ExactWords((Smaller(WORDS_PER_PIECE, args_.header_words - word) + 7) / 8 * 8);",
             ),
         ),
         ExchangeCase(timeout_us=MUTANT_TIMEOUT_US, header_words=1001, rounds=1),

@@ -143,8 +143,8 @@ COUNTS = (
         (
             Patch(
                 COUNTS_SEND,
-                "ExactBytes(Smaller(WORDS_PER_PIECE, count - done) * static_cast",
-                "ExactBytes(WORDS_PER_PIECE * static_cast",
+                "ExactWords(Smaller(WORDS_PER_PIECE, count - done))",
+                "ExactWords(WORDS_PER_PIECE)",
             ),
         ),
         _SHARED,
