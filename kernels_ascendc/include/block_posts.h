@@ -30,7 +30,7 @@ public:
         const uint32_t own_words = static_cast<uint32_t>(args->num_parts) * UNIT_WORDS;
         own_ = NewTensor<int32_t>(pipe, own_words);
         AscendC::Duplicate(own_, 0, static_cast<int32_t>(own_words));
-        lines_.Init(pipe, static_cast<uint32_t>(AscendC::GetBlockNum()) * UNIT_WORDS);
+        lines_.Init(pipe, AscendC::GetBlockNum() * UNIT_WORDS);
     }
 
     // Before the first part.

@@ -20,7 +20,7 @@ public:
         last_block_ = NumBlocksOfSlot(args.stamp_offset) - 1;
         piece_blocks_ = Larger<int64_t>(1, Smaller(last_block_, MAX_PIECE_BLOCKS));
         pipe->InitBuffer(pieces_, 2, static_cast<uint32_t>(piece_blocks_ * BLOCK_BYTES));
-        last_blocks_ = NewTensor<uint8_t>(pipe, 2 * MAX_VISIT * BLOCK_BYTES);
+        last_blocks_ = NewTensor<uint8_t>(pipe, int64_t{2} * MAX_VISIT * BLOCK_BYTES);
         double_buffer_.Init(pipe);
         plan_.Init(&args_, pipe, &report_, blocks_);
         status_.Init(&args_, pipe, blocks_);

@@ -21,7 +21,7 @@ public:
                 scales_.Init(pipe, scale_bytes_);
             }
         }
-        stamps_ = NewTensor<int32_t>(pipe, 2 * MAX_VISIT * STAMP_WORDS);
+        stamps_ = NewTensor<int32_t>(pipe, int64_t{2} * MAX_VISIT * STAMP_WORDS);
         double_buffer_.Init(pipe);
         plan_.Init(args, pipe, report, blocks, to);
     }
