@@ -31,6 +31,7 @@ from typing import TypeVar
 
 import torch
 
+from benchmarks import harness
 from benchmarks.charges import STATES, Pair, charges_us
 from benchmarks.compare import rank as timing
 from benchmarks.compare.cases import Case, Sample
@@ -40,18 +41,6 @@ from benchmarks.compare.routes.base import Inputs, Route, check_routes
 from benchmarks.compare.routes.memcpy import Arena, Memcpy
 from benchmarks.compare.routes.ours import Slots
 from benchmarks.compare.traffic import Scheme
-from benchmarks.harness import (
-    MAX_RANKS,
-    Record,
-    at_least,
-    keep_freed_memory,
-    median_with_interval,
-    parser,
-    print_table,
-    records_of,
-    run_main,
-    write_records,
-)
 from benchmarks.sizes import HIDDEN, SIZES, TOPK
 from moe_triton import EPBuffer
 from moe_triton.processes import RankGroup
@@ -189,7 +178,7 @@ def measure(
     Returns:
         The samples, on rank 0; and this rank's traced pairs by route.
     """
-    keep_freed_memory()
+    harness.keep_freed_memory()
     inputs, case = Inputs.random(rank, num_ranks, TOKENS), Case(num_ranks, TOKENS, quantize)
     line = StartingLine()
     with ExitStack() as stack:
@@ -231,7 +220,9 @@ class Taken:
             ("fraction_of_memcpy", samples.ratios(case, memcpy, name)),
             ("cold_code_us", [cold[i] - warm[i] for i in cold]),
         ):
-            for suffix, value in zip(("", "_low", "_high"), median_with_interval(values), strict=True):
+            for suffix, value in zip(
+                ("", "_low", "_high"), harness.median_with_interval(values), strict=True
+            ):
                 found[metric + suffix] = value
         best, best_warm, best_copied = (
             statistics.median(_fastest(t.values(), float)) for t in (cold, warm, copied)
@@ -287,12 +278,14 @@ COLUMNS = (
 
 def main() -> None:
     """Measure every case and print its table."""
-    arguments = parser("Dispatch and combine of 16 tokens a rank against memcpy, and what is left by step.")
-    arguments.add_argument("--iterations", type=at_least(1), default=200)
-    arguments.add_argument("--ranks", type=at_least(1, MAX_RANKS), nargs="+", default=[2, 4])
+    arguments = harness.parser(
+        "Dispatch and combine of 16 tokens a rank against memcpy, and what is left by step."
+    )
+    arguments.add_argument("--iterations", type=harness.at_least(1), default=200)
+    arguments.add_argument("--ranks", type=harness.at_least(1, harness.MAX_RANKS), nargs="+", default=[2, 4])
     arguments.add_argument("--rows", nargs="+", choices=("bf16", "int8"), default=["bf16", "int8"])
     options = arguments.parse_args()
-    records: list[Record] = []
+    records: list[harness.Record] = []
     with progress("cases", len(options.ranks) * len(options.rows)) as work:
         for ranks, rows in product(options.ranks, options.rows):
             quantize = "" if rows == "bf16" else rows
@@ -305,10 +298,12 @@ def main() -> None:
             for name in WAYS:
                 found = Taken(case, taken).figures(name)
                 lines.append(_cells(name, found))
-                records += records_of("decode", {**case.as_record(), "route": name}, found)
-            print_table(f"{case}, H {HIDDEN}, K {TOPK}: us, those by state of each core", COLUMNS, lines)
-    write_records(options.json, records)
+                records += harness.records_of("decode", {**case.as_record(), "route": name}, found)
+            harness.print_table(
+                f"{case}, H {HIDDEN}, K {TOPK}: us, those by state of each core", COLUMNS, lines
+            )
+    harness.write_records(options.json, records)
 
 
 if __name__ == "__main__":
-    run_main(main)
+    harness.run_main(main)

@@ -19,16 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.harness import (
-    MAX_RANKS,
-    at_least,
-    elapsed,
-    parser,
-    print_table,
-    records_of,
-    run_main,
-    write_records,
-)
+from benchmarks import harness
 from benchmarks.sizes import EXPERTS, HIDDEN, TOPK
 from moe_triton import torch_npu_ops as ops
 from moe_triton.processes import RankGroup
@@ -241,12 +232,12 @@ def measure(rank: int, num_ranks: int, tokens: int, iterations: int) -> dict[str
 
 def seconds(per_rank: list[dict[str, tuple[float, str, Spans]]], name: str) -> list[float]:
     """Last rank out minus first rank in, per iteration."""
-    return elapsed(result[name][2] for result in per_rank)
+    return harness.elapsed(result[name][2] for result in per_rank)
 
 
 def _pairs(text: str) -> int:
     """The type of a number of ranks that are tensor parallel by two: as many groups as experts of a token."""
-    ranks = at_least(2 * TP_TOPK, MAX_RANKS)(text)
+    ranks = harness.at_least(2 * TP_TOPK, harness.MAX_RANKS)(text)
     if ranks % 2:
         raise argparse.ArgumentTypeError(f"{ranks}: an even number")
     return ranks
@@ -254,10 +245,10 @@ def _pairs(text: str) -> int:
 
 def main() -> None:
     """Measure every feature and print the table."""
-    arguments = parser("What each argument costs, against a plain pair of calls.")
-    arguments.add_argument("--iterations", type=at_least(1), default=40)
+    arguments = harness.parser("What each argument costs, against a plain pair of calls.")
+    arguments.add_argument("--iterations", type=harness.at_least(1), default=40)
     arguments.add_argument("--ranks", type=_pairs, default=4, help="an even number")
-    arguments.add_argument("--tokens", type=at_least(1), default=64, help="per rank")
+    arguments.add_argument("--tokens", type=harness.at_least(1), default=64, help="per rank")
     options = arguments.parse_args()
     with progress("features"), RankGroup(options.ranks) as group:
         per_rank = group.run(measure, options.tokens, options.iterations, timeout_s=1200)
@@ -273,12 +264,14 @@ def main() -> None:
         rows.append([name, f"{p10:.2f}", f"{p50:.2f}", f"{p90:.2f}", f"{moved:.2f}", verdict])
         case = {"feature": name, "ranks": options.ranks, "tokens": options.tokens, "against": baseline}
         us = statistics.median(seconds(per_rank, name)) * 1e6
-        records += records_of("operators", case, {"cost_vs_plain": p50, "bytes_vs_plain": moved, "us": us})
+        records += harness.records_of(
+            "operators", case, {"cost_vs_plain": p50, "bytes_vs_plain": moved, "us": us}
+        )
     title = f"dispatch + combine, EP {options.ranks}, BS {options.tokens}, H {HIDDEN}, K {TOPK}, bf16"
     columns = ["feature", "time p10", "p50", "p90", "bytes", f"over {ALLOWED:g} * bytes"]
-    print_table(f"{title}: time against plain", columns, rows)
-    write_records(options.json, records)
+    harness.print_table(f"{title}: time against plain", columns, rows)
+    harness.write_records(options.json, records)
 
 
 if __name__ == "__main__":
-    run_main(main)
+    harness.run_main(main)

@@ -31,19 +31,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from benchmarks.harness import (
-    MAX_RANKS,
-    Record,
-    at_least,
-    elapsed,
-    median_with_interval,
-    more_than,
-    parser,
-    print_table,
-    records_of,
-    run_main,
-    write_records,
-)
+from benchmarks import harness
 from benchmarks.operators import Inputs
 from benchmarks.sizes import EXPERTS, HIDDEN, SIZES, TOPK
 from benchmarks.spans import Span, calls_of, merged, overlap_us, spans_named
@@ -274,12 +262,12 @@ def hidden(
 
 def seconds(per_rank: Sequence[Measured], operator: Operator, route: str) -> list[float]:
     """Last rank out minus first rank in, per iteration."""
-    return elapsed(measured.spans[operator][route] for measured in per_rank)
+    return harness.elapsed(measured.spans[operator][route] for measured in per_rank)
 
 
-def report(setting: Setting, per_rank: Sequence[Measured], folder: Path) -> list[Record]:
+def report(setting: Setting, per_rank: Sequence[Measured], folder: Path) -> list[harness.Record]:
     """Prints the tables and returns their figures."""
-    records: list[Record] = []
+    records: list[harness.Record] = []
     for operator in (o for o in OPERATORS if setting.local(o)):
         load = per_rank[0].loads[operator]
         case: dict[str, object] = {"operator": operator, "ranks": len(per_rank), "tokens": setting.tokens}
@@ -289,7 +277,7 @@ def report(setting: Setting, per_rank: Sequence[Measured], folder: Path) -> list
         for route in ROUTES:
             cells, figures = _row(setting, per_rank, folder, operator, route)
             rows.append([route, *cells])
-            records += records_of("overlap", {**case, "route": route}, figures)
+            records += harness.records_of("overlap", {**case, "route": route}, figures)
         print(
             f"\n{operator}, {setting.rows}, {setting.comm_alg}, EP {len(per_rank)}, BS {setting.tokens}, "
             f"H {HIDDEN}, K {TOPK}, {setting.parts} parts: copying {load.copying_us:.0f} us, "
@@ -298,7 +286,7 @@ def report(setting: Setting, per_rank: Sequence[Measured], folder: Path) -> list
         )
         work = " + ".join(setting.local(operator))
         columns = ["route", "us", "of series", "95 %", work, "hidden", "best", "gained"]
-        print_table("", columns, rows)
+        harness.print_table("", columns, rows)
     return records
 
 
@@ -307,7 +295,7 @@ def _row(
 ) -> tuple[list[str], dict[str, float]]:
     """A route's cells of the table, and its figures."""
     times, series = (seconds(per_rank, operator, name) for name in (route, SERIES))
-    ratio, low, high = median_with_interval([a / b for a, b in zip(times, series, strict=True)])
+    ratio, low, high = harness.median_with_interval([a / b for a, b in zip(times, series, strict=True)])
     figures = {"time_vs_series": ratio, "time_vs_series_low": low, "time_vs_series_high": high}
     cells = [f"{statistics.median(times) * 1e6:.0f}", f"{ratio:.3f}", f"{low:.2f} - {high:.2f}"]
     if route == AGAIN:
@@ -328,19 +316,24 @@ def _row(
 
 def main() -> None:
     """Measure every scheme and print its table."""
-    arguments = parser("Overlapped parts against the same parts in series, over a paced link.")
-    arguments.add_argument("--iterations", type=at_least(1), default=60)
+    arguments = harness.parser("Overlapped parts against the same parts in series, over a paced link.")
+    arguments.add_argument("--iterations", type=harness.at_least(1), default=60)
     arguments.add_argument(
-        "--ranks", type=at_least(1, MAX_RANKS), default=2, help="no more than cores, to have one each"
+        "--ranks",
+        type=harness.at_least(1, harness.MAX_RANKS),
+        default=2,
+        help="no more than cores, to have one each",
     )
     arguments.add_argument(
-        "--tokens", type=at_least(1), default=512, help="per rank; with few, naps are short"
+        "--tokens", type=harness.at_least(1), default=512, help="per rank; with few, naps are short"
     )
-    arguments.add_argument("--parts", type=at_least(1), default=4)
+    arguments.add_argument("--parts", type=harness.at_least(1), default=4)
     arguments.add_argument("--comm-alg", nargs="+", default=["fullmesh_v1"])
     arguments.add_argument("--rows", nargs="+", choices=("int8", "plain"), default=["int8", "plain"])
-    arguments.add_argument("--latency-us", type=more_than(0), default=5.0)
-    arguments.add_argument("--wire", type=more_than(0), default=1.0, help="sleep of senders, of local work")
+    arguments.add_argument("--latency-us", type=harness.more_than(0), default=5.0)
+    arguments.add_argument(
+        "--wire", type=harness.more_than(0), default=1.0, help="sleep of senders, of local work"
+    )
     arguments.add_argument(
         "--real-time",
         action="store_true",
@@ -359,8 +352,8 @@ def main() -> None:
             with progress(f"{comm_alg}, {kind}"):
                 per_rank = group.run(measure, setting, str(folder), timeout_s=1200)
             records += report(setting, per_rank, folder)
-    write_records(options.json, records)
+    harness.write_records(options.json, records)
 
 
 if __name__ == "__main__":
-    run_main(main)
+    harness.run_main(main)

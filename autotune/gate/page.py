@@ -18,10 +18,7 @@ _PLANNED = (
     "| kernel | UB | loads | stores | MTE2 | MTE3 | V | S | flags | barriers | loops | UB on 950 |",
     "|---|--:|--:|--:|--:|--:|--:|--:|--:|---|--:|--:|",
 )
-_ESTIMATED = (
-    "| kernel | bandwidth | MTE2 | MTE3 | V | S | bound by |",
-    "|---|--:|--:|--:|--:|--:|---|",
-)
+_ESTIMATED = ("| kernel | bandwidth | MTE2 | MTE3 | V | S | bound by |", "|---|--:|--:|--:|--:|--:|---|")
 
 Kept = Mapping[str, Mapping[str, golden.Row]]
 

@@ -10,17 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from autotune.gate.costs import Estimate, estimate
-from autotune.gate.stream import (
-    ELEMENT_BITS,
-    Buffer,
-    Instruction,
-    Loop,
-    Node,
-    Pipe,
-    Sync,
-    parse,
-    walk,
-)
+from autotune.gate.stream import ELEMENT_BITS, Buffer, Instruction, Loop, Node, Pipe, Sync, parse, walk
 from autotune.npu_compiler.socs import SOCS
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.soc import UB_BYTES

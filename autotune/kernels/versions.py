@@ -24,11 +24,9 @@ DIGITS = 12
 PRICED_BY = (
     "autotune/model/bodies/clock.py",
     "autotune/model/bodies/replay/*.py",
-    "autotune/model/relaying.py",
     "autotune/model/traffic.py",
     "autotune/model/clusters/routing.py",
     "autotune/npu_compiler/compile.py",
-    "autotune/npu_compiler/generic.py",
     "autotune/npu_compiler/socs.py",
     "moe_triton/backends/cpu/triton/frontend.py",
     "moe_triton/backends/cpu/triton/ir.py",

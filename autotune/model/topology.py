@@ -17,12 +17,7 @@ NETWORK = "network"
 """The tier of a rank of another server, which nothing but queues reaches."""
 
 _OUTSIDE = {"A2": NETWORK, "A3": "far"}
-_HOPS = {
-    "sibling": "hop_sibling_us",
-    "node": "hop_node_us",
-    "far": "hop_far_us",
-    NETWORK: "rdma_latency_us",
-}
+_HOPS = {"sibling": "hop_sibling_us", "node": "hop_node_us", "far": "hop_far_us", NETWORK: "rdma_latency_us"}
 
 
 @functools.cache

@@ -3,6 +3,9 @@
 ``bishengir-compile`` runs all of its own passes (HFusion, HIVM, memory planning, synchronisation) and only
 then calls ``hivmc``, a program that comes with CANN alone. The module that it leaves just before that
 is the criterion: it has the AI vector core's instruction stream with all UB offsets.
+
+As a tree of operations the module is read in MLIR's generic form: ``bishengir-opt`` knows the compiler's own
+dialects, and prints them so that every operation is spelled alike.
 """
 
 from __future__ import annotations
@@ -17,7 +20,14 @@ from pathlib import Path
 from autotune.npu_compiler import cache
 from autotune.npu_compiler.socs import Soc
 from moe_triton.backends.cpu.triton.frontend import source_key, tensor_ir
-from moe_triton.backends.cpu.triton.toolchain import INSTALL, distribution_version, find_program, versions
+from moe_triton.backends.cpu.triton.ir import AS_READ, Operation, read
+from moe_triton.backends.cpu.triton.toolchain import (
+    INSTALL,
+    distribution_version,
+    find_program,
+    run_tool,
+    versions,
+)
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import TritonKernel
 
@@ -30,6 +40,7 @@ OPTIONS = (
     "--enable-memory-display",
 )
 MODULE, PLAN, LOG = "module.hivm.opt.mlir", "memory_info_aiv.json", "bishengir.log"
+PRINTER = "bin/bishengir-opt"
 
 
 @dataclass(frozen=True)
@@ -135,3 +146,51 @@ def reason_of(log: str) -> str:
 def notes_of(log: str) -> tuple[str, ...]:
     """Options that the compiler switched off by itself to fit the unified buffer, in order."""
     return tuple(dict.fromkeys(re.findall(r"overflow detected; automatically set (\S+) to false", log)))
+
+
+def kernel_function(kernel: TritonKernel, soc: Soc) -> Operation:
+    """The function that the NPU would run, from the compiler's last module for this kernel.
+
+    Args:
+        kernel: built for the NPU.
+        soc: that it is compiled for; no outlook, whose modules are of other dialects.
+
+    Raises:
+        ToolchainError: Triton or the compiler rejects it, a tool is missing, or the module has no such
+            function.
+    """
+    if soc.is_outlook:
+        raise ToolchainError(f"modules for {soc.name} are of dialects that are not read here")
+    compiled = compile_kernel(kernel, soc)
+    if not compiled.module:
+        raise ToolchainError(
+            f"the NPU compiler rejects {kernel.name} for {soc.name}: {reason_of(compiled.log)}"
+        )
+    return entry_of(read(generic_form(compiled.module)), kernel.name)
+
+
+def generic_form(module: str) -> str:
+    """A module in the generic form, printed now or in an earlier run."""
+    return str(cache.fetch(("generic", module, AS_READ, compiler_version()), lambda: _printed(module)))
+
+
+def _printed(module: str) -> str:
+    printer = find_program("ascendnpuir", PRINTER)
+    if printer is None:
+        raise ToolchainError(f"{PRINTER} is missing: {INSTALL}")
+    return run_tool((printer, *AS_READ), module)
+
+
+def entry_of(module: Operation, name: str) -> Operation:
+    """The function of a module that a launch calls.
+
+    Args:
+        name: of the kernel, for the error.
+
+    Raises:
+        ToolchainError: it has none, or several.
+    """
+    found = [function for function in module.walk("func.func") if "hacc.entry" in function.attributes]
+    if len(found) != 1:
+        raise ToolchainError(f"the module of {name} has {len(found)} entry functions, not one")
+    return found[0]

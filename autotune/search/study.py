@@ -2,8 +2,7 @@
 
 A small space is gone through: each worker takes the next candidate that nobody has. A large one is sampled by
 Optuna (tree-structured Parzen estimator), which is shown what the file holds, once those are priced that the
-task names first. A candidate whose process is
-gone is anybody's again.
+task names first (`sampled`). A candidate whose process is gone is anybody's again.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import random
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,18 +18,79 @@ from pathlib import Path
 from typing import Any
 
 from autotune import writing
-from autotune.search.sampler import sampled
 from autotune.search.task import Outcome, Task
-from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
+from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError, ToolchainError
+from moe_triton.core.installing import install
 from moe_triton.core.plain_files import check_plain, open_to_lock
 from moe_triton.core.space import Settings, settings_of, text_of
 
+STARTUP = 10  # candidates that are drawn at random before the sampler begins to learn
+TRIES = 16  # for one that is allowed and nobody has
 _FILES = "", "-journal", "-wal", "-shm"
 """What SQLite opens, and would wait for if it were a pipe."""
 _TABLE = """
 CREATE TABLE IF NOT EXISTS trials (
   task TEXT, settings TEXT, process INTEGER, started INTEGER, outcome TEXT, PRIMARY KEY (task, settings)
 )"""
+
+
+def sampled(
+    task: Task, free: Sequence[dict[str, int]], known: Mapping[str, Outcome | None], seed: int
+) -> dict[str, int]:
+    """The next candidate: the same for the same seed and the same that is known.
+
+    Args:
+        task: whose.
+        free: candidates that nobody has, at least one.
+        known: outcomes by settings; None for those that are being priced.
+        seed: of the sampler.
+
+    Raises:
+        ToolchainError: Optuna is not installed.
+    """
+    drawn = random.Random(f"{seed} {len(known)}")
+    if len(known) < STARTUP:
+        return drawn.choice(free)
+    optuna, distributions = _optuna(), _distributions(task)
+    sampler = optuna.samplers.TPESampler(
+        seed=drawn.randrange(2**31), n_startup_trials=STARTUP, constant_liar=True
+    )
+    study = optuna.create_study(sampler=sampler)
+    study.add_trials([_trial(text, outcome, distributions) for text, outcome in known.items()])
+    texts = {text_of(each): each for each in free}
+    for _ in range(TRIES):
+        trial = study.ask(distributions)
+        text = text_of({name: int(value) for name, value in trial.params.items()})
+        if text in texts:
+            return texts[text]
+        study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+    return drawn.choice(free)
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError as error:
+        raise ToolchainError(f"optuna is missing: {error}. Run: {install('tune')}") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+def _distributions(task: Task) -> dict[str, Any]:
+    pools = task.choices().items()
+    return {name: _optuna().distributions.CategoricalDistribution(values) for name, values in pools}
+
+
+def _trial(text: str, outcome: Outcome | None, distributions: dict[str, Any]) -> Any:
+    states = _optuna().trial.TrialState
+    is_exact = outcome is not None and outcome.is_exact
+    state = states.RUNNING if outcome is None else states.COMPLETE if is_exact else states.PRUNED
+    return _optuna().trial.create_trial(
+        state=state,
+        params=settings_of(text),
+        distributions=distributions,
+        value=outcome.value if outcome is not None and is_exact else None,
+    )
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from autotune.model.constants import Machine
 from autotune.model.cost import Body, Place, Work, work_of
 from autotune.model.topology import tiers
 from autotune.model.traffic import Traffic, traffic_of
-from autotune.selftest_reports.constants import machine_of_report
-from autotune.selftest_reports.reading import bad, read_document
+from autotune.selftest_reports.constants import bad, machine_of_report, read_document
 from moe_triton.backends import CAPABILITIES
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import AscendCKernel, TritonKernel

@@ -194,3 +194,12 @@ def _plot(draw: Any, folder: Path) -> None:
         return
     names = ", ".join(path.name for path in draw())
     Console().print(f"{folder}: CSV, JSON, {names}", highlight=False)
+
+
+COMMANDS = {"run": run, "scaling": scaling, "page": page}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Without a command's name, measure."""
+    name = arguments[0] if arguments and arguments[0] in COMMANDS else ""
+    COMMANDS[name or "run"](arguments[bool(name) :])

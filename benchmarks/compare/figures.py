@@ -217,13 +217,6 @@ class Samples:
             return None
         return Spread.of(self.ratios(case, over, under))
 
-    def why_absent(self, case: Case, metric: Metric) -> str:
-        """The reason of the first of its routes that is absent, or that it was not asked for."""
-        for side in (metric.over, metric.under):
-            if self.fastest(case, side) is None:
-                return next((r for n in side if (r := self.absent.get((case, n)))), "not measured")
-        return ""
-
 
 def records(samples: Samples) -> list[Record]:
     """Every metric, its spread, and the percentiles of every route and phase."""
@@ -488,10 +481,7 @@ def scaling_records(kind: SweepKind, samples: Samples) -> list[Record]:
     for sweep in sweeps_of(kind, samples):
         about = {"route": sweep.route, "sweep": kind}
         for case, spread in sweep.per_byte.items():
-            times = {
-                "time_per_byte_vs_smallest": spread.p50,
-                "p50_us": samples.median(case, sweep.route),
-            }
+            times = {"time_per_byte_vs_smallest": spread.p50, "p50_us": samples.median(case, sweep.route)}
             found += records_of("compare_scaling", {**case.as_record(), **about}, times)
         found += records_of("compare_scaling", {"quantize": sweep.quantize, **about}, dict([sweep.figure]))
     return found

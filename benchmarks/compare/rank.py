@@ -129,11 +129,7 @@ def apart(route: Route, line: StartingLine) -> list[Span]:
 
 
 def measure(
-    runs: Sequence[Run],
-    line: StartingLine,
-    iterations: int,
-    seed: int,
-    on_iteration: Callable[[int], None],
+    runs: Sequence[Run], line: StartingLine, iterations: int, seed: int, on_iteration: Callable[[int], None]
 ) -> list[Timed]:
     """Every run in every iteration, in an order that is random and the same on every rank."""
     shuffle = random.Random(seed)

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from autotune.model.bodies import movement
-from autotune.model.clusters.a2 import OPERATORS, Flow, mean_flow, operator_cost, rdma_us
+from autotune.model.clusters.a2 import Flow, mean_flow, operator_cost, rdma_us
+from autotune.model.clusters.group import OPERATORS
 from autotune.model.constants import Machine, machine_named
 from benchmarks.harness import Record, print_table, records_of
 from moe_triton.backends import CAPABILITIES

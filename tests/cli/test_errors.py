@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from autotune import verification
 from autotune.cli import app as tune_app
-from autotune.cli import gate as gate_module
+from autotune.cli import compiler as gate_module
 from autotune.cli.compiler import compile_app, gate_app
 from autotune.cli.model import app as model_app
 from autotune.pipeline import tune as pipeline_tune

@@ -17,8 +17,8 @@ from rich.console import Console
 from autotune.cli.model.options import MACHINE, Experts, Hidden, Markdown, Seed, machine_of
 from autotune.model.bodies.body import body_of
 from autotune.model.bodies.remembered import Bodies, OfArguments
+from autotune.model.clusters import a2
 from autotune.model.clusters import cluster as planned
-from autotune.model.clusters import cluster_a2
 from autotune.model.clusters.a2 import SCHEMES as CLOSED_FORMS
 from autotune.model.clusters.cluster import Point
 from autotune.model.clusters.group import PLANNED, Group, Routing
@@ -103,7 +103,7 @@ def price_schemes(groups: Sequence[Group], machine: Machine, bodies: Bodies) -> 
     """A group with one routing by several schemes; one that no graph may hold is launched by the host."""
     ids = groups[0].draw()
     if machine.product == "A2":
-        return [cluster_a2.price(group, machine, ids) for group in groups]
+        return [a2.price(group, machine, ids) for group in groups]
     found = []
     for group in groups:
         one = group if group.may_be_captured(machine) else replace(group, mode="stream")

@@ -91,12 +91,10 @@ def plan(
         Outputs, typer.Option(help="where auto may leave outputs, as EPBuffer takes it")
     ] = "own",
     parts: Annotated[
-        int | None,
-        typer.Option(help="parts that overlap, where an operator has any; by default a buffer's"),
+        int | None, typer.Option(help="parts that overlap, where an operator has any; by default a buffer's")
     ] = None,
     communication_blocks: Annotated[
-        int | None,
-        typer.Option(help="cores that communicate while the others compute; half with --parts"),
+        int | None, typer.Option(help="cores that communicate while the others compute; half with --parts")
     ] = None,
     ranks_per_server: Annotated[str, typer.Option(help=f"others are posted to; {SERVERS_HELP}")] = "",
     posts: Annotated[Posts | None, typer.Option(help="who posts in hierarchy; the model prices both")] = None,

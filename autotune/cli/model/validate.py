@@ -15,15 +15,19 @@ from rich.console import Console
 
 from autotune.cli.model.options import Markdown
 from autotune.model.bodies.movement import merged
-from autotune.model.fits.published import OPERATORS, ROWS, Published, phases, predict
 from autotune.model.fits.validate import (
     FEW_CORES,
     MANY_CORES,
     MOST_GAIN,
     MOST_MEAN,
     MOST_WORST,
+    OPERATORS,
+    ROWS,
     LeftOut,
+    Published,
     Validation,
+    phases,
+    predict,
 )
 from autotune.model.fits.validate import validate as compare
 from autotune.model.sensitivity import Judged, Sensitivity, judged

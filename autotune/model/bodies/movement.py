@@ -92,12 +92,7 @@ def wire(machine: Machine, num_bytes: float) -> float:
 
 
 def written_remotely(
-    machine: Machine,
-    rows: np.ndarray,
-    row_bytes: int,
-    tiers: Sequence[str],
-    cores: int,
-    loop_us: float,
+    machine: Machine, rows: np.ndarray, row_bytes: int, tiers: Sequence[str], cores: int, loop_us: float
 ) -> dict[str, float]:
     """Parts of the time in which rows go to other devices.
 

@@ -9,7 +9,7 @@ the rows of the busiest core where cores share senders instead of rows (in-band 
 names the first ranks of each, and one in the middle (docs/model.md).
 
 Bytes come from what the launches of a plan send (`Cost.leaving`). A2's schemes, of which only fullmesh has
-one, are computed for every rank, in closed form (`autotune.model.clusters.cluster_a2`).
+one, are computed for every rank, in closed form (`autotune.model.clusters.a2`).
 """
 
 from __future__ import annotations

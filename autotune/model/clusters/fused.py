@@ -1,7 +1,7 @@
 """Ascend's own fused operators, dispatch and combine in one launch each, as a timeline of the same bodies.
 
 Written once from the published design (four steps: send, flag, wait, arrange; all cores take part in each)
-and used to hold the model against published times (`autotune.model.fits.published`). Dispatch quantises a
+and used to hold the model against published times (`autotune.model.fits.validate`). Dispatch quantises a
 row for each result, between its load and its store, and has two barriers of all cores: before its flags
 and after its waits. Combine has none: a flag follows each row, and the cores that wait for a token sum it.
 """

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.model.bodies.remembered import Bodies
-from autotune.model.clusters import cluster_a2
+from autotune.model.clusters import a2
 from autotune.model.clusters.cluster import Load
 from autotune.model.clusters.group import OPERATORS, Group
 from autotune.model.clusters.prices import Call
@@ -61,7 +61,7 @@ def compare(ranks: int, tokens: int, machine: Machine, bodies: Bodies) -> list[C
     blocks = Group(ranks, tokens, comm_alg="fullmesh", product="A2")
     rows = Group(ranks, tokens, comm_alg="fullmesh_v1", product="A3", ranks_per_server=RANKS_PER_NODE["A2"])
     ids = blocks.draw()
-    closed = cluster_a2.price(blocks, machine, ids)
+    closed = a2.price(blocks, machine, ids)
     walked = Load.of(blocks, ids, machine).representatives()
     calls = [Call.of(group, bodies, ids, *walked) for group in (blocks, rows)]
     found = []

@@ -72,21 +72,6 @@ def draw_ids(
     return ids.astype(np.int32).reshape(ranks, tokens, topk)
 
 
-def parts_per_token(ids: np.ndarray, experts_per_part: int) -> np.ndarray:
-    """How many servers, ranks or groups each token goes to.
-
-    Args:
-        ids: (..., K) experts.
-        experts_per_part: experts of each server, rank or group, by their ids.
-
-    Returns:
-        (...,) distinct parts.
-    """
-    parts = np.sort(ids // experts_per_part, axis=-1)
-    counts: np.ndarray = 1 + (np.diff(parts, axis=-1) != 0).sum(axis=-1)
-    return counts
-
-
 def _popularity(rng: np.random.Generator, kind: str, experts: int, exponent: float) -> np.ndarray:
     """(M,) int64, how often each expert is chosen, against the others."""
     if kind == "uniform":

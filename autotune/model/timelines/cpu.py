@@ -17,19 +17,13 @@ import numpy as np
 from autotune.model.bodies.counted.library import Did
 from autotune.model.constants import Machine
 from autotune.model.cost import Body, Cost, Table, UnknownWorkError, Work
-from autotune.model.timelines.streams import cpu_walk
-from autotune.model.timelines.timeline import Timeline, walk_ranks
+from autotune.model.timelines.timeline import Timeline, cpu_walk, walk_ranks
 from autotune.model.traffic import Tier, Traffic
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.core.plan import Plan
 from moe_triton.layout import WORD_BYTES
 
-TIMES = (
-    "launch_stream_us",
-    "cpu_start_us",
-    "cpu_entry_ns",
-    "cpu_id_ns",
-)
+TIMES = ("launch_stream_us", "cpu_start_us", "cpu_entry_ns", "cpu_id_ns")
 RATES = ("cpu_send_gb_per_s", "cpu_gather_gb_per_s", "cpu_pack_gb_per_s", "cpu_sum_gb_per_s")
 
 

@@ -1,12 +1,13 @@
 """`Timeline`: when each launch of a plan begins and ends on a machine, and where the time goes.
 
-A launch begins when those that it follows have ended (`autotune.model.timelines.streams`), after what an
-event and the launch itself take. It takes as long as its body, and where it waits for other ranks, until
-their data is there (`autotune.model.timelines.arrivals`).
+A launch begins when those that it follows have ended, on an NPU's streams or in the CPU back end's walk
+(`Streams`), after what an event and the launch itself take. It takes as long as its body, and where it waits
+for other ranks, until their data is there (`autotune.model.timelines.arrivals`).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,10 +20,9 @@ from autotune.model.bodies.remembered import Bodies
 from autotune.model.constants import Machine
 from autotune.model.cost import Cost, Place, work_of
 from autotune.model.timelines.arrivals import WalkedRanks
-from autotune.model.timelines.streams import Order, Streams, npu_streams
 from autotune.model.traffic import Traffic
-from moe_triton.backends.npu.schedule import BEGIN
-from moe_triton.core.plan import Launch, Plan, Stream, synced_phases
+from moe_triton.backends.npu.schedule import BEGIN, schedule
+from moe_triton.core.plan import Launch, Phases, Plan, Stream, device_launches, synced_phases
 
 Mode = Literal["stream", "graph"]
 """Whether the host launches every time, or a captured graph runs."""
@@ -31,6 +31,94 @@ Arrivals = Callable[[Launch, int], float]
 """When all that a launch waits for is there, in us: by the launch, and its number among the plan's waits."""
 
 LAUNCHES, EVENTS, WAITS = "launches", "events", "waits"
+
+
+@dataclass(frozen=True)
+class Step:
+    """The place of a launch.
+
+    Attributes:
+        stream: that it runs on.
+        after: indices of the launches whose end it follows directly.
+        events: of those, and `BEGIN`, whose end it waits for by an event.
+    """
+
+    stream: Stream
+    after: tuple[int, ...] = ()
+    events: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Order:
+    """A plan's launches in place.
+
+    Attributes:
+        steps: one per launch.
+        end: index of a launch that the call's end waits for by an event; None if it needs none.
+    """
+
+    steps: tuple[Step, ...]
+    end: int | None = None
+
+
+Streams = Callable[[Plan], Order]
+"""How a back end runs a plan."""
+
+
+def npu_streams(plan: Plan) -> Order:
+    """An NPU's: two streams where the plan overlaps (CANN 9 and later), kept in order by events."""
+    return _npu(plan, plan.two_streams)
+
+
+def one_stream(plan: Plan) -> Order:
+    """An NPU's before CANN 9: one launch after the other on the user's stream."""
+    return _npu(plan, False)
+
+
+def cpu_walk(plan: Plan) -> Order:
+    """The CPU back end's (``host/plan_runner.cpp``): neighbours in pairs where the second runs alongside."""
+    steps: list[Step] = []
+    before: tuple[int, ...] = ()
+    launches = device_launches(plan.launches)
+    done = 0
+    while done < len(launches):
+        is_pair = plan.overlap and done + 1 < len(launches) and launches[done + 1][0].alongside
+        last: list[int] = []
+        for phases in launches[done : done + 1 + is_pair]:
+            last += _ends(phases, len(steps))
+            steps += _phases(phases, Step(phases[0].stream, before), len(steps))
+        before, done = tuple(last), done + 1 + is_pair
+    return Order(tuple(steps))
+
+
+def _phases(phases: Phases, first: Step, number: int) -> list[Step]:
+    """A launch: each phase follows the one before it on the same blocks, of which a split launch has two."""
+    steps = [first]
+    for before, (earlier, phase) in enumerate(itertools.pairwise(phases), number):
+        steps.append(first if phase.on_first != earlier.on_first else Step(first.stream, (before,)))
+    return steps
+
+
+def _ends(phases: Phases, number: int) -> tuple[int, ...]:
+    """The phases that a launch ends with: the last one on each of its blocks."""
+    pairs = enumerate(itertools.pairwise(phases), number)
+    switched = (before for before, (earlier, phase) in pairs if phase.on_first != earlier.on_first)
+    return *switched, number + len(phases) - 1
+
+
+def _npu(plan: Plan, two_streams: bool) -> Order:
+    launches = device_launches(plan.launches)
+    scheduled = schedule([phases[0] for phases in launches], two_streams)
+    last_of: list[tuple[int, ...]] = [(BEGIN,)]  # phases of each launch, from the call's begin on
+    last: dict[Stream, tuple[int, ...]] = {}
+    steps: list[Step] = []
+    for phases, launch in zip(launches, scheduled.launches, strict=True):
+        after = last.get(launch.stream, ())
+        events = () if launch.waits_for is None else last_of[launch.waits_for + 1]
+        last[launch.stream] = _ends(phases, len(steps))
+        last_of.append(last[launch.stream])
+        steps += _phases(phases, Step(launch.stream, after, events), len(steps))
+    return Order(tuple(steps), None if scheduled.end is None else last_of[scheduled.end + 1][-1])
 
 
 @dataclass(frozen=True)
@@ -116,37 +204,6 @@ class Timeline:
         return found
 
 
-def walk(
-    plan: Plan,
-    traffic: Traffic,
-    machine: Machine,
-    *,
-    mode: Mode = "graph",
-    bodies: Bodies,
-    streams: Streams = npu_streams,
-    arrivals: Arrivals | None = None,
-    run: PlanRun | None = None,
-) -> Timeline:
-    """The timeline of one rank.
-
-    Args:
-        plan: its launches.
-        traffic: what its call moves.
-        machine: that it is.
-        mode: how launches come to the device.
-        bodies: of kernels: `autotune.model.bodies.body.body_of`, or others.
-        streams: how the back end runs the plan.
-        arrivals: when peers' data is there; as if all ranks did the same at the same time if not given.
-        run: of the plan on this rank, if there is one already.
-
-    Raises:
-        UnknownWorkError: a launch waits for something that nobody sends, or depends on what is not known.
-    """
-    group = WalkedRanks(run or standing_for(plan, [traffic]), [traffic], machine, True)
-    (only,) = _Walker(plan, group, mode, bodies, streams(plan), given=arrivals).timelines()
-    return only
-
-
 def walk_some(
     plan: Plan,
     traffics: Sequence[Traffic],
@@ -154,6 +211,8 @@ def walk_some(
     *,
     mode: Mode = "graph",
     bodies: Bodies,
+    streams: Streams = npu_streams,
+    arrivals: Arrivals | None = None,
     run: PlanRun | None = None,
 ) -> list[Timeline]:
     """The timelines of some ranks of a group that stand for the others, which send as the slowest of them.
@@ -164,13 +223,15 @@ def walk_some(
         machine: that each rank is.
         mode: how launches come to the device.
         bodies: of kernels: `autotune.model.bodies.body.body_of`, or others.
+        streams: how the back end runs the plan.
+        arrivals: when peers' data is there, if that is known.
         run: of the plan on these ranks, where plans differ in more than their ranks' numbers.
 
     Raises:
         UnknownWorkError: a launch waits for something that nobody sends, or depends on what is not known.
     """
     group = WalkedRanks(run or standing_for(plan, traffics), traffics, machine, True)
-    return _Walker(plan, group, mode, bodies, npu_streams(plan)).timelines()
+    return _Walker(plan, group, mode, bodies, streams(plan), given=arrivals).timelines()
 
 
 def walk_ranks(

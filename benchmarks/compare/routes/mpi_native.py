@@ -161,6 +161,5 @@ def _gather(
     kernel = gather_kernel(out_words.shape[1], scale_word, out_scales is not None)
     scales = torch.empty(0) if out_scales is None else out_scales
     return prepare(
-        kernel,
-        [words, words.view(torch.float32), order, out_words, scales, order.numel(), words.shape[1]],
+        kernel, [words, words.view(torch.float32), order, out_words, scales, order.numel(), words.shape[1]]
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from autotune.model.bodies.counted.run import Awaited, PlanRun
 from autotune.model.bodies.remembered import Bodies
 from autotune.model.constants import Machine, machine_named
 from autotune.model.cost import Body, Cost, Work
+from autotune.model.timelines.timeline import Timeline, walk_some
 from autotune.model.traffic import Traffic, traffic_of
 from moe_triton.core.config import Config
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
@@ -32,6 +33,12 @@ MACHINE = machine_named("A3").replaced(
     }
 )
 LATENCY_US = HOP_US + FLAG_US
+
+
+def walk(plan: Plan, traffic: Traffic, machine: Machine, **how: Any) -> Timeline:
+    """The timeline of one rank that stands for all."""
+    (only,) = walk_some(plan, [traffic], machine, **how)
+    return only
 
 
 def compute(name: str, alongside: bool = False, stream: Stream = "compute") -> Launch:

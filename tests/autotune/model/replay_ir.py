@@ -11,7 +11,7 @@ from autotune.model.bodies.replay.instructions import Stream
 from autotune.model.bodies.replay.translate import translated
 from autotune.model.constants import Machine, machine_named
 from autotune.model.cost import Table
-from autotune.npu_compiler.generic import entry_of
+from autotune.npu_compiler.compile import entry_of
 from moe_triton.backends.cpu.triton.ir import read
 from moe_triton.core.kernel import Arg, TritonKernel
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from autotune.model.bodies.pulls import with_pulls
 from autotune.model.bodies.remembered import OfArguments
-from autotune.model.clusters import a2, cluster_a2, fused
+from autotune.model.clusters import a2, fused
 from autotune.model.clusters.cluster import Load, price
 from autotune.model.clusters.group import OPERATORS, Group, Routing
 from autotune.model.clusters.routing import KINDS
@@ -146,7 +146,7 @@ class TestA2:
 
     def test_every_rank_is_computed(self) -> None:
         group = _a2("hierarchy", 32, 16, "zipf")
-        point = cluster_a2.price(group, A2)
+        point = a2.price(group, A2)
         assert point.walked == tuple(range(32))
         flows = a2.flows_of(group.draw(), 256, 8)
         call = fused.Call("A2", 32, 16, 8, 256, 7168, 0)
@@ -158,14 +158,14 @@ class TestA2:
     def test_bytes_of_fullmesh_are_rows_to_others(self) -> None:
         group = _a2("fullmesh", 32, 16)
         load = Load.of(group, group.draw(), A2)
-        dispatch, combine = (cluster_a2.price(group, A2).operators[o] for o in OPERATORS)
+        dispatch, combine = (a2.price(group, A2).operators[o] for o in OPERATORS)
         assert dispatch.egress_bytes == load.away.sum(axis=1).max() * (7168 + 64)
         assert dispatch.ingress_bytes == load.away.sum(axis=0).max() * (7168 + 64)
         assert combine.egress_bytes == load.away.sum(axis=0).max() * 2 * 7168
 
     def test_node_limited_routing_helps_the_hierarchy_only(self) -> None:
         took = {
-            (scheme, routing): cluster_a2.price(_a2(scheme, 64, 64, routing), A2).us
+            (scheme, routing): a2.price(_a2(scheme, 64, 64, routing), A2).us
             for scheme in a2.SCHEMES
             for routing in ("uniform", "node-limited")
         }
@@ -174,9 +174,7 @@ class TestA2:
             assert (gain > 1.1) == (scheme != "fullmesh")
 
     def test_a_launch_by_the_host_is_added(self) -> None:
-        graph, stream = (
-            cluster_a2.price(_a2("fullmesh", 8, 8, mode=mode), A2).us for mode in ("graph", "stream")
-        )
+        graph, stream = (a2.price(_a2("fullmesh", 8, 8, mode=mode), A2).us for mode in ("graph", "stream"))
         assert stream - graph == pytest.approx(2 * A2.launch_stream_us)
 
     @pytest.mark.parametrize(
@@ -190,7 +188,7 @@ class TestA2:
     def test_what_is_not_there_is_refused(self, argument: str, change: dict) -> None:
         usual = {"comm_alg": "hierarchy", "ranks": 16, "tokens": 4, "product": "A2"}
         with pytest.raises(ArgumentError) as error:
-            cluster_a2.price(Group(**{**usual, **change}), A2)
+            a2.price(Group(**{**usual, **change}), A2)
         assert error.value.argument == argument
 
 

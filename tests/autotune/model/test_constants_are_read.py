@@ -13,7 +13,7 @@ from autotune.model.clusters import a2
 from autotune.model.clusters.group import OPERATORS, Group
 from autotune.model.clusters.prices import Call
 from autotune.model.constants import Machine, machine_named
-from autotune.model.fits.published import ROWS, predict
+from autotune.model.fits.validate import ROWS, predict
 from autotune.model.sensitivity import constants_read
 
 GROUP = Group(ranks=32, tokens=16)

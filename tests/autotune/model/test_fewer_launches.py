@@ -8,9 +8,9 @@ from autotune.model.bodies.body import body_of
 from autotune.model.bodies.remembered import Remembered
 from autotune.model.clusters.group import OPERATORS, Group
 from autotune.model.clusters.prices import Call
-from autotune.model.timelines.timeline import walk
 from moe_triton.core.plan import synced_phases
 from tests.autotune.model.calls import config, plan, traffic
+from tests.autotune.model.hand_made import walk
 from tests.autotune.model.test_local_kernels import CORE
 
 # The constants by which the earlier plans were priced: with others, they would take something else too.

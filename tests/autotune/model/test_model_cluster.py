@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from autotune.cli.model.options import machine_of
-from autotune.model.clusters import a2, cluster, cluster_a2
+from autotune.model.clusters import a2, cluster
 from autotune.model.clusters.group import Group, Routing
 from autotune.model.constants import machine_named
 from moe_triton.core.errors import ArgumentError
@@ -47,7 +47,7 @@ def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def priced(scheme: str, ranks: int, tokens: int) -> cluster.Point:
     group = Group(ranks, tokens, comm_alg=scheme, product="A2", routing=Routing("node-limited"))
-    return cluster_a2.price(group, machine_named("A2"))
+    return a2.price(group, machine_named("A2"))
 
 
 def test_the_table_says_what_the_model_says() -> None:

@@ -11,13 +11,13 @@ from autotune.cli.model.page import SERVERS, SERVERS_TOKENS
 from autotune.model.bodies.body import body_of
 from autotune.model.bodies.pulls import with_pulls
 from autotune.model.bodies.remembered import OfArguments
-from autotune.model.clusters import cluster_a2
+from autotune.model.clusters import a2
 from autotune.model.clusters.group import OPERATORS, Group
 from autotune.model.clusters.posted import compare
 from autotune.model.clusters.prices import Call
 from autotune.model.constants import machine_named
 from autotune.model.cost import Cost, Messages, UnknownWorkError
-from autotune.model.timelines.ports import Ports
+from autotune.model.timelines.arrivals import Ports
 from autotune.model.timelines.timeline import walk_ranks
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.tuning import Posts
@@ -142,7 +142,7 @@ def test_a_hierarchy_takes_what_its_closed_form_does_not_overlap(
     """Relays are a launch of their own, behind the posts; whoever posts a token has loaded it before."""
     group = Group(16, tokens, comm_alg="hierarchy", product="A2", posts=posts)
     ids = group.draw()
-    closed = cluster_a2.price(replace(group, comm_alg=form, posts=None), A2, ids).operators
+    closed = a2.price(replace(group, comm_alg=form, posts=None), A2, ids).operators
     call = Call.of(group, BODIES, ids, 0)
     plans = {operator: call.priced(operator, A2)[0] for operator in OPERATORS}
     for operator in OPERATORS:

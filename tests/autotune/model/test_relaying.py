@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from autotune.model.relaying import relay_tables
+from autotune.model.traffic import relay_tables
 from moe_triton.core.config import Config
 from moe_triton.reference import hierarchy
 from moe_triton.schemes.hierarchy.relay_tables import RelayTables

@@ -21,8 +21,7 @@ from autotune.model.bodies.replay.instructions import FUNCTIONS
 from autotune.model.bodies.replay.translate import translated
 from autotune.model.constants import Machine, machine_named
 from autotune.npu_compiler import compile as npu_compile
-from autotune.npu_compiler.compile import compile_ir, npu_ir
-from autotune.npu_compiler.generic import entry_of, generic_form, kernel_function
+from autotune.npu_compiler.compile import compile_ir, entry_of, generic_form, kernel_function, npu_ir
 from autotune.npu_compiler.socs import SOC_OF_PRODUCT, SOCS
 from moe_triton.backends.cpu.triton.ir import read
 from moe_triton.core.errors import ToolchainError

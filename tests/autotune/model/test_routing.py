@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.model.clusters.routing import KINDS, draw_ids, parts_per_token
+from autotune.model.clusters.routing import KINDS, draw_ids
 from moe_triton.core.errors import ArgumentError
 
 
@@ -29,6 +29,12 @@ def _draws(draw: st.DrawFn) -> dict:
         "top_groups": top,
         "exponent": draw(st.sampled_from([0.0, 0.7, 1.0, 3.0, 50.0])),
     }
+
+
+def parts_per_token(ids: np.ndarray, experts_per_part: int) -> np.ndarray:
+    """How many servers, ranks or groups each token goes to."""
+    parts = np.sort(ids // experts_per_part, axis=-1)
+    return 1 + (np.diff(parts, axis=-1) != 0).sum(axis=-1)
 
 
 @given(_draws())

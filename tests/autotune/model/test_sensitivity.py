@@ -9,7 +9,6 @@ import pytest
 from autotune.model.bodies.remembered import NotedMachine, Remembered
 from autotune.model.constants import Constant, Machine, machine_named
 from autotune.model.sensitivity import constants_read, judged
-from autotune.model.timelines.timeline import walk
 from tests.autotune.model.hand_made import (
     TWO_RANKS,
     bodies_of,
@@ -19,6 +18,7 @@ from tests.autotune.model.hand_made import (
     send,
     traffics_of,
     wait,
+    walk,
 )
 
 

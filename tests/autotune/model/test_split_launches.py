@@ -9,8 +9,7 @@ import pytest
 from autotune.model.bodies.counted.run import PlanRun
 from autotune.model.constants import Machine
 from autotune.model.cost import Cost, Work
-from autotune.model.timelines.streams import cpu_walk, npu_streams
-from autotune.model.timelines.timeline import walk
+from autotune.model.timelines.timeline import cpu_walk, npu_streams
 from moe_triton.core import ascendc
 from moe_triton.core.plan import Launch, split
 from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS
@@ -25,6 +24,7 @@ from tests.autotune.model.hand_made import (
     plan_of,
     run_of,
     send,
+    walk,
 )
 from tests.autotune.model.test_timeline import ONE, times
 

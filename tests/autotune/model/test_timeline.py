@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.model.cost import UnknownWorkError
-from autotune.model.timelines.streams import cpu_walk, npu_streams, one_stream
-from autotune.model.timelines.timeline import Timeline, walk, walk_ranks
+from autotune.model.timelines.timeline import Timeline, cpu_walk, npu_streams, one_stream, walk_ranks
 from moe_triton.core import ascendc
 from moe_triton.core.plan import Launch, Plan
 from moe_triton.schemes.direct.ascendc import COUNTS_SEND, DIRECT_SEND
@@ -29,6 +28,7 @@ from tests.autotune.model.hand_made import (
     send,
     traffics_of,
     wait,
+    walk,
 )
 
 RANKS = traffics_of(TWO_RANKS)

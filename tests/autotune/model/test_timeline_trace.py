@@ -22,8 +22,7 @@ import torch.distributed as dist
 from autotune.model.bodies.counted.run import standing_for
 from autotune.model.constants import Machine, machine_named
 from autotune.model.cost import Body, Cost, Work
-from autotune.model.timelines.streams import Streams, cpu_walk, one_stream
-from autotune.model.timelines.timeline import Timeline, walk_ranks
+from autotune.model.timelines.timeline import Streams, Timeline, cpu_walk, one_stream, walk_ranks
 from autotune.model.traffic import Traffic, traffic_of
 from moe_triton.backends.cpu.executable import NativeExecutable
 from moe_triton.core.kernel import AscendCKernel, TritonKernel

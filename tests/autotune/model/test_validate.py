@@ -8,7 +8,7 @@ import pytest
 from autotune.model.clusters import fused
 from autotune.model.constants import machine_named
 from autotune.model.fits import validate
-from autotune.model.fits.published import ROWS, predict
+from autotune.model.fits.validate import ROWS, predict
 
 
 @pytest.fixture(scope="module")

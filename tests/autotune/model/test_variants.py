@@ -9,13 +9,13 @@ import torch
 
 from autotune.model.bodies.body import body_of
 from autotune.model.constants import machine_named
-from autotune.model.timelines.timeline import walk
 from moe_triton.backends import CAPABILITIES
 from moe_triton.core.row_formats import ROW_FORMATS
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes import make_scheme
 from moe_triton.schemes.site import Site
 from tests.autotune.model.calls import CORES, config, traffic
+from tests.autotune.model.hand_made import walk
 
 DISPATCH = DispatchVariant(torch.bfloat16)
 COMBINE = CombineVariant(torch.bfloat16, weights=True)

@@ -35,7 +35,7 @@ from autotune.model.bodies.replay.translate import (
 )
 from autotune.model.constants import Machine
 from autotune.model.cost import Cost, Table, Work
-from autotune.npu_compiler.generic import kernel_function
+from autotune.npu_compiler.compile import kernel_function
 from autotune.npu_compiler.socs import SOC_OF_PRODUCT, soc_named
 from moe_triton.core.errors import MoeTritonError, ToolchainError
 from moe_triton.core.kernel import Arg, TritonKernel

@@ -23,17 +23,7 @@ DIVIDE_FACTOR = 4
 """How many times as long a division takes. Assumed, 2 to 8: no price of a plan depends on it by more than
 0.01% of its change."""
 
-Kind = Literal[
-    "scalar",
-    "element",
-    "copy",
-    "vector",
-    "set",
-    "wait",
-    "barrier",
-    "turn",
-    "end",
-]
+Kind = Literal["scalar", "element", "copy", "vector", "set", "wait", "barrier", "turn", "end"]
 
 
 @dataclass(frozen=True)
