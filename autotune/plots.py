@@ -17,24 +17,24 @@ FEWEST_VALUES = 3  # of a setting that is worth a line
 SIZE = (7.0, 4.2)
 
 
-def draw(found: Found, folder: Path) -> Iterator[Path]:
+def draw(search: Found, folder: Path) -> Iterator[Path]:
     """Draws what there is to see, as SVG.
 
     Args:
-        found: a kernel with at least one candidate that was priced.
+        search: a kernel with at least one candidate that was priced.
         folder: made if absent.
 
     Raises:
         ToolchainError: matplotlib is not installed.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    stem = "".join(c if c.isalnum() else "-" for c in found.task.name.partition(" [")[0]).strip("-")
-    names = [name for name, values in found.task.choices().items() if len(values) >= FEWEST_VALUES]
+    stem = "".join(c if c.isalnum() else "-" for c in search.task.name.partition(" [")[0]).strip("-")
+    names = [name for name, values in search.task.choices().items() if len(values) >= FEWEST_VALUES]
     for name in names:
-        yield _kept(_over(found, name), folder / f"{stem}-over-{name}.svg")
-    for one, other in combinations(found.task.choices(), 2):
-        yield _kept(_landscape(found, one, other), folder / f"{stem}-{one}-{other}.svg")
-    yield _kept(_pipes(found), folder / f"{stem}-pipes.svg")
+        yield _kept(_over(search, name), folder / f"{stem}-over-{name}.svg")
+    for one, other in combinations(search.task.choices(), 2):
+        yield _kept(_landscape(search, one, other), folder / f"{stem}-{one}-{other}.svg")
+    yield _kept(_pipes(search), folder / f"{stem}-pipes.svg")
 
 
 def _plotting() -> Any:
@@ -60,16 +60,16 @@ def _us(trial: Trial) -> float:
     return float(trial.outcome.facts["ns"]) / 1e3
 
 
-def _label(found: Found) -> str:
-    return found.task.name.partition(" [")[0]
+def _label(search: Found) -> str:
+    return search.task.name.partition(" [")[0]
 
 
-def _over(found: Found, name: str) -> Any:
+def _over(search: Found, name: str) -> Any:
     """The best time at each value, and how full the unified buffer is; what cannot be had is a cross."""
     figure, axes = _plotting().subplots(figsize=SIZE)
     share = axes.twinx()
-    values = found.task.choices()[name]
-    at = [[trial for trial in found.trials if trial.settings[name] == value] for value in values]
+    values = search.task.choices()[name]
+    at = [[trial for trial in search.trials if trial.settings[name] == value] for value in values]
     best = [min((t for t in each if t.outcome.is_exact), key=_us, default=None) for each in at]
     drawn = [(str(value), _us(trial)) for value, trial in zip(values, best, strict=True) if trial]
     axes.plot(*zip(*drawn, strict=True), marker="o", color="tab:blue", label="best time")
@@ -85,17 +85,17 @@ def _over(found: Found, name: str) -> Any:
     axes.set_ylim(bottom=0)
     axes.set_xlabel(name)
     axes.set_ylabel("us")
-    axes.set_title(_label(found), fontsize=8)
+    axes.set_title(_label(search), fontsize=8)
     axes.legend(loc="lower left")
     return figure
 
 
-def _landscape(found: Found, one: str, other: str) -> Any:
+def _landscape(search: Found, one: str, other: str) -> Any:
     """The best time at each pair of values; empty where nothing can be had."""
     figure, axes = _plotting().subplots(figsize=SIZE)
-    columns, rows = found.task.choices()[one], found.task.choices()[other]
+    columns, rows = search.task.choices()[one], search.task.choices()[other]
     cells = [[float("nan")] * len(columns) for _ in rows]
-    for trial in found.trials:
+    for trial in search.trials:
         if trial.outcome.is_exact:
             y, x = rows.index(trial.settings[other]), columns.index(trial.settings[one])
             cells[y][x] = min(_us(trial), cells[y][x]) if cells[y][x] == cells[y][x] else _us(trial)
@@ -107,15 +107,15 @@ def _landscape(found: Found, one: str, other: str) -> Any:
     axes.set_yticks(range(len(rows)), rows)
     axes.set_xlabel(one)
     axes.set_ylabel(other)
-    axes.set_title(_label(found), fontsize=8)
+    axes.set_title(_label(search), fontsize=8)
     figure.colorbar(image, label="us")
     return figure
 
 
-def _pipes(found: Found) -> Any:
+def _pipes(search: Found) -> Any:
     """How long each pipe is occupied: the best, the runner-up, the default."""
     figure, axes = _plotting().subplots(figsize=SIZE)
-    shown = [*found.ranking[:2], *([found.default] if found.default not in found.ranking[:2] else [])]
+    shown = [*search.ranking[:2], *([search.default] if search.default not in search.ranking[:2] else [])]
     trials = [trial for trial in shown if trial and "busy" in trial.outcome.facts]
     pipes = list(trials[0].outcome.facts["busy"])
     height = 0.8 / len(trials)
@@ -125,6 +125,6 @@ def _pipes(found: Found) -> Any:
         axes.barh(places, us, height, label=f"{text_of(trial.settings)}: {_us(trial):.2f} us")
     axes.set_yticks([index + 0.4 - height / 2 for index in range(len(pipes))], pipes)
     axes.set_xlabel("us occupied")
-    axes.set_title(_label(found), fontsize=8)
+    axes.set_title(_label(search), fontsize=8)
     axes.legend(fontsize=7)
     return figure

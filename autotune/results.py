@@ -36,9 +36,9 @@ def source_of(scope: Scope) -> str:
     return device_of(scope.chip).source if scope.measure else version_of(scope.priced_on())
 
 
-def row_of(found: Found) -> Row | None:
+def row_of(search: Found) -> Row | None:
     """A kernel's row; None if not even its own settings could be priced."""
-    task, best, default = found.task, found.best, found.default
+    task, best, default = search.task, search.best, search.default
     assert isinstance(task, ModelledTask | MeasuredTask)
     if best is None or default is None:
         return None
@@ -50,23 +50,23 @@ def row_of(found: Found) -> Row | None:
     return Row(task.subject.keys, task.subject.sizes, (text_of(settings), chosen, own))
 
 
-def table_of(scope: Scope, found: Sequence[Found]) -> Table:
+def table_of(scope: Scope, searches: Sequence[Found]) -> Table:
     """The best settings of each kernel.
 
     Raises:
         ArgumentError: there is none.
     """
-    rows = tuple(folded(row for each in found if (row := row_of(each))))
+    rows = tuple(folded(row for each in searches if (row := row_of(each))))
     if not rows:
         remedy = "See why: moe-triton tune explain KERNEL."
-        raise ArgumentError("kernels", len(found), "none of them could be priced", remedy)
+        raise ArgumentError("kernels", len(searches), "none of them could be priced", remedy)
     name, columns = tables.name_of(scope.machine), (tables.KEYS, tables.SIZES, tables.VALUES)
-    return Table(name, tables.COMMAND, source_of(scope), *columns, rows, codes_of(found))
+    return Table(name, tables.COMMAND, source_of(scope), *columns, rows, codes_of(searches))
 
 
-def codes_of(found: Iterable[Found]) -> dict[str, str]:
+def codes_of(searches: Iterable[Found]) -> dict[str, str]:
     """Digests of the code of modelled kernels, by their names."""
-    kernels = (each.task.subject.kernel for each in found if isinstance(each.task, ModelledTask))
+    kernels = (each.task.subject.kernel for each in searches if isinstance(each.task, ModelledTask))
     return {kernel.name: code_of(kernel) for kernel in sorted(kernels, key=lambda kernel: kernel.name)}
 
 

@@ -95,7 +95,7 @@ def through(scope: Scope, budget: int = BUDGET, study: Path | None = None) -> Tu
         known = [Found(task, tuple(studies.trials(task))) for task in tasks_of(scope)]
     finally:
         studies.close()
-    wanted = [min(len(found.task.candidates()), budget) for found in known]
+    wanted = [min(len(search.task.candidates()), budget) for search in known]
     return Tuned(scope, tuple(f for f, number in zip(known, wanted, strict=True) if len(f.trials) >= number))
 
 
@@ -128,5 +128,5 @@ def tune(
     scope = scope or Scope()
     workers = workers or workers_of(scope)
     options = Options(study or study_of(scope), resume, workers, seed, budget)
-    found = run(functools.partial(tasks_of, scope), options, report)
-    return Tuned(scope, tuple(found))
+    searches = run(functools.partial(tasks_of, scope), options, report)
+    return Tuned(scope, tuple(searches))

@@ -90,11 +90,11 @@ class Pair:
             up = min(end, max(begin, *(peer.raised_ns[awaited] for peer in peers)))
             pieces += [(begin, up, "waiting"), (up, end, "waking")]
         pieces.sort()
-        found, at = [], self.begin_ns
+        states, at = [], self.begin_ns
         for begin, end, state in [*pieces, (self.end_ns, self.end_ns, "call")]:
-            found += [(at, begin, "call"), (begin, end, state)]
+            states += [(at, begin, "call"), (begin, end, state)]
             at = end
-        return [piece for piece in found if piece[0] < piece[1]]
+        return [piece for piece in states if piece[0] < piece[1]]
 
 
 def _around(events: Sequence[TraceEvent]) -> Span:
@@ -128,8 +128,8 @@ def _shares(number: Mapping[State, int], cores: int) -> dict[State, float]:
     """Cores by state, while so many ranks are in each."""
     working = sum(number[state] for state in AT_WORK)
     scale = min(1.0, cores / working) if working else 0.0
-    found = {state: number[state] * scale for state in AT_WORK}
+    shares = {state: number[state] * scale for state in AT_WORK}
     left = max(0.0, float(cores - working))
-    found["waking"] = min(left, number["waking"])
-    found["waiting"] = min(left - found["waking"], number["waiting"])
-    return found
+    shares["waking"] = min(left, number["waking"])
+    shares["waiting"] = min(left - shares["waking"], number["waiting"])
+    return shares

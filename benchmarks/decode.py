@@ -215,7 +215,7 @@ class Taken:
         memcpy = samples.fastest(case, WAYS[name].memcpy_names())
         assert memcpy is not None
         cold, warm, copied = (samples.times(case, route) for route in (name, f"{name}, {WARM}", memcpy))
-        found = {"us": statistics.median(cold.values()), "memcpy_us": statistics.median(copied.values())}
+        figures = {"us": statistics.median(cold.values()), "memcpy_us": statistics.median(copied.values())}
         for metric, values in (
             ("fraction_of_memcpy", samples.ratios(case, memcpy, name)),
             ("cold_code_us", [cold[i] - warm[i] for i in cold]),
@@ -223,23 +223,23 @@ class Taken:
             for suffix, value in zip(
                 ("", "_low", "_high"), harness.median_with_interval(values), strict=True
             ):
-                found[metric + suffix] = value
+                figures[metric + suffix] = value
         best, best_warm, best_copied = (
             statistics.median(_fastest(t.values(), float)) for t in (cold, warm, copied)
         )
-        found["fastest_us"], found["fastest_memcpy_us"] = best, best_copied
-        found["fastest_fraction_of_memcpy"] = best_copied / best
-        found["fastest_cold_code_us"] = best - best_warm
+        figures["fastest_us"], figures["fastest_memcpy_us"] = best, best_copied
+        figures["fastest_fraction_of_memcpy"] = best_copied / best
+        figures["fastest_cold_code_us"] = best - best_warm
         ranks = zip(*(pairs[f"{name}, {TRACED}"] for pairs in self._pairs), strict=True)
         charged = _fastest((charges_us(pairs, self._cores) for pairs in ranks), lambda us: sum(us.values()))
         for state in STATES:
-            found[f"{state}_us"] = statistics.mean(each[state] for each in charged)
+            figures[f"{state}_us"] = statistics.mean(each[state] for each in charged)
         copying = [s for s in self._all if s.route == memcpy]
-        found["memcpy_core_us"] = (
+        figures["memcpy_core_us"] = (
             statistics.mean(s.core_us for s in _fastest(copying, lambda s: s.us or 0.0)) / self._cores
         )
-        found["rows_fraction_of_memcpy"] = found["memcpy_core_us"] / found["rows_us"]
-        return found
+        figures["rows_fraction_of_memcpy"] = figures["memcpy_core_us"] / figures["rows_us"]
+        return figures
 
 
 def _fastest(runs: Iterable[T], us: Callable[[T], float]) -> list[T]:
@@ -248,24 +248,24 @@ def _fastest(runs: Iterable[T], us: Callable[[T], float]) -> list[T]:
     return ordered[: -(-len(ordered) // 4)]
 
 
-def _cells(name: str, found: dict[str, float]) -> list[str]:
+def _cells(name: str, figures: dict[str, float]) -> list[str]:
     def interval(metric: str, digits: int) -> str:
-        return f"{found[f'{metric}_low']:.{digits}f} - {found[f'{metric}_high']:.{digits}f}"
+        return f"{figures[f'{metric}_low']:.{digits}f} - {figures[f'{metric}_high']:.{digits}f}"
 
-    ratio = found["fraction_of_memcpy"]
+    ratio = figures["fraction_of_memcpy"]
     return [
         name,
-        f"{found['us']:.0f}",
-        f"{found['fastest_us']:.0f}",
+        f"{figures['us']:.0f}",
+        f"{figures['fastest_us']:.0f}",
         f"{ratio:.2f}",
         interval("fraction_of_memcpy", 2),
-        f"{found['fastest_fraction_of_memcpy']:.2f}",
+        f"{figures['fastest_fraction_of_memcpy']:.2f}",
         "yes" if ratio >= WAYS[name].goal else f"no, {WAYS[name].goal:g}",
-        *(f"{found[f'{state}_us']:.0f}" for state in STATES),
-        f"{found['rows_fraction_of_memcpy']:.2f}",
-        f"{found['cold_code_us']:.0f}",
+        *(f"{figures[f'{state}_us']:.0f}" for state in STATES),
+        f"{figures['rows_fraction_of_memcpy']:.2f}",
+        f"{figures['cold_code_us']:.0f}",
         interval("cold_code_us", 0),
-        f"{found['fastest_cold_code_us']:.0f}",
+        f"{figures['fastest_cold_code_us']:.0f}",
     ]
 
 
@@ -296,9 +296,9 @@ def main() -> None:
                 work.advance()
             lines = []
             for name in WAYS:
-                found = Taken(case, taken).figures(name)
-                lines.append(_cells(name, found))
-                records += harness.records_of("decode", {**case.as_record(), "route": name}, found)
+                figures = Taken(case, taken).figures(name)
+                lines.append(_cells(name, figures))
+                records += harness.records_of("decode", {**case.as_record(), "route": name}, figures)
             harness.print_table(
                 f"{case}, H {HIDDEN}, K {TOPK}: us, those by state of each core", COLUMNS, lines
             )

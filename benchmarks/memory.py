@@ -46,15 +46,15 @@ class Memory:
 def private_bytes() -> int:
     """Resident memory of this process that no other shares and no file backs."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
-    found = re.search(r"RssAnon:\s+(\d+) kB", status)
-    assert found
-    return int(found[1]) * 1024
+    match = re.search(r"RssAnon:\s+(\d+) kB", status)
+    assert match
+    return int(match[1]) * 1024
 
 
 def one_communicator(group: str) -> Communicator:
     """The communicator that a group's calls of one kind have made."""
-    (found,) = registry._communicators[group].values()
-    return found
+    (communicator,) = registry._communicators[group].values()
+    return communicator
 
 
 def measure(rank: int, num_ranks: int, tokens: int, feature: str) -> Memory:
@@ -92,14 +92,14 @@ def main() -> None:
     arguments.add_argument("--tokens", type=at_least(1), default=64, help="per rank")
     options = arguments.parse_args()
     rows, records = [], []
-    found: dict[str, list[Memory]] = {}
+    memory_by_feature: dict[str, list[Memory]] = {}
     with progress("features", len(FEATURES)) as work:
         for feature in FEATURES:
             work.begin(feature)
             with RankGroup(options.ranks) as group:
-                found[feature] = group.run(measure, options.tokens, feature, timeout_s=300)
+                memory_by_feature[feature] = group.run(measure, options.tokens, feature, timeout_s=300)
             work.advance()
-    for feature, per_rank in found.items():
+    for feature, per_rank in memory_by_feature.items():
         most = max(per_rank, key=lambda m: m.private)
         megabytes = [f"{n / 1e6:.1f}" for n in (most.formula, most.window, most.outputs, most.scratch)]
         ratios = {

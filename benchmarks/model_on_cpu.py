@@ -89,15 +89,15 @@ def measure(
     own, plans = _taken(case, rank, WARM_UP + rounds, path)
     everyone: list[list[Taken]] = [[]] * num_ranks
     dist.all_gather_object(everyone, own[WARM_UP:])
-    found = []
+    measured_rounds = []
     if rank == 0:
         traffics = _traffics(case)
         for number in range(rounds):
             machine = _machine([taken[number].constants for taken in everyone])
             for operator in OPERATORS:
                 spans = [taken[number].spans[operator] for taken in everyone]
-                found.append(_round(plans[operator], traffics, machine, spans))
-    return found, time.process_time() - before_s
+                measured_rounds.append(_round(plans[operator], traffics, machine, spans))
+    return measured_rounds, time.process_time() - before_s
 
 
 def _taken(case: Case, rank: int, rounds: int, path: str) -> tuple[list[Taken], dict[str, Plan]]:

@@ -166,7 +166,7 @@ def median_of_ranks(values: Sequence[float]) -> float:
 
 def calibrated(pair: Pair, link: PacedLink, line: StartingLine) -> dict[Operator, Load]:
     """What the operators of a pair are. Collective."""
-    found: dict[Operator, list[tuple[float, float, float]]] = {operator: [] for operator in OPERATORS}
+    samples: dict[Operator, list[tuple[float, float, float]]] = {operator: [] for operator in OPERATORS}
     for _ in range(CALIBRATION):
         for operator in OPERATORS:
             line.wait()
@@ -176,9 +176,9 @@ def calibrated(pair: Pair, link: PacedLink, line: StartingLine) -> dict[Operator
             steps = pair.buffer.durations_us(operator)
             waiting = sum(us for step, us in steps.items() if step in ("wait", "rows"))
             sending = steps["send"] / (sum(steps.values()) - waiting)
-            found[operator].append((sending * core_us, (1 - sending) * core_us, link.taken_bytes - before))
+            samples[operator].append((sending * core_us, (1 - sending) * core_us, link.taken_bytes - before))
     return {
-        operator: Load(*map(median_of_ranks, zip(*rows, strict=True))) for operator, rows in found.items()
+        operator: Load(*map(median_of_ranks, zip(*rows, strict=True))) for operator, rows in samples.items()
     }
 
 

@@ -60,10 +60,10 @@ def overlap_us(span: Span, others: Iterable[Span]) -> float:
 
 def merged(spans: Iterable[Span]) -> list[Span]:
     """Their union, by begin: blocks of a launch run beside each other."""
-    found: list[Span] = []
+    union: list[Span] = []
     for begin, end in sorted(spans):
-        if found and begin < found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
+        if union and begin < union[-1][1]:
+            union[-1] = union[-1][0], max(end, union[-1][1])
         else:
-            found.append((begin, end))
-    return found
+            union.append((begin, end))
+    return union

@@ -34,7 +34,7 @@ def tuned(num_ranks: int, tokens: Sequence[int], iterations: int, groups: int, f
         groups: of processes, one after the other.
         folder: of the tables.
     """
-    rows, found = [], []
+    rows, figures = [], []
     with tempfile.TemporaryDirectory() as empty:
         for number in tokens:
             for name, quantize in ROWS.items():
@@ -54,11 +54,11 @@ def tuned(num_ranks: int, tokens: Sequence[int], iterations: int, groups: int, f
                     ]
                     ratio = ratios(*times)
                     case: dict[str, object] = {"operator": operator, "ranks": num_ranks, "tokens": number}
-                    found += records(case | {"rows": name}, "tuned_vs_plain", ratio)
+                    figures += records(case | {"rows": name}, "tuned_vs_plain", ratio)
                     cells.append(shown(ratio))
                 rows.append([f"BS {number}, {name}", *cells])
     print_table(f"tuned / plain, {num_ranks} ranks, fullmesh_v1, K {TOPK}", ["", *OPERATORS], rows)
-    return found
+    return figures
 
 
 def main() -> None:
@@ -70,10 +70,10 @@ def main() -> None:
     arguments.add_argument("--groups", type=at_least(1), default=5)
     arguments.add_argument("--tables", type=Path, default=folder_of_user(), help="yours by default")
     options = arguments.parse_args()
-    found = []
+    figures = []
     for ranks in options.ranks:
-        found += tuned(ranks, options.tokens, options.iterations, options.groups, options.tables)
-    write_records(options.json, found)
+        figures += tuned(ranks, options.tokens, options.iterations, options.groups, options.tables)
+    write_records(options.json, figures)
 
 
 if __name__ == "__main__":

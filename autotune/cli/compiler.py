@@ -97,20 +97,20 @@ def gate(
     if sample and update:
         rule = "it keeps whole chips or whole kernels, never a sample"
         raise ArgumentError("update", True, rule, "Leave out --sample.")
-    found = _compile(_pairs(soc or (), kernel or (), sample, seed))
+    rows_by_chip = _compile(_pairs(soc or (), kernel or (), sample, seed))
     is_whole = not (kernel or sample)
     changes = {
         chip: golden.compare(golden.read(chip, golden.FOLDER), rows, is_whole=is_whole)
-        for chip, rows in found.items()
+        for chip, rows in rows_by_chip.items()
     }
-    _summary(found, changes).print(console)
+    _summary(rows_by_chip, changes).print(console)
     for chip, differences in changes.items():
         for difference in differences[:MOST_SHOWN]:
             console.print(f"{chip} {difference}", markup=False, soft_wrap=True)
         if len(differences) > MOST_SHOWN:
             console.print(f"{chip}: {len(differences) - MOST_SHOWN} more differences")
     if update:
-        _keep(found, is_whole, console)
+        _keep(rows_by_chip, is_whole, console)
     elif any(changes.values()):
         console.print("If these are meant, keep them: moe-triton gate --update (make gate-update).")
         raise typer.Exit(1)
@@ -139,7 +139,9 @@ def _compile(pairs: Sequence[tuple[str, Case]]) -> dict[str, list[golden.Row]]:
         return runner.run(pairs, lambda soc, row: work.advance(f"{soc} {row['case']}"))
 
 
-def _summary(found: dict[str, list[golden.Row]], changes: dict[str, list[golden.Difference]]) -> TextTable:
+def _summary(
+    rows_by_chip: dict[str, list[golden.Row]], changes: dict[str, list[golden.Difference]]
+) -> TextTable:
     columns = (
         names("chip"),
         numbers("cases"),
@@ -149,7 +151,7 @@ def _summary(found: dict[str, list[golden.Row]], changes: dict[str, list[golden.
         texts("verdict"),
     )
     lines = []
-    for soc, rows in found.items():
+    for soc, rows in rows_by_chip.items():
         compiled = [row for row in rows if not row["rejected"]]
         fullest = max((float(row["ub_percent"]) for row in compiled), default=0.0)
         changed = len({difference.case for difference in changes[soc]})
@@ -159,8 +161,8 @@ def _summary(found: dict[str, list[golden.Row]], changes: dict[str, list[golden.
     return TextTable(columns, lines, "compiler gate")
 
 
-def _keep(found: dict[str, list[golden.Row]], is_whole: bool, console: Console) -> None:
-    for soc, rows in found.items():
+def _keep(rows_by_chip: dict[str, list[golden.Row]], is_whole: bool, console: Console) -> None:
+    for soc, rows in rows_by_chip.items():
         kept = {} if is_whole else golden.read(soc, golden.FOLDER)
         merged = kept | {row["case"]: row for row in rows}
         listed = [row for name, row in merged.items() if name in table.table()]

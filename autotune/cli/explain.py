@@ -46,43 +46,43 @@ def explain(
         rule = "what pipes do is known of an NPU's candidates only"
         raise ArgumentError("soc", soc, rule, "See tune kernels --soc cpu for what was measured.")
     tuned = searched(scope, budget, workers, seed, True, study)
-    for found in tuned.found:
-        if not variant or variant == found.task.subject.keys[1]:  # type: ignore[attr-defined]
-            _explain(found, plot)
+    for search in tuned.found:
+        if not variant or variant == search.task.subject.keys[1]:  # type: ignore[attr-defined]
+            _explain(search, plot)
 
 
-def _explain(found: Found, plot: Path | None) -> None:
-    task = found.task
+def _explain(search: Found, plot: Path | None) -> None:
+    task = search.task
     assert isinstance(task, ModelledTask)
     say(f"\n{task.subject.label}, on {task.chip}")
-    if found.best is None or found.default is None:
-        for trial in found.trials:
+    if search.best is None or search.default is None:
+        for trial in search.trials:
             say(f"{text_of(trial.settings)}: {trial.outcome.reason}")
         return
-    ranked = _ranked(found)
+    ranked = _ranked(search)
     for heading, of in (("critical path", "parts"), ("pipes, occupied", "busy")):
         say("")
         _table(heading, of, ranked).print(Console())
-    for line in (*_runner_up(found), *_floor(found, task), *_refused(found)):
+    for line in (*_runner_up(search), *_floor(search, task), *_refused(search)):
         say(line)
     if plot is not None:
         from autotune.plots import draw
 
         with progress("drawing"):
-            paths = list(draw(found, plot))
+            paths = list(draw(search, plot))
         for path in paths:
             say(f"kept: {path}")
 
 
-def _ranked(found: Found) -> dict[str, Trial]:
+def _ranked(search: Found) -> dict[str, Trial]:
     """The candidates that are compared, by their headings."""
-    assert found.best is not None
-    assert found.default is not None
-    shown = {"best": found.best}
-    if len(found.ranking) > 1:
-        shown["runner-up"] = found.ranking[1]
-    if found.default not in shown.values():
-        shown["default"] = found.default
+    assert search.best is not None
+    assert search.default is not None
+    shown = {"best": search.best}
+    if len(search.ranking) > 1:
+        shown["runner-up"] = search.ranking[1]
+    if search.default not in shown.values():
+        shown["default"] = search.default
     return {f"{name}: {text_of(trial.settings)}": trial for name, trial in shown.items()}
 
 
@@ -95,36 +95,36 @@ def _table(heading: str, of: str, ranked: dict[str, Trial]) -> TextTable:
     return TextTable((names(f"{heading}, us"), *map(numbers, ranked)), rows)
 
 
-def _runner_up(found: Found) -> Iterator[str]:
-    if len(found.ranking) < 2:
+def _runner_up(search: Found) -> Iterator[str]:
+    if len(search.ranking) < 2:
         yield "There is no other candidate that can be had."
         return
-    best, second = (trial.outcome.facts for trial in found.ranking[:2])
+    best, second = (trial.outcome.facts for trial in search.ranking[:2])
     lost = {name: second["parts"][name] - best["parts"].get(name, 0.0) for name in second["parts"]}
     most = max(lost, key=lambda name: lost[name])
     loses = (second["ns"] - best["ns"]) / best["ns"]
     yield f"The runner-up loses {loses:.1%}" + (f", most of it to {most}." if lost[most] > 0 else ".")
 
 
-def _floor(found: Found, task: ModelledTask) -> Iterator[str]:
-    assert found.best is not None
-    facts = found.best.outcome.facts
-    floor = floor_ns(least_bytes(found), task.machine)
+def _floor(search: Found, task: ModelledTask) -> Iterator[str]:
+    assert search.best is not None
+    facts = search.best.outcome.facts
+    floor = floor_ns(least_bytes(search), task.machine)
     ratio = facts["ns"] / floor
     yield f"Its bytes take {floor / 1e3:.2f} us at the machine's bandwidth; it takes {ratio:.2f} times that."
     if ratio > NEAR:
-        yield f"What forbids {NEAR:g} times: {forbids(found)}."
+        yield f"What forbids {NEAR:g} times: {forbids(search)}."
 
 
-def forbids(found: Found) -> str:
+def forbids(search: Found) -> str:
     """What the best candidate's time goes to beside the bytes, the largest part first."""
-    assert found.best is not None
-    parts = found.best.outcome.facts["parts"]
+    assert search.best is not None
+    parts = search.best.outcome.facts["parts"]
     others = sorted((name for name in parts if name != "memory bandwidth"), key=lambda name: -parts[name])
     return ", ".join(f"{name} {parts[name] / 1e3:.2f} us" for name in others[:2])
 
 
-def _refused(found: Found) -> Iterator[str]:
-    refused = [trial for trial in found.trials if trial.outcome.value is None]
+def _refused(search: Found) -> Iterator[str]:
+    refused = [trial for trial in search.trials if trial.outcome.value is None]
     for trial in refused:
         yield f"not possible: {text_of(trial.settings)}: {trial.outcome.reason}"

@@ -111,25 +111,25 @@ def searched(scope: Scope, budget: int, workers: int, seed: int, resume: bool, s
 
 def summary(tuned: Tuned) -> Iterator[str]:
     """A line for each kernel: default and best, the floor, and what keeps it from there."""
-    for found in tuned.found:
-        if found.best is None or found.default is None:
-            yield f"{found.task.name}: nothing could be priced"
+    for search in tuned.found:
+        if search.best is None or search.default is None:
+            yield f"{search.task.name}: nothing could be priced"
             continue
-        best, default = found.best.outcome.facts, found.default.outcome.facts
-        label = found.task.name.partition(": ")[2].partition(" [")[0]
-        settings = "default" if found.best is found.default else text_of(found.best.settings)
+        best, default = search.best.outcome.facts, search.default.outcome.facts
+        label = search.task.name.partition(": ")[2].partition(" [")[0]
+        settings = "default" if search.best is search.default else text_of(search.best.settings)
         said = f"{label}: {settings}, {best['ns'] / 1e3:.2f} us"
-        if found.best is not found.default:
+        if search.best is not search.default:
             said += f", where the default takes {best.get('default_ns', default['ns']) / 1e3:.2f}"
-        if isinstance(found.task, ModelledTask):
-            floor = floor_ns(least_bytes(found), found.task.machine)
+        if isinstance(search.task, ModelledTask):
+            floor = floor_ns(least_bytes(search), search.task.machine)
             most = max(best["parts"], key=lambda part: best["parts"][part])
             said += f"; best / floor {best['ns'] / floor:.2f}, most of it {most}"
         yield said
 
 
-def least_bytes(found: Found) -> float:
+def least_bytes(search: Found) -> float:
     """What has to be read and written, as far as any candidate shows."""
     return min(
-        float(trial.outcome.facts["bytes"]) for trial in found.trials if "bytes" in trial.outcome.facts
+        float(trial.outcome.facts["bytes"]) for trial in search.trials if "bytes" in trial.outcome.facts
     )

@@ -77,27 +77,29 @@ def show(
     )
     scope = Scope(soc)
     shown = [kind for kind in kinds.KINDS if kind.name == kinds.KERNELS or not asked.keys]
-    found = {kind: kind.used(scope.machine) for kind in shown}
-    if not any(found.values()):
+    tables_by_kind = {kind: kind.used(scope.machine) for kind in shown}
+    if not any(tables_by_kind.values()):
         places = ", ".join(str(kind.shipped(scope.machine)) for kind in shown)
         rule = f"of {scope.machine} there is one in the user's folder, or {places}"
         raise ArgumentError("tables", "none", rule, f"Write one: {again(shown[0], scope)}.")
     if asked.is_anything or everything:
-        print_parts(_rows(found, asked), Console())
+        print_parts(_rows(tables_by_kind, asked), Console())
     else:
-        print_parts(_summary(found, scope), Console())
+        print_parts(_summary(tables_by_kind, scope), Console())
 
 
-def _summary(found: Mapping[kinds.Kind, Mapping[Path, Table]], scope: Scope) -> Iterator[TextTable | str]:
+def _summary(
+    tables_by_kind: Mapping[kinds.Kind, Mapping[Path, Table]], scope: Scope
+) -> Iterator[TextTable | str]:
     """What tables there are, and how to see their rows."""
     columns = names("table"), numbers("rows"), texts("of"), texts("sizes"), texts("source"), texts("written")
     lines = [
         (table.name, len(table.rows), _subjects(table), _ranges(table), table.source, _written(path))
-        for of_kind in found.values()
+        for of_kind in tables_by_kind.values()
         for path, table in of_kind.items()
     ]
     yield TextTable(columns, lines, f"Tables of {scope.machine}, those first that win")
-    for kind, of_kind in found.items():
+    for kind, of_kind in tables_by_kind.items():
         if not of_kind:
             yield f"no table of {kind.name} for {scope.machine}; what writes one: {again(kind, scope)}"
     some = "--kernel, --dtype, " + ", ".join(f"--{name}" for name in SHOWN_SIZES)
@@ -127,13 +129,15 @@ def _written(path: Path) -> str:
     return f"{datetime.fromtimestamp(path.stat().st_mtime):%Y-%m-%d %H:%M}, in {path.parent}"
 
 
-def _rows(found: Mapping[kinds.Kind, Mapping[Path, Table]], asked: Asked) -> Iterator[TextTable | str]:
+def _rows(
+    tables_by_kind: Mapping[kinds.Kind, Mapping[Path, Table]], asked: Asked
+) -> Iterator[TextTable | str]:
     """The rows that are asked for, a table for each file.
 
     Raises:
         ArgumentError: there is none.
     """
-    every = [(path, table) for of_kind in found.values() for path, table in of_kind.items()]
+    every = [(path, table) for of_kind in tables_by_kind.values() for path, table in of_kind.items()]
     chosen = [(path, replace(table, rows=_chosen(table, asked))) for path, table in every]
     if not any(table.rows for _, table in chosen):
         raise _none_of(asked, [table for _, table in every])

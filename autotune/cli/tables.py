@@ -51,11 +51,11 @@ def verify(
             continue
         if kind.name == kinds.KERNELS:
             priced = replace(scope, measure=table.source.startswith("measured on "))
-            found = verification.verified(table, priced, kernel, most, seed)
+            differences = verification.verified(table, priced, kernel, most, seed)
         else:
-            found = verification.schemes_verified(table, scope, most, seed)
+            differences = verification.schemes_verified(table, scope, most, seed)
         with progress(f"pricing rows of {path.name} again"):
-            lines = list(found)
+            lines = list(differences)
         for line in lines:
             say(line)
         differ = differ or bool(lines)

@@ -114,14 +114,14 @@ def write(soc: str, rows: Iterable[Row], folder: Path = FOLDER) -> Path:
     return path
 
 
-def compare(kept: Mapping[str, Row], found: Iterable[Row], *, is_whole: bool = True) -> list[Difference]:
+def compare(kept: Mapping[str, Row], rows: Iterable[Row], *, is_whole: bool = True) -> list[Difference]:
     """What differs, by case.
 
     Args:
         is_whole: every case was compiled, so that a kept case which was not found is gone.
     """
     differences, seen = [], set()
-    for row in sorted(found, key=lambda row: row["case"]):
+    for row in sorted(rows, key=lambda row: row["case"]):
         name = row["case"]
         seen.add(name)
         before = kept.get(name)

@@ -66,18 +66,18 @@ def _estimated(case: Case, rows: Kept) -> list[str]:
 
 
 def _summary(soc: str, rows: Kept) -> str:
-    found = list(rows[soc].values())
-    rejected = [row for row in found if row["rejected"]]
-    single = [row for row in found if not row["rejected"] and not _is_double_buffered(row)]
-    reduced = [row for row in found if row["switched_off"]]
+    cases = list(rows[soc].values())
+    rejected = [row for row in cases if row["rejected"]]
+    single = [row for row in cases if not row["rejected"] and not _is_double_buffered(row)]
+    reduced = [row for row in cases if row["switched_off"]]
     text = (
-        f"- {soc} ({SOCS[soc].product}): {len(found)} cases, {len(rejected)} rejected, "
+        f"- {soc} ({SOCS[soc].product}): {len(cases)} cases, {len(rejected)} rejected, "
         f"{len(reduced)} with an option that the compiler gave up to fit, "
         f"{len(single)} with a copy of whole tiles that has one buffer."
     )
     a3 = rows[SOC_OF_PRODUCT["A3"]]
     if soc == SOC_OF_PRODUCT["A2"]:
-        others = [row for row in found if row != a3.get(row["case"])]
+        others = [row for row in cases if row != a3.get(row["case"])]
         text += f" {len(others) or 'None'} of them differ{'s' if not others else ''} from A3's."
     return text
 

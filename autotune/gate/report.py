@@ -77,8 +77,10 @@ class GateReport:
 
         Copies of single elements are left out: only S waits for them.
         """
-        found = [t.double_buffered for t in self.transfers if t.kind == kind and not t.is_element]
-        return sum(found), len(found)
+        are_double_buffered = [
+            t.double_buffered for t in self.transfers if t.kind == kind and not t.is_element
+        ]
+        return sum(are_double_buffered), len(are_double_buffered)
 
     @property
     def ub_share(self) -> float:
@@ -132,8 +134,8 @@ def _is_scalar(loop: Loop) -> bool:
 
 def _transfers(nodes: list[Node]) -> tuple[Transfer, ...]:
     copies = (node for node in nodes if isinstance(node, Instruction) and node.pipe in ("MTE2", "MTE3"))
-    found = [("load" if node.pipe == "MTE2" else "store", _tile_of(node)) for node in copies]
-    return tuple(Transfer(kind, tile.tile, tile.double_buffered) for kind, tile in found)  # type: ignore[arg-type]
+    tiles = [("load" if node.pipe == "MTE2" else "store", _tile_of(node)) for node in copies]
+    return tuple(Transfer(kind, tile.tile, tile.double_buffered) for kind, tile in tiles)  # type: ignore[arg-type]
 
 
 def _is_element(copy: Instruction) -> bool:

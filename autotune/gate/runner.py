@@ -34,12 +34,12 @@ def run(
     """
     work = list(pairs)
     _check_tools({soc for soc, _ in work})
-    found: dict[str, list[golden.Row]] = {}
+    rows_by_soc: dict[str, list[golden.Row]] = {}
     with ThreadPoolExecutor(WORKERS) as pool:
         for (soc, _), row in zip(work, pool.map(lambda pair: line_of(*pair), work), strict=True):
-            found.setdefault(soc, []).append(row)
+            rows_by_soc.setdefault(soc, []).append(row)
             done(soc, row)
-    return found
+    return rows_by_soc
 
 
 def line_of(soc: str, case: Case) -> golden.Row:

@@ -141,10 +141,10 @@ class MeasuredTask(Task):
             if dict(settings) == dict(self.own):
                 ns = 1e9 * statistics.median(usual() for _ in range(FEWEST))
                 return Outcome(1.0, facts={"ns": ns, "default_ns": ns, "ratio": 1.0})
-            candidate, found = self.stop_watch(case, default.with_settings(settings), shared)
+            candidate, actual = self.stop_watch(case, default.with_settings(settings), shared)
         except ToolchainError as error:
             return Outcome.infeasible(str(error).partition("\n")[0])
-        check_bits(f"{self.subject.label} with {text_of(settings)}", found, expected)
+        check_bits(f"{self.subject.label} with {text_of(settings)}", actual, expected)
         ratio = compared(candidate, usual)
         facts = {
             "ns": ratio.middle * ratio.default_ns,
@@ -176,8 +176,8 @@ class MeasuredTask(Task):
         Raises:
             ToolchainError: a compiler refuses the kernel.
         """
-        found = self.copy_of(case.memory)
-        prepare(kernel, list(case.arguments(found).values()))()
+        first_memory = self.copy_of(case.memory)
+        prepare(kernel, list(case.arguments(first_memory).values()))()
         call = prepare(kernel, list(case.arguments(memory).values()))
         call()
         start = now()
@@ -190,17 +190,17 @@ class MeasuredTask(Task):
                 call()
             return (now() - start) / calls
 
-        return seconds, found
+        return seconds, first_memory
 
 
-def check_bits(what: str, found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
+def check_bits(what: str, actual: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
     """Checks that two kernels left the same memory.
 
     Raises:
         WrongBitsError: they did not.
     """
     for name, tensor in expected.items():
-        one, other = (each.contiguous().view(-1).view(torch.uint8) for each in (found[name], tensor))
+        one, other = (each.contiguous().view(-1).view(torch.uint8) for each in (actual[name], tensor))
         if not torch.equal(one, other):
             number = int((one != other).sum())
             raise WrongBitsError(

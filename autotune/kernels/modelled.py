@@ -46,7 +46,7 @@ def timed(kernel: TritonKernel, situation: Situation, chip: str, machine: Machin
         ToolchainError, ReplayError: see `replay_of`.
     """
     each = (_of_rank(kernel, works, chip, machine) for works in situation.works)
-    return max(each, key=lambda found: found.ns)
+    return max(each, key=lambda of_rank: of_rank.ns)
 
 
 def _of_rank(kernel: TritonKernel, works: Sequence[Work], chip: str, machine: Machine) -> Timed:
@@ -55,17 +55,17 @@ def _of_rank(kernel: TritonKernel, works: Sequence[Work], chip: str, machine: Ma
     num_bytes = 0
     for work in works:
         blocks = min(work.blocks, kernel.programs or work.blocks)
-        found = replay_of(kernel, chip, _arguments(work), blocks, machine)
-        parts.update({name: cycles / machine.clock_ghz for name, cycles in found.slowest.parts.items()})
-        busy.update({name: cycles / machine.clock_ghz for name, cycles in found.slowest.busy.items()})
-        num_bytes += found.read + found.written
+        launch = replay_of(kernel, chip, _arguments(work), blocks, machine)
+        parts.update({name: cycles / machine.clock_ghz for name, cycles in launch.slowest.parts.items()})
+        busy.update({name: cycles / machine.clock_ghz for name, cycles in launch.slowest.busy.items()})
+        num_bytes += launch.read + launch.written
     return Timed(sum(parts.values()), dict(parts), dict(busy), num_bytes)
 
 
 def _arguments(work: Work) -> Mapping[str, int | Table]:
-    found = {name: value for name, value in work.arguments.items() if not isinstance(value, tuple)}
-    assert len(found) == len(work.arguments), f"{work.kernel.name} takes a region"
-    return found
+    arguments = {name: value for name, value in work.arguments.items() if not isinstance(value, tuple)}
+    assert len(arguments) == len(work.arguments), f"{work.kernel.name} takes a region"
+    return arguments
 
 
 @dataclass(frozen=True)
@@ -105,31 +105,31 @@ class ModelledTask(Task):
         return ""
 
     def _priced(self, kernel: TritonKernel, best: float | None) -> Outcome:
-        found: list[Timed] = []
+        times: list[Timed] = []
         number = len(self.subject.situations)
         for situation in self.subject.situations:
-            found.append(timed(kernel, situation, self.chip, self.machine))
-            at_least = sum(each.ns for each in found) / number
-            if best is not None and at_least > FAR_WORSE * best and len(found) < number:
+            times.append(timed(kernel, situation, self.chip, self.machine))
+            at_least = sum(each.ns for each in times) / number
+            if best is not None and at_least > FAR_WORSE * best and len(times) < number:
                 return Outcome(
                     at_least, f"given up: more than {FAR_WORSE:g} times the best", {"ns": at_least}
                 )
-        return Outcome(sum(each.ns for each in found) / number, facts=self._facts(kernel, found))
+        return Outcome(sum(each.ns for each in times) / number, facts=self._facts(kernel, times))
 
-    def _facts(self, kernel: TritonKernel, found: Sequence[Timed]) -> dict[str, Any]:
-        number = len(found)
+    def _facts(self, kernel: TritonKernel, times: Sequence[Timed]) -> dict[str, Any]:
+        number = len(times)
 
         def mean(of: str) -> dict[str, float]:
             total: Counter[str] = Counter()
-            for each in found:
+            for each in times:
                 total.update(getattr(each, of))
             return {name: ns / number for name, ns in total.items()}
 
         return {
-            "ns": sum(each.ns for each in found) / number,
+            "ns": sum(each.ns for each in times) / number,
             "parts": mean("parts"),
             "busy": mean("busy"),
-            "bytes": sum(each.num_bytes for each in found) / number,
+            "bytes": sum(each.num_bytes for each in times) / number,
             "ub_bytes": compiled(kernel, self.chip).ub_bytes,
         }
 

@@ -102,13 +102,13 @@ class MeasuredOnNpuTask(MeasuredTask):
 
         first = self.copy_of(case.memory)
         call(first)
-        found = {name: runtime.on_host(tensor) for name, tensor in first.items()}
+        after_first = {name: runtime.on_host(tensor) for name, tensor in first.items()}
         once = _timed(runtime, runtime.captured(lambda: call(memory)))
         once()  # the first run of a graph brings it to the device
         calls = min(MOST_CALLS, max(1, round(BATCH_S / max(once(), 1e-9))))
         several = _timed(runtime, runtime.captured(lambda: call(memory, calls)))
         several()
-        return lambda: several() / calls, found
+        return lambda: several() / calls, after_first
 
 
 def _arguments(case: Case, kernel: TritonKernel, memory: Memory) -> list[int]:

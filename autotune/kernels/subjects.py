@@ -73,16 +73,18 @@ def subjects_of(scope: Scope) -> list[Subject]:
     Raises:
         ArgumentError: no scheme takes these sizes, or no kernel of these names has settings.
     """
-    found: dict[tuple[tuple[str, ...], tuple[int, ...]], Subject] = {}
+    subjects_by_key: dict[tuple[tuple[str, ...], tuple[int, ...]], Subject] = {}
     for config in configs(scope):
         for subject in _of_config(scope, config):
             key = subject.keys, subject.sizes
-            found[key] = _joined(found[key], subject) if key in found else subject
-    if not found:
+            subjects_by_key[key] = (
+                _joined(subjects_by_key[key], subject) if key in subjects_by_key else subject
+            )
+    if not subjects_by_key:
         what = f"of {', '.join(scope.kernels)} " if scope.kernels else ""
         rule = f"no plan {what}of these sizes has settings"
         raise ArgumentError("kernel", scope.kernels or "any", rule, "Name other kernels or sizes.")
-    return [found[key] for key in sorted(found)]
+    return [subjects_by_key[key] for key in sorted(subjects_by_key)]
 
 
 def _of_config(scope: Scope, config: Config) -> Iterator[Subject]:

@@ -113,15 +113,15 @@ def kernel_files(module: str, root: Path = ROOT) -> list[Path]:
         module: its name.
         root: folder of the packages.
     """
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     left = [module]
     while left:
         name = left.pop()
         path = root / f"{name.replace('.', '/')}.py"
-        if name not in found and path.is_file() and not name.rpartition(".")[2].endswith(_NOT_PRICED):
-            found[name] = path
+        if name not in files and path.is_file() and not name.rpartition(".")[2].endswith(_NOT_PRICED):
+            files[name] = path
             left += _imports(path)
-    return sorted(found.values())
+    return sorted(files.values())
 
 
 def _imports(path: Path) -> Iterator[str]:

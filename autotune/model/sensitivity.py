@@ -80,12 +80,12 @@ def judged(answer: Answer, machine: Machine) -> Judged:
     """
     noted = NotedMachine(machine)
     value = answer(noted)
-    found = [_sensitivity(answer, machine, name, value) for name in sorted(noted.read)]
-    found.sort(key=lambda each: each.swing, reverse=True)
-    sides = [(each.at_low - value, each.at_high - value) for each in found]
+    sensitivities = [_sensitivity(answer, machine, name, value) for name in sorted(noted.read)]
+    sensitivities.sort(key=lambda each: each.swing, reverse=True)
+    sides = [(each.at_low - value, each.at_high - value) for each in sensitivities]
     below = math.hypot(*(min(0.0, *side) for side in sides))
     above = math.hypot(*(max(0.0, *side) for side in sides))
-    return Judged(value, below, above, tuple(found))
+    return Judged(value, below, above, tuple(sensitivities))
 
 
 def _sensitivity(answer: Answer, machine: Machine, name: str, value: float) -> Sensitivity:

@@ -85,8 +85,8 @@ def route_words(ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
 def _goes(ids: np.ndarray, experts: int, servers: int) -> np.ndarray:
     """(T, S) bool: the servers that tokens go to."""
     on = np.where(ids >= 0, ids // experts, -1)
-    found: np.ndarray = (on[:, :, None] == np.arange(servers)).any(1)
-    return found
+    goes: np.ndarray = (on[:, :, None] == np.arange(servers)).any(1)
+    return goes
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def _index_within_expert(ids: np.ndarray) -> np.ndarray:
     ordered = ids[order]
     is_first = np.diff(ordered, prepend=ordered[:1] - 1) != 0
     starts = np.flatnonzero(is_first)
-    found = np.empty_like(ids)
-    found[order] = np.arange(ids.size) - starts[np.cumsum(is_first) - 1]
-    found[ids < 0] = 0
-    return found
+    indices = np.empty_like(ids)
+    indices[order] = np.arange(ids.size) - starts[np.cumsum(is_first) - 1]
+    indices[ids < 0] = 0
+    return indices

@@ -139,8 +139,8 @@ def reason_of(log: str) -> str:
     """Why a compiler failed: its last error, without the source location."""
     errors = re.findall(r"error: (.*)", log)
     specific = [error for error in errors if not error.startswith("Failed to run")]
-    found = specific or errors or [line for line in log.splitlines() if line.strip()] or ["no message"]
-    return str(found[-1]).split(" (possible reason")[0].strip()
+    reasons = specific or errors or [line for line in log.splitlines() if line.strip()] or ["no message"]
+    return str(reasons[-1]).split(" (possible reason")[0].strip()
 
 
 def notes_of(log: str) -> tuple[str, ...]:
@@ -190,7 +190,7 @@ def entry_of(module: Operation, name: str) -> Operation:
     Raises:
         ToolchainError: it has none, or several.
     """
-    found = [function for function in module.walk("func.func") if "hacc.entry" in function.attributes]
-    if len(found) != 1:
-        raise ToolchainError(f"the module of {name} has {len(found)} entry functions, not one")
-    return found[0]
+    entries = [function for function in module.walk("func.func") if "hacc.entry" in function.attributes]
+    if len(entries) != 1:
+        raise ToolchainError(f"the module of {name} has {len(entries)} entry functions, not one")
+    return entries[0]

@@ -51,8 +51,8 @@ def soc_named(name: str) -> Soc:
     Raises:
         ArgumentError: there is none of that name.
     """
-    found = [soc for soc in SOCS.values() if name in (soc.name, soc.product)]
-    if not found:
+    matches = [soc for soc in SOCS.values() if name in (soc.name, soc.product)]
+    if not matches:
         choices = ", ".join(f"{soc.name} ({soc.product})" for soc in SOCS.values())
         raise ArgumentError("soc", repr(name), f"must be one of {choices}", "Choose one of them.")
-    return found[0]
+    return matches[0]

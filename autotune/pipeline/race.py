@@ -111,8 +111,8 @@ class _Lane:
         """Everything that a round gives, with nothing undefined in it."""
         received, out = self.run(inputs, quantize, fill=True)
         count = int(received.tokens_per_expert.sum())
-        found = [received.tokens_per_expert.clone(), received.tokens[:count].clone(), out.clone()]
-        return found if received.scales is None else [*found, received.scales[:count].clone()]
+        tensors = [received.tokens_per_expert.clone(), received.tokens[:count].clone(), out.clone()]
+        return tensors if received.scales is None else [*tensors, received.scales[:count].clone()]
 
 
 def compare(rank: int, num_ranks: int, race: Race) -> list[Result]:

@@ -63,13 +63,13 @@ class PipelineTask(Task):
     def evaluate(self, settings: Settings, best: float | None) -> Outcome:
         """Prices a candidate against the default, by the high end of the ratio of their times."""
         default, candidate = self.candidate_of(self.own), self.candidate_of(settings)
-        found = self.price(default, candidate, self.seed)
-        if found.refused:
-            return Outcome.infeasible(found.refused)
-        ratio = Interval.exact(1.0) if candidate == default else found.ratio
+        priced = self.price(default, candidate, self.seed)
+        if priced.refused:
+            return Outcome.infeasible(priced.refused)
+        ratio = Interval.exact(1.0) if candidate == default else priced.ratio
         if not math.isfinite(ratio.high):
             return Outcome.infeasible("too few iterations to tell: give a race more seconds")
-        return Outcome(ratio.high, facts={"ns": found.ns, **ratio._asdict()})
+        return Outcome(ratio.high, facts={"ns": priced.ns, **ratio._asdict()})
 
     def result(self, settings: Settings, outcome: Outcome) -> Result:
         """What an outcome says of a candidate."""

@@ -109,7 +109,7 @@ def sizes_of(
     for each in ranks:
         if each < 1:
             raise ArgumentError("ranks", each, "a group has 1 rank or more", "Name how many it has.")
-    experts, found = NPU_EXPERTS if on else Sizes.experts, []
+    experts, sizes = NPU_EXPERTS if on else Sizes.experts, []
     for h, k, r, t in combinations(*(given[name] or usual[name] for name in given)):
         one = Sizes(r, t, h, k, -(-experts // r) * r, on or product)  # type: ignore[arg-type]
         try:
@@ -118,8 +118,8 @@ def sizes_of(
             if given.get(error.argument, True):  # else it is a usual one that others take
                 raise
         else:
-            found.append(one)
-    return found
+            sizes.append(one)
+    return sizes
 
 
 def check(sizes: Sizes, soc: str) -> None:
@@ -221,8 +221,8 @@ def priced_schemes(sizes: Sizes, soc: str) -> list[Row]:
     assert product is not None, soc
     prices = Modelled(sizes, product)
     own, *others = map(Candidate, sizes.alike)
-    found = [prices.price(own, each) for each in (own, *others)]
-    return results.scheme_rows(sizes, found, list(filter(is_better, found)))
+    priced = [prices.price(own, each) for each in (own, *others)]
+    return results.scheme_rows(sizes, priced, list(filter(is_better, priced)))
 
 
 def is_better(result: Result) -> bool:
@@ -250,9 +250,9 @@ class _Search:
 
     def tuned(self, settings: bool) -> Tuned:
         """Its rows, which are in the tables already."""
-        rows, found = [], self.schemes()
-        if len(found) > 1 or self.backend == "npu":
-            rows = results.scheme_rows(self.sizes, found, list(filter(is_better, found)))
+        rows, priced = [], self.schemes()
+        if len(priced) > 1 or self.backend == "npu":
+            rows = results.scheme_rows(self.sizes, priced, list(filter(is_better, priced)))
             results.write(schemes.KIND, self.target, rows)
         fastest = [str(row.values[0]) for row in rows] or self.sizes.schemes[:1]
         others = [name for name in self.sizes.schemes if name not in self.sizes.alike]
@@ -263,8 +263,8 @@ class _Search:
     def schemes(self) -> list[Result]:
         """Those that may stand for each other, the product's own first; none where that has no price."""
         task = schemes_task(self.sizes, self.price, self.target.source, self.options.seed)
-        found = self._found(task, len(self.sizes.schemes))
-        return found if found and not found[0].refused else []
+        priced = self._found(task, len(self.sizes.schemes))
+        return priced if priced and not priced[0].refused else []
 
     def settings(self, scheme: str) -> list[Row]:
         """The row of a scheme's best settings, which is in the table then; none where its own are."""
@@ -283,10 +283,10 @@ class _Search:
 
     def _found(self, task: PipelineTask, budget: int) -> list[Result]:
         """What all candidates came to, the default's first; nothing while another process is at that."""
-        (found,) = run(
+        (search,) = run(
             lambda: [task],
             replace(self.options, budget=budget),
             lambda _, settings, outcome: self.report(self.sizes, task.result(settings, outcome)),
         )
-        trials = found.trials if found.default else ()
+        trials = search.trials if search.default else ()
         return [task.result(trial.settings, trial.outcome) for trial in trials]

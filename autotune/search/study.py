@@ -172,14 +172,14 @@ class Studies:
         """Takes a candidate for this process; None if there is none any more."""
         candidates = self._all(task)
         while True:
-            found = self._rows(task)
-            free = [each for each in candidates if text_of(each) not in found]
+            outcomes = self._rows(task)
+            free = [each for each in candidates if text_of(each) not in outcomes]
             is_sampled = len(candidates) > self.budget
-            if not free or (is_sampled and len(found) >= self.budget):
+            if not free or (is_sampled and len(outcomes) >= self.budget):
                 return None
-            first = task.first(found) if is_sampled else free
-            begun = next((each for each in first if text_of(each) not in found), None)
-            settings = begun or sampled(task, free, found, self.seed)
+            first = task.first(outcomes) if is_sampled else free
+            begun = next((each for each in first if text_of(each) not in outcomes), None)
+            settings = begun or sampled(task, free, outcomes, self.seed)
             if self._take(task, settings):
                 return settings
 
@@ -198,8 +198,8 @@ class Studies:
 
     def trials(self, task: Task) -> list[Trial]:
         """All that were priced, the task's own first, the others in the order of the space."""
-        found = self._rows(task)
-        priced = ((each, found.get(text_of(each))) for each in self._all(task))
+        outcomes = self._rows(task)
+        priced = ((each, outcomes.get(text_of(each))) for each in self._all(task))
         return [Trial(each, outcome) for each, outcome in priced if outcome]
 
     def best(self, task: Task) -> float | None:

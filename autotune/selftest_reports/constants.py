@@ -55,8 +55,8 @@ def of_known_version(document: Mapping[str, Any]) -> Mapping[str, Any]:
         ArgumentError: it is of another version.
     """
     if document.get("version") not in VERSIONS:
-        found, known = document.get("version"), " and ".join(map(str, VERSIONS))
-        raise bad(f"of version {found}", f"this moe_triton reads versions {known}")
+        version, known = document.get("version"), " and ".join(map(str, VERSIONS))
+        raise bad(f"of version {version}", f"this moe_triton reads versions {known}")
     return document
 
 

@@ -115,7 +115,7 @@ def _is_timing(check: Mapping[str, Any]) -> bool:
 def _times_of(check: Mapping[str, Any], seed: int) -> list[StepTime]:
     """Those above 0: a clock may not see the shortest steps."""
     figures, facts = check["figures"], check["facts"]
-    found = []
+    times = []
     for name, us in figures.items():
         operator, is_step, step = name.removesuffix("_us").partition(timing.STEP)
         if is_step and us > 0:
@@ -124,8 +124,8 @@ def _times_of(check: Mapping[str, Any], seed: int) -> list[StepTime]:
             is_known = scheme in SCHEMES and rows in (timing.BF16, *filter(None, ROW_FORMATS))
             if not (is_known and all(1 <= size <= MOST_SIZE for size in sizes) and math.isfinite(us)):
                 raise ValueError(f"{check['name']} is of {scheme}, {rows}, {sizes}, {us} us")
-            found.append(StepTime(scheme, rows, *sizes, seed, operator, step, us))
-    return found
+            times.append(StepTime(scheme, rows, *sizes, seed, operator, step, us))
+    return times
 
 
 class StepModel:
@@ -154,21 +154,21 @@ class StepModel:
         Raises:
             ArgumentError: the plan has no such step.
         """
-        found = 0.0
+        total_us = 0.0
         for phase in self._of(time):
             cost = self._bodies(phase.work.kernel)(phase.work, machine)
-            found += (cost.after_sync(machine.sync_all_us) if phase.is_synced else cost).us
-        return found
+            total_us += (cost.after_sync(machine.sync_all_us) if phase.is_synced else cost).us
+        return total_us
 
     def _of(self, time: StepTime) -> list[_Phase]:
         key = time.scheme, time.rows, time.tokens, time.ranks, time.seed
         if key not in self._works:
             self._works[key] = _works_of(time, self._blocks)
-        found = self._works[key].get((time.operator, time.step))
-        if found is None:
+        phases = self._works[key].get((time.operator, time.step))
+        if phases is None:
             names = [f"{operator}, {step}" for operator, step in self._works[key]]
             raise bad(f"with a step {time.name}", f"this moe_triton's plans have: {'; '.join(names)}")
-        return found
+        return phases
 
 
 @dataclass(frozen=True)

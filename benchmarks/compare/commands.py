@@ -51,15 +51,15 @@ def run(arguments: Sequence[str]) -> None:
     try:
         _measure(jobs, mpi, samples)
     finally:  # what was measured before a failure is kept
-        found = Samples(samples)
+        measured = Samples(samples)
         settings = {**_settings(options, started), "mpirun": " ".join(MPI_OPTIONS) if mpi.mpirun else ""}
-        figures = [*records(found), *share_records(found, cores())]
-        report = Report.of(figures, found, settings, mpi.version)
+        figures = [*records(measured), *share_records(measured, cores())]
+        report = Report.of(figures, measured, settings, mpi.version)
         Files(options.out).save(samples, report)
         if options.json:
             report.save(options.json)
-    print_report(found, Console())
-    _plot(lambda: plots.plot_comparison(found, options.out), options.out)
+    print_report(measured, Console())
+    _plot(lambda: plots.plot_comparison(measured, options.out), options.out)
 
 
 def scaling(arguments: Sequence[str]) -> None:
@@ -69,22 +69,22 @@ def scaling(arguments: Sequence[str]) -> None:
         "tokens": _job("tokens", 2, options.tokens, options, SCALED, options.seconds),
         "ranks": _job("ranks", options.ranks, [options.tokens_of_ranks], options, SCALED, options.seconds),
     }
-    found: dict[SweepKind, Samples] = {}
+    samples_by_kind: dict[SweepKind, Samples] = {}
     every = []
     for kind in SWEEPS:
         samples: list[Sample] = []
         started = time.monotonic()
         _measure([jobs[kind]], NO_MPI_NEEDED, samples)
-        found[kind] = Samples(samples)
-        figures = scaling_records(kind, found[kind])
+        samples_by_kind[kind] = Samples(samples)
+        figures = scaling_records(kind, samples_by_kind[kind])
         every += figures
-        report = Report.of(figures, found[kind], _settings(options, started))
+        report = Report.of(figures, samples_by_kind[kind], _settings(options, started))
         Files(options.out, f"scaling_{kind}").save(samples, report)
-        scaling_table(kind, found[kind]).print(Console())
-        print_absences(found[kind], Console())
+        scaling_table(kind, samples_by_kind[kind]).print(Console())
+        print_absences(samples_by_kind[kind], Console())
     if options.json:
-        Report.of(every, found["tokens"], _settings(options, started)).save(options.json)
-    _plot(lambda: plots.plot_scaling(found, options.out), options.out)
+        Report.of(every, samples_by_kind["tokens"], _settings(options, started)).save(options.json)
+    _plot(lambda: plots.plot_scaling(samples_by_kind, options.out), options.out)
 
 
 def page(arguments: Sequence[str]) -> None:

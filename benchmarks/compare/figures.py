@@ -220,18 +220,18 @@ class Samples:
 
 def records(samples: Samples) -> list[Record]:
     """Every metric, its spread, and the percentiles of every route and phase."""
-    found: list[Record] = []
+    all_records: list[Record] = []
     for case in samples.cases:
         for metric in (*METRICS, *DIRECT_METRICS, *PACE_METRICS):
             spread = samples.metric(case, metric)
             if spread is not None:
                 name = metric.name
                 ratios = {name: spread.p50, f"{name}_p10": spread.p10, f"{name}_p90": spread.p90}
-                found += records_of("compare", case.as_record(), ratios)
+                all_records += records_of("compare", case.as_record(), ratios)
         for route in samples.routes(case):
             for phase in PHASES:
-                found += _times(samples, case, route, phase)
-    return found
+                all_records += _times(samples, case, route, phase)
+    return all_records
 
 
 def _times(samples: Samples, case: Case, route: str, phase: Phase) -> list[Record]:
@@ -342,14 +342,14 @@ def shares(samples: Samples, case: Case, route: str, cores: int) -> dict[str, fl
     if not steps:
         return {}
     total = samples.median(case, route) * min(cores, case.ranks)
-    found: dict[str, float] = defaultdict(float, {BUSY: samples.core_us(case, route) / total})
+    share_by_column: dict[str, float] = defaultdict(float, {BUSY: samples.core_us(case, route) / total})
     if case.ranks > cores:
-        return {BUSY: found[BUSY]}
+        return {BUSY: share_by_column[BUSY]}
     for step, us in steps.items():
         if not is_wait(step):
-            found[_COLUMN_OF.get(step, SMALL)] += us * case.ranks / total
-    found[REST] = 1 - sum(share for column, share in found.items() if column != BUSY)
-    return {column: found[column] for column in COLUMNS}
+            share_by_column[_COLUMN_OF.get(step, SMALL)] += us * case.ranks / total
+    share_by_column[REST] = 1 - sum(share for column, share in share_by_column.items() if column != BUSY)
+    return {column: share_by_column[column] for column in COLUMNS}
 
 
 def is_wait(step: str) -> bool:
@@ -361,9 +361,12 @@ def shares_table(samples: Samples, route: str, cores: int) -> TextTable:
     """All cases of a route, in percent."""
     rows = []
     for case in samples.cases:
-        found = shares(samples, case, route, cores)
-        if found:
-            percents = [f"{100 * found[column]:.0f}" if column in found else "" for column in COLUMNS]
+        share_by_column = shares(samples, case, route, cores)
+        if share_by_column:
+            percents = [
+                f"{100 * share_by_column[column]:.0f}" if column in share_by_column else ""
+                for column in COLUMNS
+            ]
             rows.append((*case_cells(case), *percents))
     title = f"{ROUTES[route]}: percent of {cores} cores' time"
     return text_table(title, ("ranks", "tokens", "rows", *COLUMNS), rows, left=0)
@@ -437,22 +440,22 @@ def bytes_of(route: str, case: Case) -> int:
 
 def sweeps_of(kind: SweepKind, samples: Samples) -> list[Sweep]:
     """Every route's sweep, of the samples of one kind."""
-    found = []
+    sweeps = []
     for quantize in sorted({case.quantize for case in samples.cases}):
         for route in SCALED:
             cases = [c for c in samples.cases if c.quantize == quantize and samples.times(c, route)]
             if cases:
-                found.append(Sweep(kind, route, quantize, tuple(cases), _per_byte(samples, route, cases)))
-    return found
+                sweeps.append(Sweep(kind, route, quantize, tuple(cases), _per_byte(samples, route, cases)))
+    return sweeps
 
 
 def _per_byte(samples: Samples, route: str, cases: Sequence[Case]) -> dict[Case, Spread]:
     first, base = samples.times(cases[0], route), bytes_of(route, cases[0])
-    found = {}
+    spreads = {}
     for case in cases:
         times, grown = samples.times(case, route), bytes_of(route, case) / base
-        found[case] = Spread.of([times[i] / first[i] / grown for i in sorted(times.keys() & first.keys())])
-    return found
+        spreads[case] = Spread.of([times[i] / first[i] / grown for i in sorted(times.keys() & first.keys())])
+    return spreads
 
 
 def scaling_table(kind: SweepKind, samples: Samples) -> TextTable:

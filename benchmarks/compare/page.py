@@ -123,9 +123,9 @@ def text(runs: Path, figures: Path) -> str:
 
 def _comparison(files: Files, figures: Path) -> str:
     samples, report = files.load()
-    found = Samples(samples)
-    plots.plot_comparison(found, figures)
-    if plots.GLANCE_CASE in found.cases:
+    measured = Samples(samples)
+    plots.plot_comparison(measured, figures)
+    if plots.GLANCE_CASE in measured.cases:
         plots.plot_glance(report.records, int(report.machine["cores"]), figures)
     report.save(figures / files.json.name)
     parts = ["## The machine\n", _facts({**report.machine, **report.versions}), _settings(report)]
@@ -133,33 +133,33 @@ def _comparison(files: Files, figures: Path) -> str:
         parts += ["## Absent\n", *(f"- {line}" for line in report.absent), ""]
     parts += ["## Ratios\n", _image("Time of each peer against slots", plots.SPEEDUPS)]
     for metric in METRICS:
-        parts += _table(f"### {metric.title}\n", metric_table(found, metric))
-    parts += _table("### The peers against direct\n", summary_table(found, DIRECT_METRICS))
-    parts += [*_table(PACE, summary_table(found, PACE_METRICS)), PROFILE]
+        parts += _table(f"### {metric.title}\n", metric_table(measured, metric))
+    parts += _table("### The peers against direct\n", summary_table(measured, DIRECT_METRICS))
+    parts += [*_table(PACE, summary_table(measured, PACE_METRICS)), PROFILE]
     for route in PROFILED:
-        table = shares_table(found, route, int(report.machine["cores"]))
+        table = shares_table(measured, route, int(report.machine["cores"]))
         parts += _table(f"{table.title[:1].upper()}{table.title[1:]}.\n", table)
     parts += [
         "## Times\n",
         _image("Times against tokens per rank", plots.BY_TOKENS),
         _image("Times against ranks", plots.BY_RANKS),
     ]
-    for case in found.cases:
-        table = time_table(found, case)
+    for case in measured.cases:
+        table = time_table(measured, case)
         parts += _table(f"### {table.title}\n", table)
     return "\n".join(parts)
 
 
 def _scaling(sweeps: dict[SweepKind, Files], figures: Path) -> str:
-    found: dict[SweepKind, Samples] = {}
+    samples_by_kind: dict[SweepKind, Samples] = {}
     parts = ["## Scaling\n"]
     for kind, files in sweeps.items():
         samples, report = files.load()
-        found[kind] = Samples(samples)
+        samples_by_kind[kind] = Samples(samples)
         report.save(figures / files.json.name)
-        table = scaling_table(kind, found[kind])
+        table = scaling_table(kind, samples_by_kind[kind])
         parts += _table(f"{table.title}.\n", table)
-    plots.plot_scaling(found, figures)
+    plots.plot_scaling(samples_by_kind, figures)
     parts.insert(1, _image("Time per byte against sizes", plots.SCALING))
     return "\n".join(parts)
 

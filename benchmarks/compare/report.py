@@ -52,13 +52,13 @@ def machine() -> dict[str, str]:
 
 def versions(mpi: str = "") -> dict[str, str]:
     """Packages, and the MPI library as it calls itself."""
-    found = {"python": platform.python_version()}
+    version_by_package = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            version_by_package[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return {**found, "mpi library": mpi or "none"}
+            version_by_package[package] = "not installed"
+    return {**version_by_package, "mpi library": mpi or "none"}
 
 
 def _read(path: Path) -> str:
@@ -82,11 +82,11 @@ def _chosen(path: Path) -> str:
 
 
 def _caches() -> dict[str, str]:
-    found = {}
+    sizes_by_level = {}
     for index in sorted((CPU / "cpu0/cache").glob("index*")):
         if _read(index / "type").strip() != "Instruction":
-            found[f"L{_read(index / 'level').strip()}"] = _read(index / "size").strip()
-    return found
+            sizes_by_level[f"L{_read(index / 'level').strip()}"] = _read(index / "size").strip()
+    return sizes_by_level
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ VS_TORCH, VS_MEMCPY = 4.0, 2.5
 def check(case: Case) -> None:
     """Kernel and model give the same bits."""
     expected = case.model()
-    for name, found in case.run(launch).items():
-        same = torch.equal(found.view(-1).view(torch.uint8), expected[name].view(-1).view(torch.uint8))
+    for name, actual in case.run(launch).items():
+        same = torch.equal(actual.view(-1).view(torch.uint8), expected[name].view(-1).view(torch.uint8))
         assert same, f"{case.name}: {name} is not what the model gives"
 
 

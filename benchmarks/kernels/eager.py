@@ -82,9 +82,11 @@ def _const_alphas(case: Case) -> Outputs:
     if case.shape.has("per_element"):
         x = _rows(case, "x")[at[0]].float()
         alphas = [(alpha * x).sum(1) for alpha in alphas]
-    found = torch.zeros(*ids.shape, 2)
-    found[at] = torch.stack(alphas, 1).softmax(1) if case.shape.has("per_element") else torch.stack(alphas, 1)
-    return {"alphas": found}
+    all_alphas = torch.zeros(*ids.shape, 2)
+    all_alphas[at] = (
+        torch.stack(alphas, 1).softmax(1) if case.shape.has("per_element") else torch.stack(alphas, 1)
+    )
+    return {"alphas": all_alphas}
 
 
 def _route(case: Case) -> Outputs:

@@ -49,37 +49,37 @@ def main() -> None:
     arguments.add_argument("--plot", type=Path, help="posts, hierarchy, stages: draw into this folder")
     arguments.add_argument("--trace", type=Path, help="stages, packing: keep the traces in this folder")
     options = arguments.parse_args()
-    found = []
+    figures = []
     ranks, per_server = options.ranks or 4, options.ranks_per_server or 2
     if options.figure == "pace":
         for tokens in options.tokens or [64]:
-            found += pace(
+            figures += pace(
                 ranks, options.ranks_per_server or 1, tokens, options.iterations, options.wire or 6.0
             )
     elif options.figure == "posts":
         for topk in options.topk:
             tokens = options.tokens or [1, 2, 4, 8, 16, 64, 256]
-            found += posts(ranks, topk, tokens, options.iterations, options.slower, options.plot)
+            figures += posts(ranks, topk, tokens, options.iterations, options.slower, options.plot)
     elif options.figure == "overlap":
         for tokens in options.tokens or [64]:
-            found += overlap(ranks, tokens, options.iterations, options.wire or 1.0)
+            figures += overlap(ranks, tokens, options.iterations, options.wire or 1.0)
     elif options.figure == "packing":
         for tokens in options.tokens or [64]:
-            found += packing(ranks, tokens, options.factors, options.iterations, options.trace)
+            figures += packing(ranks, tokens, options.factors, options.iterations, options.trace)
     elif options.figure == "hierarchy":
         servers, tokens = (options.ranks or 8) // per_server, options.tokens or [16, 64, 256]
         routing = options.experts, options.limit
         wire = options.wire or 10.0
-        found += hierarchy(servers, per_server, tokens, *routing, options.iterations, wire, options.plot)
+        figures += hierarchy(servers, per_server, tokens, *routing, options.iterations, wire, options.plot)
     elif options.figure == "stages":
         for tokens in options.tokens or [64]:
             sizes = ranks // per_server, per_server, tokens
-            found += stages(*sizes, options.factors, options.iterations, options.plot, options.trace)
+            figures += stages(*sizes, options.factors, options.iterations, options.plot, options.trace)
     elif options.figure == "example":
-        found += example()
+        figures += example()
     else:
-        found += mapped(ranks, options.tokens or [16, 64, 256], options.iterations)
-    write_records(options.json, found)
+        figures += mapped(ranks, options.tokens or [16, 64, 256], options.iterations)
+    write_records(options.json, figures)
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ def example() -> list[Record]:
     """Prints a table and returns its figures."""
     used, flow = machine(), example_flow()
     rows: list[list[str]] = []
-    found: list[Record] = []
+    figures: list[Record] = []
     for name, scheme, wires in (
         ("fullmesh", "fullmesh", fullmesh()),
         *((f"hierarchy, {posts}", STAGES[posts], hierarchy(posts)) for posts in reversed(POSTS)),
@@ -126,11 +126,11 @@ def example() -> list[Record]:
             ]
         )
         case = {"figure": "example", "route": name}
-        found += records_of("servers", case, {"between": between, "inside": inside}, "us")
+        figures += records_of("servers", case, {"between": between, "inside": inside}, "us")
     columns = ["", "MiB between", "us", "MiB inside", "us", "posts", "add us", "relay adds", "sums"]
     print_table(
         "The published example of A2's two ways, by the model",
         [*columns, *(f"{o} us" for o in OPERATORS)],
         rows,
     )
-    return found
+    return figures

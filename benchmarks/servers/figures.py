@@ -62,7 +62,7 @@ def pace(num_ranks: int, per_server: int, tokens: int, iterations: int, wire_sha
     most = max(alone.most(operator, "plain").between for operator in OPERATORS)
     wire = Wire(most / (wire_share * slowest) / 1e9, LATENCY_US)
     paced = run(num_ranks, Setting(routes, tokens, TOPK, EXPERTS, wire, iterations))
-    rows, found = [], []
+    rows, figures = [], []
     for operator in OPERATORS:
         plain, plain_bytes = paced.seconds(operator, "plain"), paced.most(operator, "plain").between
         for route in routes:
@@ -73,7 +73,7 @@ def pace(num_ranks: int, per_server: int, tokens: int, iterations: int, wire_sha
             case |= {"ranks_per_server": per_server, "tokens": tokens}
             case |= {"gigabytes_per_s": wire.gigabytes_per_s}
             over_link, gain = ratios(times, link_s), ratios(plain, times)
-            found += records(case, "time_vs_link", over_link) + records(case, "gain_of_int8", gain)
+            figures += records(case, "time_vs_link", over_link) + records(case, "gain_of_int8", gain)
             sizes = [f"{num_bytes / 1e6:.2f}", f"{1e3 * link_s:.1f}", f"{local / link_s:.0%}"]
             against = [shown(over_link), f"{plain_bytes / num_bytes:.2f}", shown(gain)]
             rows.append([f"{operator}, {route.name}", *sizes, *against])
@@ -89,7 +89,7 @@ def pace(num_ranks: int, per_server: int, tokens: int, iterations: int, wire_sha
         "time, plain / this",
     ]
     print_table(title, columns, rows)
-    return found
+    return figures
 
 
 def draw_lines(path: Path, lines: Lines, looks: Mapping[str, tuple[str, str]], **axes: Any) -> None:
@@ -138,7 +138,7 @@ def posts(
         plot: folder for a picture; None for none.
     """
     wire = Wire(GIGABYTES_PER_S / slower, 0.0, POST_US * slower)
-    rows, found = [], []
+    rows, figures = [], []
     lines: Lines = {}
     for number in tokens:
         setting = Setting([BLOCKS, ROWS], number, topk, 4 * num_ranks, wire, iterations)
@@ -154,7 +154,7 @@ def posts(
                 of_formula = ratios(times, formula / 1e6)
                 case = {"figure": "posts", "operator": operator, "route": route.name, "tokens": number}
                 case |= {"topk": topk, "ranks": num_ranks, "slower": slower}
-                found += records(case, "time_vs_formula", of_formula)
+                figures += records(case, "time_vs_formula", of_formula)
                 most = measured.most(operator, route.name)
                 cells += [str(most.posts), f"{formula / 1e3:.2f}", shown(of_formula)]
             rows.append([f"{operator}, BS {number}", *cells])
@@ -167,10 +167,10 @@ def posts(
     print_table(f"{title}: {slower:g} times slower than A2's", columns, rows)
     print("formula: max(posts * post_us, post_us + bytes / link) + latency")
     for operator in OPERATORS:
-        found += _crossing(operator, lines, {"ranks": num_ranks, "topk": topk, "slower": slower})
+        figures += _crossing(operator, lines, {"ranks": num_ranks, "topk": topk, "slower": slower})
     if plot is not None:
         draw_lines(plot / f"posts_{num_ranks}_k{topk}.svg", lines, POST_LOOKS, yscale="log", ylabel="ms")
-    return found
+    return figures
 
 
 def _crossing(operator: str, lines: Lines, case: dict[str, object]) -> list[Record]:
@@ -191,7 +191,7 @@ def _crossing(operator: str, lines: Lines, case: dict[str, object]) -> list[Reco
 def mapped(num_ranks: int, tokens: list[int], iterations: int) -> list[Record]:
     """Prints a table and returns its figures."""
     schemes = ("A2", "fullmesh"), ("A3", "fullmesh_v1")
-    rows, found, idle = [], [], 0.0
+    rows, all_figures, idle = [], [], 0.0
     for number in tokens:
         for product, name in schemes:
             queued = Route("queued", product, name, 1)  # type: ignore[arg-type]
@@ -205,12 +205,12 @@ def mapped(num_ranks: int, tokens: list[int], iterations: int) -> list[Record]:
                 ratio = ratios(*(measured.seconds(operator, route) for route in ("queued", "mapped")))
                 case: Case = {"figure": "mapped", "operator": operator, "comm_alg": name}
                 case |= {"tokens": number, "ranks": num_ranks}
-                found += records(case, "queued_vs_mapped", ratio)
+                all_figures += records(case, "queued_vs_mapped", ratio)
                 cells.append(shown(ratio))
             rows.append([f"{name}, BS {number}", *cells])
     print_table(f"{num_ranks} ranks: time of a server each / of one server", ["", *OPERATORS], rows)
     print(f"An idle NIC takes {idle:.4%} of a core.")
-    return found + records_of("servers", {"figure": "mapped"}, {"idle_nic": idle}, "of a core")
+    return all_figures + records_of("servers", {"figure": "mapped"}, {"idle_nic": idle}, "of a core")
 
 
 def hidden(
@@ -236,7 +236,7 @@ def overlap(num_ranks: int, tokens: int, iterations: int, wire_share: float) -> 
         iterations: of each route.
         wire_share: the link's time for a call's bytes, and that of its posts, of what the call takes alone.
     """
-    rows, found = [], []
+    rows, figures = [], []
     for route in (BLOCKS, ROWS):
         # Half as many calls tell how slow links and posts are to be.
         alone = run(num_ranks, Setting([route], tokens, TOPK, EXPERTS, iterations=-(-iterations // 2)))
@@ -262,7 +262,7 @@ def overlap(num_ranks: int, tokens: int, iterations: int, wire_share: float) -> 
             }
             cells = []
             for metric, share in shares.items():
-                found += records(case, metric, share)
+                figures += records(case, metric, share)
                 cells.append(shown(share))
             alone_s = statistics.median(times[ALONE])
             sizes = [f"{1e3 * each:.1f}" for each in (alone_s, link_s, posts_s)]
@@ -270,7 +270,7 @@ def overlap(num_ranks: int, tokens: int, iterations: int, wire_share: float) -> 
     title = f"{num_ranks} servers of one rank, BS {tokens}: the share that is hidden of the shorter of two"
     columns = ["", "alone ms", "link ms", "posts ms", "work, link", "work, posts", "posts, link"]
     print_table(title, columns, rows)
-    return found
+    return figures
 
 
 def _beside_work(
@@ -317,7 +317,7 @@ def hierarchy(
     """
     routes = [Route(name, "A2", name, per_server) for name in ("hierarchy", "fullmesh")]
     rows: list[list[str]] = []
-    found: list[Record] = []
+    figures: list[Record] = []
     lines: Lines = {}
     limits = None if limit is None else (servers, limit)
     for number in tokens:
@@ -336,10 +336,10 @@ def hierarchy(
             over_gloo = ratios([gloo_s] * len(ours), ours)
             case: Case = {"figure": "hierarchy", "operator": operator, "servers": servers, "tokens": number}
             case |= {"ranks_per_server": per_server, "experts": experts, "limit": limit}
-            found += records(case, "gain_over_fullmesh", gain)
-            found += records(case, "gain_over_gloo_by_arithmetic", over_gloo)
+            figures += records(case, "gain_over_fullmesh", gain)
+            figures += records(case, "gain_over_gloo_by_arithmetic", over_gloo)
             by_bytes = {"predicted_by_bytes": predicted, "reached": gain[0] / predicted}
-            found += records_of("servers", case, by_bytes)
+            figures += records_of("servers", case, by_bytes)
             lines.setdefault((operator, "measured"), []).append((number, gain[0]))
             lines.setdefault((operator, "counted bytes"), []).append((number, predicted))
             link_s = wire.us(0, our_bytes) / 1e6
@@ -365,4 +365,4 @@ def hierarchy(
     if plot is not None:
         path = plot / f"hierarchy_{servers}x{per_server}_{limit or 'any'}.svg"
         draw_lines(path, lines, HIERARCHY_LOOKS, ylabel="fullmesh / hierarchy", ylim=0)
-    return found
+    return figures

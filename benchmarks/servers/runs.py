@@ -218,11 +218,11 @@ class Pair:
 
     def sent(self, operator: str) -> Sent:
         """By the last call."""
-        found = self.buffer.traffic(cast("Any", operator))
-        if found is None:
+        traffic = self.buffer.traffic(cast("Any", operator))
+        if traffic is None:
             return Sent()
-        payload = found.payload_bytes.between
-        return Sent(sum(found.posts), payload + found.framing_bytes.between, payload)
+        payload = traffic.payload_bytes.between
+        return Sent(sum(traffic.posts), payload + traffic.framing_bytes.between, payload)
 
 
 def nic_seconds() -> float:
@@ -253,7 +253,9 @@ def measure(rank: int, num_ranks: int, setting: Setting, idle_s: float) -> Figur
                         steps[operator][name].append(pairs[name].buffer.durations_us(cast("Any", operator)))
         idle = _idle_share(line, idle_s)
         sent = {o: {name: pair.sent(o) for name, pair in pairs.items()} for o in OPERATORS}
-    medians = {o: {name: _medians(found) for name, found in each.items()} for o, each in steps.items()}
+    medians = {
+        o: {name: _medians(durations) for name, durations in each.items()} for o, each in steps.items()
+    }
     return Figures(spans, sent, medians, idle)
 
 

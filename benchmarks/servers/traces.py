@@ -65,7 +65,7 @@ def packing(
     send_us = alone.step_us("dispatch", WHOLE, SEND)
     num_bytes = alone.most("dispatch", WHOLE).between
     rows: list[list[str]] = []
-    found: list[Record] = []
+    figures: list[Record] = []
     for factor in factors:
         wire = Wire(num_bytes / (factor * send_us) / 1e3)
         setting = Setting(ROUTES, tokens, TOPK, EXPERTS, wire, iterations)
@@ -73,26 +73,26 @@ def packing(
             cells = []
             for operator in OPERATORS:
                 case: Case = {"figure": "packing", "operator": operator, "tokens": tokens, "ranks": num_ranks}
-                cells += _compared(measured, folder, case | {"link_vs_send": factor}, iterations, found)
+                cells += _compared(measured, folder, case | {"link_vs_send": factor}, iterations, figures)
         rows.append([f"{factor:g}", f"{wire.gigabytes_per_s:.4f}", *cells])
     title = f"one part / in parts, {num_ranks} servers of one rank, K {TOPK}, BS {tokens}"
     columns = [column for operator in OPERATORS for column in (operator, "hidden in parts", "in one")]
     print_table(title, ["link / send", "GB/s", *columns], rows)
     print(f"send: {send_us / 1e3:.2f} ms without a link; hidden: of copying rows, what lay beside the link")
-    return found
+    return figures
 
 
 def _compared(
-    measured: Measured, folder: Path, case: Case, iterations: int, found: list[Record]
+    measured: Measured, folder: Path, case: Case, iterations: int, figures: list[Record]
 ) -> list[str]:
     operator = str(case["operator"])
     gain = ratios(*(measured.seconds(operator, route) for route in (WHOLE, PARTS)))
-    found += records(case, "gain_of_parts", gain)
+    figures += records(case, "gain_of_parts", gain)
     cells = [shown(gain)]
     for route in (PARTS, WHOLE):
         calls = packed(folder / f"{route}.json", operator, iterations)
         hidden = median_with_interval(calls)
-        found += records(case, f"hidden_in_{route}", hidden)
+        figures += records(case, f"hidden_in_{route}", hidden)
         cells.append(f"{hidden[0]:.0%}")
     return cells
 
@@ -191,7 +191,7 @@ def stages(
     relay_us = alone.step_us("dispatch", STAGE_2, RELAY)
     num_bytes = {operator: alone.most(operator, STAGE_2).between for operator in OPERATORS}
     rows: list[list[str]] = []
-    found: list[Record] = []
+    figures: list[Record] = []
     lines: dict[str, Line] = {operator: [] for operator in OPERATORS}
     for factor in factors:
         wire = Wire(num_bytes["dispatch"] / (factor * relay_us) / 1e3)
@@ -205,17 +205,17 @@ def stages(
                 gain = ratios(*(plain.seconds(operator, posts) for posts in (STAGE_2, STAGE_3)))
                 case: Case = {"figure": "stages", "operator": operator, "tokens": tokens}
                 case |= {"link_vs_relay": factor, "servers": servers, "ranks_per_server": per_server}
-                found += records(case, "gain_of_stage_3", gain)
+                figures += records(case, "gain_of_stage_3", gain)
                 lines[operator].append((factor, *gain))
                 shares = []
                 for posts, stage in STAGES.items():
                     calls = relayed(folder / f"{posts}.json", operator, seen.iterations)
                     hidden = median_with_interval([call.hidden for call in calls])
-                    found += records(case, f"hidden_in_{stage}", hidden)
+                    figures += records(case, f"hidden_in_{stage}", hidden)
                     shares.append(f"{hidden[0]:.0%}")
                 link_us = wire.us(0, num_bytes[operator])
                 longer = ratios([link_us] * len(calls), [max(call.us) for call in calls])
-                found += records(case, "link_vs_own_relaying", longer)
+                figures += records(case, "link_vs_own_relaying", longer)
                 cells += [f"{longer[0]:.1f}", shown(gain), *shares]
         rows.append([f"{factor:g}", f"{wire.gigabytes_per_s:.4f}", *cells])
     title = f"stage 2 / stage 3, {servers} servers of {per_server}, K {TOPK}, BS {tokens}"
@@ -228,7 +228,7 @@ def stages(
     )
     if plot is not None:
         _draw(plot / f"stages_{servers}x{per_server}.svg", lines)
-    return found
+    return figures
 
 
 def _draw(path: Path, lines: dict[str, Line]) -> None:

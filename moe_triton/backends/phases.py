@@ -53,30 +53,30 @@ class PhaseTimes:
                 the first one's, unless phases ran beside each other.
         """
         cycles = self._cycles.tolist()
-        found: list[float] = []
+        durations_us: list[float] = []
         for phases in self.launches:
-            first, total = len(found), of_launches[len(found)]
+            first, total = len(durations_us), of_launches[len(durations_us)]
             if len(phases) == 1:
-                found.append(total)
+                durations_us.append(total)
                 continue
             begin = first + self._firsts.index(first)
             ends = cycles[begin : begin + len(phases) + 1]
             later = [(after - before) / CYCLES_PER_US for before, after in pairwise(ends[1:])]
             if num_first_blocks(phases):
-                found += _beside(phases, ends)
+                durations_us += _beside(phases, ends)
                 continue
-            found += [max(0.0, total - sum(later)), *later]
-        return found
+            durations_us += [max(0.0, total - sum(later)), *later]
+        return durations_us
 
 
 def _beside(phases: Phases, cycles: Sequence[int]) -> list[float]:
     """Microseconds of each phase of a split launch, since the end of the one before it on the same blocks."""
     ends = {False: cycles[0], True: cycles[0]}
-    found = []
+    durations_us = []
     for phase, end in zip(phases, cycles[1:], strict=True):
-        found.append((end - ends[phase.on_first]) / CYCLES_PER_US)
+        durations_us.append((end - ends[phase.on_first]) / CYCLES_PER_US)
         ends[phase.on_first] = end
-    return found
+    return durations_us
 
 
 def first_code(report: torch.Tensor) -> tuple[int, int]:
@@ -88,12 +88,12 @@ def first_code(report: torch.Tensor) -> tuple[int, int]:
         The code, and the number of the phase that reported it, among those that ran.
     """
     codes = report[:, :, REPORT.word("code")]
-    found = (codes == REPORT_MISMATCH).nonzero()
-    if not len(found):
-        found = codes.nonzero()
-    if not len(found):
+    positions = (codes == REPORT_MISMATCH).nonzero()
+    if not len(positions):
+        positions = codes.nonzero()
+    if not len(positions):
         return 0, 0
-    phase, block = found[0].tolist()
+    phase, block = positions[0].tolist()
     return int(codes[phase, block]), phase
 
 

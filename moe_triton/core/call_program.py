@@ -146,11 +146,11 @@ class Registers:
 
     def elements(self, shape: Sequence[int | str]) -> int:
         """The register of a shape's number of elements."""
-        found = self.constant(math.prod(size for size in shape if isinstance(size, int)))
+        register = self.constant(math.prod(size for size in shape if isinstance(size, int)))
         for size in shape:
             if isinstance(size, str):
-                found = self.do("MULTIPLY_ADD", found, self.size(size), self.constant(0))
-        return found
+                register = self.do("MULTIPLY_ADD", register, self.size(size), self.constant(0))
+        return register
 
     def choice(self, slot: int, first: int, count: int) -> int:
         """The register of an argument's index among ``count`` of the program's objects, from ``first`` on."""

@@ -15,12 +15,12 @@ _SOURCES = "kernels_ascendc"
 
 def folders() -> tuple[Path, ...]:
     """Folders that may hold native libraries: beside the package, and where an editable install put them."""
-    found = [_PACKAGE / _FOLDER]
+    candidates = [_PACKAGE / _FOLDER]
     try:
         installed = metadata.distribution("moe_triton").locate_file(f"moe_triton/{_FOLDER}")
     except metadata.PackageNotFoundError:
-        return tuple(found)
-    return tuple(dict.fromkeys([*found, Path(str(installed))]))
+        return tuple(candidates)
+    return tuple(dict.fromkeys([*candidates, Path(str(installed))]))
 
 
 def find(library: str) -> Path | None:

@@ -64,11 +64,11 @@ def opened(folder: Path, makes: bool = False) -> Iterator[OpenFolder]:
         ForeignLinkError: a link on the way is neither this user's nor root's.
         OSError: it is not there, or is no folder.
     """
-    found = _Walk(makes).to(folder)
+    open_folder = _Walk(makes).to(folder)
     try:
-        yield found
+        yield open_folder
     finally:
-        os.close(found.handle)
+        os.close(open_folder.handle)
 
 
 @contextmanager
@@ -78,13 +78,13 @@ def opened_as_ours(folder: Path) -> Iterator[OpenFolder]:
     Raises:
         OSError: another is in its place.
     """
-    found = OpenFolder(folder, os.open(folder, _LOOK_UP))
+    open_folder = OpenFolder(folder, os.open(folder, _LOOK_UP))
     try:
-        if why := found.why_not_ours():
+        if why := open_folder.why_not_ours():
             raise OSError(f"{folder} {why}")
-        yield found
+        yield open_folder
     finally:
-        os.close(found.handle)
+        os.close(open_folder.handle)
 
 
 class _Walk:

@@ -152,26 +152,26 @@ def fused_kernel_of(phases: Phases) -> tuple[FusedKernel, int]:
 
 def device_launches(launches: Sequence[Launch]) -> list[list[Launch]]:
     """What is launched: each with its phases."""
-    found: list[list[Launch]] = []
+    grouped: list[list[Launch]] = []
     for each in launches:
         if each.joined:
-            found[-1].append(each)
+            grouped[-1].append(each)
         else:
-            found.append([each])
-    return found
+            grouped.append([each])
+    return grouped
 
 
 def synced_phases(launches: Sequence[Launch]) -> set[int]:
     """Numbers of the phases that begin when every block has ended those before them in their launch."""
-    found: set[int] = set()
+    synced: set[int] = set()
     first = 0
     for phases in device_launches(launches):
         if len(phases) > 1:
             kernel, mask = fused_kernel_of(phases)
             running = _running(kernel, mask)
-            found |= {first + i for i, number in enumerate(running) if i and number in kernel.synced}
+            synced |= {first + i for i, number in enumerate(running) if i and number in kernel.synced}
         first += len(phases)
-    return found
+    return synced
 
 
 def pipelined(first: Sequence[Phases], second: Sequence[Phases]) -> list[Launch]:

@@ -59,9 +59,9 @@ class Space:
         yield dict(own)
         pools = [dict.fromkeys((own[name], *values)) for name, values in self.choices.items()]
         for values in itertools.product(*pools):
-            found = dict(zip(self.choices, values, strict=True))
-            if found != dict(own) and self.allows(found):
-                yield found
+            candidate = dict(zip(self.choices, values, strict=True))
+            if candidate != dict(own) and self.allows(candidate):
+                yield candidate
 
     def own(self, constants: Mapping[str, object]) -> dict[str, int]:
         """The settings of a kernel with these constants."""

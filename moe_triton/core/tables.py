@@ -124,10 +124,10 @@ class Table:
         return Table(name, command, source, keys, sizes, values, rows, code)
 
 
-def _texts(found: Any) -> tuple[str, ...]:
-    if not isinstance(found, list) or not all(map(_is_text, found)):
-        raise TypeError(f"{reprlib.repr(found)} must be texts that can be printed")
-    return tuple(found)
+def _texts(given: Any) -> tuple[str, ...]:
+    if not isinstance(given, list) or not all(map(_is_text, given)):
+        raise TypeError(f"{reprlib.repr(given)} must be texts that can be printed")
+    return tuple(given)
 
 
 def _row(cells: Any, ends: tuple[int, int, int]) -> Row:

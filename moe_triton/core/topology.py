@@ -146,12 +146,12 @@ class Topology:
         parts, whole = [], []
         for server in range(self.num_servers):
             own = self.ranks_on(server)
-            found = [rank for rank in ranks if rank in own]
+            mentioned = [rank for rank in ranks if rank in own]
             named = f"server {server} ({_ranks_in_words(own)})"
-            if len(found) == len(own):
+            if len(mentioned) == len(own):
                 whole.append(named)
-            elif found:
-                parts.append(f"rank(s) {found} of {named}")
+            elif mentioned:
+                parts.append(f"rank(s) {mentioned} of {named}")
         unknown = [rank for rank in ranks if not 0 <= rank < len(self.servers)]
         said = [f"rank(s) {unknown}"] if unknown else []
         return " and ".join([*said, *parts, *whole]) or "rank(s) []"

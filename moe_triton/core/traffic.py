@@ -41,8 +41,8 @@ class Traffic(NamedTuple):
     @staticmethod
     def of(counters: Sequence[int]) -> Traffic:
         """From sums of all blocks' counters, in the order of `TRAFFIC`."""
-        found = {
+        counts = {
             what: ByReach(*(counters[TRAFFIC.word(f"{what}_{where}")] for where in ByReach._fields))
             for what in ("posts", "payload", "framing")
         }
-        return Traffic(found["posts"], found["payload"], found["framing"])
+        return Traffic(counts["posts"], counts["payload"], counts["framing"])

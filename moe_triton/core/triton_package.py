@@ -292,15 +292,15 @@ def mend() -> str:
     Raises:
         MendError: triton-ascend's wheel cannot be had, in which case nothing was changed, or pip failed.
     """
-    found = ownership()
+    before = ownership()
     done = ""
-    if found.hidden_by:
-        _check_writable(Path(found.hidden_by).parent)
+    if before.hidden_by:
+        _check_writable(Path(before.hidden_by).parent)
         _pip("uninstall", "--yes", PACKAGE)
-        done = f"triton {found.upstream} is uninstalled. Before: {found.problem}"
-    elif found.problem:
-        done = _reinstall(found)
-    held = hold() if found.version else ""
+        done = f"triton {before.upstream} is uninstalled. Before: {before.problem}"
+    elif before.problem:
+        done = _reinstall(before)
+    held = hold() if before.version else ""
     ownership.cache_clear()
     importlib.invalidate_caches()
     if left := ownership().problem:
@@ -319,14 +319,14 @@ def _check_writable(folder: Path) -> None:
         raise MendError(f"{folder} cannot be written: run this as its owner. Nothing was changed.")
 
 
-def _reinstall(found: Ownership) -> str:
+def _reinstall(before: Ownership) -> str:
     owner = _distribution(OWNER)
     assert owner is not None
     package = _folder(_files(owner))
     _check_writable(package.parent)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            _pip("download", "--no-deps", "--dest", folder, f"{OWNER}=={found.version}")
+            _pip("download", "--no-deps", "--dest", folder, f"{OWNER}=={before.version}")
         except MendError as error:
             raise MendError(f"{error}\nNothing was changed.") from None
         wheels = [str(path) for path in Path(folder).iterdir()]
@@ -334,7 +334,7 @@ def _reinstall(found: Ownership) -> str:
         # Nobody's list has what is left: what Python compiled, and what came without a list.
         shutil.rmtree(package, ignore_errors=True)
         _pip("install", "--no-deps", "--no-index", *wheels)
-    return f"{OWNER} {found.version} is installed anew. Before: {found.problem}"
+    return f"{OWNER} {before.version} is installed anew. Before: {before.problem}"
 
 
 def _pip(*arguments: str) -> None:

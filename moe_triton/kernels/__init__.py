@@ -21,7 +21,8 @@ __all__ = ["Case", "Draw", "Family", "Shape", "Sizes", "blank", "families", "ker
 def families() -> Mapping[str, Family]:
     """Every kernel by its family's name: what the modules of this package list as ``FAMILIES``."""
     modules = (
-        importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)
+        importlib.import_module(f"{__name__}.{module_info.name}")
+        for module_info in pkgutil.iter_modules(__path__)
     )
     listed = [family for module in modules for family in getattr(module, "FAMILIES", ())]
     return {family.name: family for family in sorted(listed, key=lambda family: family.name)}

@@ -274,13 +274,13 @@ def _received(r: Draw, keeps_own: bool) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _table(s: Shape, r: Draw, received: torch.Tensor, keeps_own: bool) -> torch.Tensor:
     """The slot of each row; this rank's own are in none."""
-    per_slot, found = s.slot_bytes // UB_ALIGN, []
+    per_slot, slots = s.slot_bytes // UB_ALIGN, []
     for expert, counts in enumerate(received.tolist()):
         for source, count in enumerate(counts):
             first = (source * r.num_local + expert) * r.most_rows
             is_kept = keeps_own and source == r.rank
-            found += [-1 if is_kept else (first + i) * per_slot for i in range(count)]
-    return torch.tensor(found, dtype=I32)
+            slots += [-1 if is_kept else (first + i) * per_slot for i in range(count)]
+    return torch.tensor(slots, dtype=I32)
 
 
 def _of_a_part(r: Draw, received: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -120,8 +120,8 @@ def _inner_table_fallback(a: Arguments) -> None:
         (a.inner_positions, words >> a.SHIFT, 0),
         (a.inner_weights, weights, 0),
     ):
-        found = torch.where(is_here, values, none).gather(1, order).int()
-        out[: total * a.TOPK].view(-1, a.TOPK)[rows] = found
+        outputs = torch.where(is_here, values, none).gather(1, order).int()
+        out[: total * a.TOPK].view(-1, a.TOPK)[rows] = outputs
 
 
 @functools.cache

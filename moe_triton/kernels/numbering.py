@@ -41,10 +41,10 @@ def tile_fits(values: Settings) -> bool:
 @triton.jit
 def load_id(ids, at, ID_LIMIT: tl.constexpr):
     """One id as `taken_ids` has it."""
-    found = tl.load(ids + at)
+    one_id = tl.load(ids + at)
     if ids.dtype.element_ty == tl.int64:
-        found = tl.where((found > -ID_LIMIT) & (found < ID_LIMIT), found, -1).to(tl.int32)
-    return found
+        one_id = tl.where((one_id > -ID_LIMIT) & (one_id < ID_LIMIT), one_id, -1).to(tl.int32)
+    return one_id
 
 
 @triton.jit
@@ -87,10 +87,10 @@ def number_by_comparing(
             last = tl.load(ids + last_at, mask=last_at < num_entries)
             at = first + lanes
             is_id = at < tl.where(is_count, 0, num_entries)
-            found = _load_ids(ids, at, is_id, ID_LIMIT)
+            tile_ids = _load_ids(ids, at, is_id, ID_LIMIT)
             if taken is not None:
-                tl.store(taken + at, found, mask=is_id)
-            row = tl.where(is_id, found, at)
+                tl.store(taken + at, tile_ids, mask=is_id)
+            row = tl.where(is_id, tile_ids, at)
             # floats: to compare integers takes four instructions
             wanted = row.to(tl.float32)[:, None]
             limit = tl.where(is_id, at, num_entries).to(tl.float32)[:, None]
@@ -113,12 +113,12 @@ def _load_ids(ids, at, is_id, ID_LIMIT: tl.constexpr):
 
 
 @triton.jit
-def narrowed(found, ID_LIMIT: tl.constexpr):
+def narrowed(tile, ID_LIMIT: tl.constexpr):
     """A tile of ids as `taken_ids` has them."""
-    if found.dtype == tl.int64:
-        near = found.to(tl.float32)
-        found = tl.where((near > -ID_LIMIT) & (near < ID_LIMIT), near, -1.0).to(tl.int32)
-    return found
+    if tile.dtype == tl.int64:
+        near = tile.to(tl.float32)
+        tile = tl.where((near > -ID_LIMIT) & (near < ID_LIMIT), near, -1.0).to(tl.int32)
+    return tile
 
 
 @fallback

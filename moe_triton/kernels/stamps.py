@@ -78,10 +78,12 @@ def _stamps_fallback(a: Arguments) -> None:
     if a.out_weights is not None:
         a.out_weights[:rows] = floats[:, WEIGHT_WORD]
     if a.out_scales is not None:
-        found = floats[:, SCALE_WORD : SCALE_WORD + 1]
+        row_scales = floats[:, SCALE_WORD : SCALE_WORD + 1]
         if a.scales is not None:
-            found = a.scales.as_strided((rows, a.NUM_SCALES), (a.scale_stride, 1), a.scales.storage_offset())
-        a.out_scales[: rows * a.NUM_SCALES] = found.reshape(-1)
+            row_scales = a.scales.as_strided(
+                (rows, a.NUM_SCALES), (a.scale_stride, 1), a.scales.storage_offset()
+            )
+        a.out_scales[: rows * a.NUM_SCALES] = row_scales.reshape(-1)
 
 
 @functools.cache

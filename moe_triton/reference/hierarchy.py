@@ -101,7 +101,7 @@ def tables(
         topk_idx: (T, K) int32, per rank.
         topk_weights: (T, K) fp32, per rank.
     """
-    found = []
+    tables_by_rank = []
     for rank, ids in enumerate(topk_idx):
         goes = servers_of(config, ids)
         servers = torch.arange(config.topology.num_servers, dtype=torch.int32).expand(goes.shape)
@@ -111,8 +111,8 @@ def tables(
             _relayed(config, here, topk_idx[source], topk_weights[source])
             for source in config.topology.rail(rank)
         ]
-        found.append(Tables(servers.where(goes, NONE), rows.int(), tuple(inner)))
-    return found
+        tables_by_rank.append(Tables(servers.where(goes, NONE), rows.int(), tuple(inner)))
+    return tables_by_rank
 
 
 def sums_by_servers(

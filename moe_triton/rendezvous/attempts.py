@@ -328,10 +328,10 @@ class Attempt:
         """
         key = f"next/{self._rank}"
         number = _number(key, read_key(self._store, key) or "0")
-        if (found := self._open()) < number:
+        if (open_number := self._open()) < number:
             self._open_after(number - 1)
-        elif found > number + _MOST_BEHIND:
-            raise BadStateError("open", str(found))
+        elif open_number > number + _MOST_BEHIND:
+            raise BadStateError("open", str(open_number))
         while True:
             # In this order: see `_wait`.
             is_past = number < self._open()
@@ -347,8 +347,8 @@ class Attempt:
 
     def _open_after(self, number: int) -> None:
         """Opens the next attempt. Ranks that still poll this one see that, and join the next one."""
-        while (found := self._open()) <= number:  # far behind where the key was deleted by others
-            self._store.compare_set("open", str(found), str(number + 1))
+        while (open_number := self._open()) <= number:  # far behind where the key was deleted by others
+            self._store.compare_set("open", str(open_number), str(number + 1))
 
     def _leave(self, key: str, messages: list[str], is_first: bool) -> None:
         if is_first:

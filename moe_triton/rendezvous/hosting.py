@@ -89,8 +89,8 @@ def _listening(others: Sequence[str]) -> Any:
         for family, address in _LOOPBACKS:
             with contextlib.suppress(OSError):
                 return _listening_on(family, address)
-    elif (found := address_towards(others)) is not None:
-        return _listening_on(*found)
+    elif (own_address := address_towards(others)) is not None:
+        return _listening_on(*own_address)
     # There is no one address: names do not say where the others are, or they are in several networks.
     return dist.TCPStore(socket.gethostname(), 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
 
@@ -111,16 +111,16 @@ def address_towards(hosts: Sequence[str]) -> tuple[int, str] | None:
     Args:
         hosts: names of the others.
     """
-    found = set()
+    addresses = set()
     for host in hosts:
         with contextlib.suppress(OSError):
             kind, *_, there = socket.getaddrinfo(host, _DISCARD_PORT, type=socket.SOCK_DGRAM)[0]
             with socket.socket(kind, socket.SOCK_DGRAM) as probe:
                 probe.connect(there)
-                found.add((int(kind), str(probe.getsockname()[0])))
-    if len(found) != 1:
+                addresses.add((int(kind), str(probe.getsockname()[0])))
+    if len(addresses) != 1:
         return None
-    ((family, address),) = found
+    ((family, address),) = addresses
     is_local = ipaddress.ip_address(address.split("%")[0])
     return None if is_local.is_loopback or is_local.is_link_local else (family, address)
 

@@ -109,9 +109,9 @@ class Meeting:
         members: Sequence[int] | None = None,
         argument: str = "lost_ranks",
     ) -> None:
-        found, rank, size = _checked(group)
+        process_group, rank, size = _checked(group)
         self._group: Callable[[], dist.ProcessGroup | None] | None
-        self._group = None if found is None else weakref.ref(found)
+        self._group = None if process_group is None else weakref.ref(process_group)
         self._store: Store | None = None
         self._argument = argument
         self.of_group = range(size)
@@ -210,12 +210,12 @@ class Meeting:
             detail = f"no message ({purpose}) within {timeout_s:g} s"
             if error.by != self.rank:
                 detail = f"rank {error.by} gave up waiting ({purpose})"
-            found = error.culprits
-            if self.beside and error.by not in found.ranks:
-                found = Culprits.unknown(found.ranks, self.beside, found.said)
-            detail += self._since() + (f". {found.said.rstrip()}" if found.said else "")
-            uncertain, why = found.uncertain, found.why
-            raise _timed_out(found.ranks, detail, uncertain_ranks=uncertain, uncertainty=why) from None
+            culprits = error.culprits
+            if self.beside and error.by not in culprits.ranks:
+                culprits = Culprits.unknown(culprits.ranks, self.beside, culprits.said)
+            detail += self._since() + (f". {culprits.said.rstrip()}" if culprits.said else "")
+            uncertain, why = culprits.uncertain, culprits.why
+            raise _timed_out(culprits.ranks, detail, uncertain_ranks=uncertain, uncertainty=why) from None
         except (futures.TimeoutError, RuntimeError) as error:
             self.end()
             if (group := self.group) is None or group in _stores:
@@ -347,9 +347,9 @@ def _gone() -> None:
 
 def _forget_left(group: Callable[[], dist.ProcessGroup | None], _: object) -> None:
     """What was left of this group has ended. The thread that it ran in may outlive the group."""
-    found = group()
-    if found is not None:
-        _left.pop(found, None)
+    process_group = group()
+    if process_group is not None:
+        _left.pop(process_group, None)
 
 
 def _outcome(exchanging: futures.Future[list[bytes]], deadline: Deadline, grace_s: float) -> list[bytes]:
@@ -414,24 +414,24 @@ def _checked(group: object) -> tuple[dist.ProcessGroup | None, int, int]:
         raise ArgumentError("group", shown, "torch.distributed must be initialised", remedy)
     if type(group) is int and group == dist.GroupMember.NON_GROUP_MEMBER:  # new_group on other ranks
         raise _not_a_member()
-    found = dist.group.WORLD if group is None else group
-    if not isinstance(found, dist.ProcessGroup):
+    process_group = dist.group.WORLD if group is None else group
+    if not isinstance(process_group, dist.ProcessGroup):
         rule = "it must be a torch.distributed process group, or None for the default one"
         raise _invalid(shown, rule, "Pass what new_group returned, or a mesh's get_group().")
-    if found in _of_parent:
+    if process_group in _of_parent:
         raise _invalid(
             "of the process that this one was forked from",
             "its connections are that process's",
             "Start processes that use groups by spawn or forkserver, or initialise torch.distributed here.",
         )
     try:
-        rank, size = dist.get_rank(found), dist.get_world_size(found)
+        rank, size = dist.get_rank(process_group), dist.get_world_size(process_group)
     except (ValueError, RuntimeError, KeyError):  # destroyed, or never registered
         rule = "it must be a process group that is not destroyed"
         raise _invalid("not one of torch.distributed's", rule, "Pass what new_group returned.") from None
     if rank < 0:
         raise _not_a_member()
-    return found, rank, size
+    return process_group, rank, size
 
 
 def _invalid(value: str, rule: str, remedy: str) -> ArgumentError:
@@ -469,13 +469,13 @@ def shared_store_of(group: dist.ProcessGroup) -> Store:
 
 
 def _connect(group: dist.ProcessGroup) -> None:
-    found = distributed_c10d._get_process_group_store(group)
-    if found is None:
+    store = distributed_c10d._get_process_group_store(group)
+    if store is None:
         hosted = host_store(group)
         _seals[group], _stores[group] = Seal(hosted.secret), hosted.store
     else:
         # A separate connection, so that requests of the group's owner do not queue behind ours.
-        _stores[group] = found.clone()  # type: ignore[attr-defined]
+        _stores[group] = store.clone()  # type: ignore[attr-defined]
 
 
 def _under(group: dist.ProcessGroup, name: str) -> Store:

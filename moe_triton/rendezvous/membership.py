@@ -131,14 +131,14 @@ class Membership:
         said = {rank: self._read(rank) for rank in ranks}
         is_known = is_last or any(self._has_left(each) for each in said.values())
         others = {rank: self._differing(rank, each, now, is_known) for rank, each in said.items()}
-        found = {rank: members for rank, members in others.items() if members}
-        if not found:
+        views = {rank: members for rank, members in others.items() if members}
+        if not views:
             return ""
         self._say(LEFT)
-        found = dict(sorted({**found, self._rank: self._members}.items()))
+        views = dict(sorted({**views, self._rank: self._members}.items()))
         size = range(self._size)
-        lost = {rank: [each for each in size if each not in members] for rank, members in found.items()}
-        differ = by_value(lost) or f"in this order, {by_value(found)}"  # the same ranks, numbered otherwise
+        lost = {rank: [each for each in size if each not in members] for rank, members in views.items()}
+        differ = by_value(lost) or f"in this order, {by_value(views)}"  # the same ranks, numbered otherwise
         return f"{SAME_SETTINGS}:\n  {self._argument}: {differ}"
 
     def _has_left(self, said: Said | None) -> bool:

@@ -51,17 +51,17 @@ class Seal:
         """A value with its code, which is of its key, too: it is no other key's."""
         return hmac.digest(self._secret, key.encode() + b"\0" + value, _CODE).hex().encode() + value
 
-    def taken_off(self, key: str, found: bytes) -> bytes | None:
+    def taken_off(self, key: str, sealed: bytes) -> bytes | None:
         """The value, or None if none of the ranks wrote it, which is warned of once a key."""
-        value = found[_CODE_CHARACTERS:]
-        if hmac.compare_digest(self.put_on(key, value), found):
+        value = sealed[_CODE_CHARACTERS:]
+        if hmac.compare_digest(self.put_on(key, value), sealed):
             return value
         if key not in self._said:
             self._said.add(key)
             logger.warning(
                 "the store that rank 0 hosts for this group holds %s as %s, which none of its ranks has "
                 "written: ignored. Others reach that store: run jobs where only their ranks do.",
-                reprlib.repr(found),
+                reprlib.repr(sealed),
                 key,
             )
         return None
@@ -103,13 +103,13 @@ class SealedStore:
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
         """Writes a value where another is, or where none is if that is empty. Returns what is there then."""
         before, after = self._sealed(key, expected) if expected else b"", self._sealed(key, desired)
-        found = self._compare_set(key, before, after)
+        stored = self._compare_set(key, before, after)
         for _ in range(_MOST_REPLACED):
-            if (value := self._seal.taken_off(self._name(key), found)) is not None:
+            if (value := self._seal.taken_off(self._name(key), stored)) is not None:
                 return value
             if expected:
                 break
-            found = self._compare_set(key, found, after)
+            stored = self._compare_set(key, stored, after)
         return expected.encode()
 
     def add(self, key: str, number: int) -> int:
@@ -125,8 +125,8 @@ class SealedStore:
         return SealedStore(_prefixed(self._store, name), self._name(name), self._seal)
 
     def _read(self, key: str) -> bytes | None:
-        found = self._store.compare_set(key, _ABSENT, _ABSENT)
-        return None if found == _ABSENT.encode() else self._seal.taken_off(self._name(key), found)
+        stored = self._store.compare_set(key, _ABSENT, _ABSENT)
+        return None if stored == _ABSENT.encode() else self._seal.taken_off(self._name(key), stored)
 
     def _compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
         # Torch's stores take bytes, too: what others wrote need be no text.

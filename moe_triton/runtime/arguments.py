@@ -184,23 +184,23 @@ def check_handle(handle: DispatchHandle, buffer_id: int, communicator: Communica
             "DispatchOutput, as in combine(y, output.handle, topk_weights).",
             code=INVALID_ARGUMENT,
         )
-    found = {name: _field(handle, name) for name in HANDLE_FIELDS}
+    handle_fields = {name: _field(handle, name) for name in HANDLE_FIELDS}
     for name in ("buffer_id", "number"):
-        check_integer(f"handle.{name}", found[name])
-    if found["buffer_id"] != buffer_id:
+        check_integer(f"handle.{name}", handle_fields[name])
+    if handle_fields["buffer_id"] != buffer_id:
         rule = "combine needs this buffer's own"
         raise ArgumentError("handle", "of another buffer", rule, "Use the buffer that dispatched.")
     latest = communicator.counts["dispatch"] - 1
-    if found["number"] != latest:
+    if handle_fields["number"] != latest:
         raise ArgumentError(
             "handle",
-            f"of dispatch {found['number']}",
+            f"of dispatch {handle_fields['number']}",
             f"the latest is dispatch {latest}",
             "Combine before the next dispatch.",
         )
-    check_choice("handle.dtype", found["dtype"], TOKEN_DTYPES)
+    check_choice("handle.dtype", handle_fields["dtype"], TOKEN_DTYPES)
     for name in KEPT_TENSORS:
-        if found[name] is None:  # what else it may be, plans look at
+        if handle_fields[name] is None:  # what else it may be, plans look at
             raise ArgumentError(
                 f"handle.{name}", None, "it is needed", "Pass output.handle.", code=NULL_ARGUMENT
             )

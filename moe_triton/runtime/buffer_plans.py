@@ -310,8 +310,8 @@ def _as_called(error: ArgumentError, names: Mapping[str, str]) -> ArgumentError:
     """The error of a rule about what the buffer's caller passed."""
     # Of the values that callers have other words for, rules refuse this one.
     value = "'int8'" if error.argument == "comm_quant_mode" else error.value
-    found = ArgumentError(error.argument, value, error.rule, error.remedy, code=error.code)
-    return found.renamed({**names, **RULED})
+    reworded = ArgumentError(error.argument, value, error.rule, error.remedy, code=error.code)
+    return reworded.renamed({**names, **RULED})
 
 
 def _check_apart(name: str, given: torch.Tensor, out: torch.Tensor) -> None:

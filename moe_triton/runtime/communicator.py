@@ -196,7 +196,9 @@ class Communicator(Exclusive):
         if self.backend.is_capturing():
             return
         try:
-            failures = sorted(self._unread.failures(wait=wait), key=lambda found: found[2] != REPORT_MISMATCH)
+            failures = sorted(
+                self._unread.failures(wait=wait), key=lambda failed: failed[2] != REPORT_MISMATCH
+            )
             for executable, run, code in failures:  # calls that differ are why others timed out
                 self._fail(run, executable, code)
         except BaseException as error:

@@ -57,8 +57,8 @@ def differing_fields(wait: GaveUp) -> list[str]:
     finder = scheme_type(wait.site.config).finders[wait.launch.kernel.name]
     own = {wait.site.scheme.peers_of(wait.launch).rank: expected}
     if finder.rank_of is not None and finder.words is not None:
-        found = {finder.rank_of(wait, row[1]): row[REPORTED_FOUND] for row in mismatches}
-        return differences({**dict(finder.words(wait)), **found, **own})
+        reported = {finder.rank_of(wait, row[1]): row[REPORTED_FOUND] for row in mismatches}
+        return differences({**dict(finder.words(wait)), **reported, **own})
     # Entries like this rank's own may have been cleared already.
     came = counts_of(wait.arguments, wait.memory) >= 0
     words = dict.fromkeys(came.any(dim=0).nonzero().flatten().tolist(), expected)
@@ -95,12 +95,14 @@ def posted_instead(wait: GaveUp, operator: str, missing: Sequence[int], in_fligh
                     ranks = said.setdefault(operator_of(word), [])
                     if rank in missing and rank not in ranks:
                         ranks.append(rank)
-    found = [f"rank(s) {sorted(ranks)} posted flags of a {name}" for name, ranks in said.items() if ranks]
+    statements = [
+        f"rank(s) {sorted(ranks)} posted flags of a {name}" for name, ranks in said.items() if ranks
+    ]
     if "combine" not in (operator, *in_flight):
         senders = scheme.wordless_flags(lambda region: _flags(region, window), wait.memory)
-        found += _wordless(senders, missing)
+        statements += _wordless(senders, missing)
     rule = "every rank has to make the same calls in the same order"
-    return f"Instead, {' and '.join(found)}: {rule}. " if found else ""
+    return f"Instead, {' and '.join(statements)}: {rule}. " if statements else ""
 
 
 def _wordless(senders: Sequence[Collection[int]], missing: Sequence[int]) -> list[str]:
@@ -184,20 +186,20 @@ def failure(
     missing = missing_ranks(wait)
     instead = posted_instead(wait, run.operator, missing, in_flight)
     if group_of(site, launch):
-        found = Culprits.unknown(missing, "what they wait for in their other group is not seen here")
+        suspects = Culprits.unknown(missing, "what they wait for in their other group is not seen here")
     else:
-        found = culprits(name, missing)
-    named = in_words(site, launch, found.ranks)
+        suspects = culprits(name, missing)
+    named = in_words(site, launch, suspects.ranks)
     why = f"{name} timed out waiting for {named}"
     return why, CommunicationTimeoutError(
         run.operator,
         run.number,
         zone,
-        found.ranks,
-        f"{_how(wait, missing)} {instead}{found.said}Rebuild the buffer once they are back.",
+        suspects.ranks,
+        f"{_how(wait, missing)} {instead}{suspects.said}Rebuild the buffer once they are back.",
         named,
-        uncertain_ranks=found.uncertain,
-        uncertainty=found.why,
+        uncertain_ranks=suspects.uncertain,
+        uncertainty=suspects.why,
     )
 
 
@@ -331,8 +333,8 @@ def awaited_ranks(site: Site, waiting: Waiting) -> list[int] | None:
 
 def _arguments(waiting: Waiting) -> dict[str, Any]:
     """A launch's arguments by name: numbers, addresses and regions."""
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for arg, first in abi.word_offsets(waiting.launch.kernel.args):
         words = waiting.words[first : first + abi.words_of(arg)]
-        found[arg.name] = region_in(arg.type, words) if arg.type in REGION_DIMS else words[0]
-    return found
+        arguments[arg.name] = region_in(arg.type, words) if arg.type in REGION_DIMS else words[0]
+    return arguments

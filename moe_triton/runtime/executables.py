@@ -154,8 +154,8 @@ class Executables:
         return self._found((timeout_us, zone, "whole", 1))
 
     def _found(self, key: Key) -> Executable:
-        found = self._kept.get(key)
-        return self.put(key, self.plan(key)) if found is None else found
+        executable = self._kept.get(key)
+        return self.put(key, self.plan(key)) if executable is None else executable
 
     def plan(self, key: Key) -> Plan:
         """The plan of a key, with the settings of the tables."""

@@ -165,8 +165,8 @@ class OperatorPlan(Uncopied):
         """What the caller calls what a hole holds, by hole; not of holes that share an argument."""
         operator = self.symbols.operator
         single = (each for each in operator.tensors if len(each.holes) == 1)
-        found = {each.holes[0]: operator.called(each.name) for each in single}
-        return {TABLES: found.get("recv_offsets", ""), **found}
+        names = {each.holes[0]: operator.called(each.name) for each in single}
+        return {TABLES: names.get("recv_offsets", ""), **names}
 
     @cached_property
     def num_ids(self) -> int:

@@ -296,17 +296,17 @@ def _carried(traced: TracedRank, event: TraceEvent, of: str) -> Json:
 
 
 def _call_arguments(call: TracedCall) -> Json:
-    found: Json = {"zone": call.plan.zone}
+    arguments: Json = {"zone": call.plan.zone}
     if call.tokens >= 0:
-        found["tokens"] = call.tokens
+        arguments["tokens"] = call.tokens
     if call.rows >= 0:
-        found["rows"] = call.rows
+        arguments["rows"] = call.rows
     if call.traffic:
         for what, number in call.traffic._asdict().items():
-            found |= {f"{what} {where}": count for where, count in number._asdict().items()}
+            arguments |= {f"{what} {where}": count for where, count in number._asdict().items()}
     if call.failed:
-        found["failed"] = call.failed.step
-    return found
+        arguments["failed"] = call.failed.step
+    return arguments
 
 
 def _bytes_moved(traced: TracedRank, launch: Launch, tokens: int) -> Json:

@@ -27,14 +27,14 @@ def tuning_source(scheme: Scheme, settings: KernelSettings, dtype: torch.dtype) 
         ``<operator>.<kernel>``: the value and source.
     """
     site = scheme.site
-    found = {f"{name}_tokens": f"{part.tokens}: {part.source}" for name, part in site.part_tokens.items()}
+    sources = {f"{name}_tokens": f"{part.tokens}: {part.source}" for name, part in site.part_tokens.items()}
     for name, source in site.sources.items():
         value = site.num_blocks if name == "num_blocks" else getattr(site.tuning, name)
-        found[name] = f"{value}: {source}"
+        sources[name] = f"{value}: {source}"
     for operator, kernel in launched(scheme, dtype):
         chosen = settings.chosen(kernel)
-        found[f"{operator}.{kernel.name}"] = f"{text_of(chosen.settings)}: {chosen.source}"
-    return found
+        sources[f"{operator}.{kernel.name}"] = f"{text_of(chosen.settings)}: {chosen.source}"
+    return sources
 
 
 def launched(scheme: Scheme, dtype: torch.dtype) -> Iterator[tuple[str, TritonKernel]]:

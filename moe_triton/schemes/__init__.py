@@ -31,8 +31,8 @@ SCHEMES: dict[str, dict[str, str]] = {
 
 def product_of(comm_alg: str) -> Product:
     """The product that has a scheme of this name; the first one of all where none has."""
-    found = (product for product, schemes in SCHEMES.items() if comm_alg in schemes)
-    return cast("Product", next(found, next(iter(SCHEMES))))
+    products = (product for product, schemes in SCHEMES.items() if comm_alg in schemes)
+    return cast("Product", next(products, next(iter(SCHEMES))))
 
 
 def scheme_type(config: Config) -> type[Scheme]:
@@ -43,8 +43,8 @@ def scheme_type(config: Config) -> type[Scheme]:
 @functools.cache
 def class_at(place: str) -> type[Scheme]:
     """The class of a scheme, by where `SCHEMES` says that it is."""
-    found: type[Scheme] = pkgutil.resolve_name(place)
-    return found
+    scheme_class: type[Scheme] = pkgutil.resolve_name(place)
+    return scheme_class
 
 
 def schemes_with(feature: str, product: str) -> list[str]:

@@ -36,10 +36,10 @@ def tables(others: Sequence[Path] = ()) -> Tables:
     classes = (path for of_product in SCHEMES.values() for path in of_product.values())
     folders = dict.fromkeys(path.partition(":")[0].rpartition(".")[0] for path in classes)
     modules = [f"{folder}.ascendc" for folder in ("moe_triton.schemes.common", *folders)]
-    found = [vars(importlib.import_module(name)) for name in modules]
-    found += [runpy.run_path(str(path)) for path in others]
+    namespaces = [vars(importlib.import_module(name)) for name in modules]
+    namespaces += [runpy.run_path(str(path)) for path in others]
     of_each = (
-        dict.fromkeys(kernel for each in found for kernel in each[name]) for name in ("KERNELS", "FUSED")
+        dict.fromkeys(kernel for each in namespaces for kernel in each[name]) for name in ("KERNELS", "FUSED")
     )
     return Tables(*map(tuple, of_each))
 

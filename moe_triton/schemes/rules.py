@@ -39,12 +39,12 @@ def rule_sets() -> tuple[RuleSet, ...]:
 
 def rule_sets_for(product: str, version: int, scheme: str) -> tuple[RuleSet, ...]:
     """The sets that apply, in the order in which they are checked."""
-    found, schemes = [COMMON], SCHEMES.get(product, {})
+    applicable, schemes = [COMMON], SCHEMES.get(product, {})
     if schemes:
-        found.append(_of_a2(*schemes.items()) if product == "A2" else _of_a3(version == 1, *schemes))
+        applicable.append(_of_a2(*schemes.items()) if product == "A2" else _of_a3(version == 1, *schemes))
     if scheme in schemes and (own := class_at(schemes[scheme]).rules.get(version)):
-        found.append(own)
-    return tuple(found)
+        applicable.append(own)
+    return tuple(applicable)
 
 
 def rules_for(config: Config) -> tuple[ConfigRule, ...]:

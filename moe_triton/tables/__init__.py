@@ -171,12 +171,14 @@ class KernelSettings:
 
         A kernel that keeps its own settings is left out.
         """
-        found: dict[tuple[str, ...], str] = {}
+        settings_by_keys: dict[tuple[str, ...], str] = {}
         for table in self.tables.values():
             for keys, row in self._rows_of_sizes(table):
-                found.setdefault(keys, str(row.values[0]))
+                settings_by_keys.setdefault(keys, str(row.values[0]))
         own = text_of({})
-        return {" ".join(keys): settings for keys, settings in sorted(found.items()) if settings != own}
+        return {
+            " ".join(keys): settings for keys, settings in sorted(settings_by_keys.items()) if settings != own
+        }
 
     def _rows_of_sizes(self, table: Table) -> Iterator[tuple[tuple[str, ...], Row]]:
         """A table's rows of H and K, or of none of them: by keys, the ones of the nearest other sizes."""

@@ -46,7 +46,7 @@ def read(paths: Iterable[Path], check: Callable[[Path], Table]) -> dict[Path, Ta
         ArgumentError: see ``check``.
     """
     known = _kept.get()
-    found: dict[Path, Table] = {}
+    tables: dict[Path, Table] = {}
     for path in paths:
         if known is not None and path in known:
             table = known[path]
@@ -55,8 +55,8 @@ def read(paths: Iterable[Path], check: Callable[[Path], Table]) -> dict[Path, Ta
             if known is not None:
                 known[path] = table
         if table is not None:
-            found[path] = table
-    return found
+            tables[path] = table
+    return tables
 
 
 def is_folder(path: Path) -> bool:

@@ -102,10 +102,10 @@ def filled(
         ArgumentError: a table cannot be used.
     """
     given = Tuning() if tuning is None else tuning
-    found = _row(machine, config, cores, given.tables)
-    if found is None:
+    row_and_source = _row(machine, config, cores, given.tables)
+    if row_and_source is None:
         return Pipeline(given, num_blocks)
-    settings, source = settings_of(str(found[0].values[0])), found[1]
+    settings, source = settings_of(str(row_and_source[0].values[0])), row_and_source[1]
     taken = {name: value for name, value in settings.items() if getattr(given, name, 0) is None}
     if num_blocks is not None:
         taken.pop(RECEIVING, None)

@@ -142,10 +142,10 @@ def _members(
     name: str, argument: str, elastic_info: Tensor | None, **world_size: int
 ) -> tuple[int, ...] | None:
     """The ranks that are left, None for all, with the group's name and size checked."""
-    found = registry.check_membership(check_group(argument, name), argument, **world_size)
+    group = registry.check_membership(check_group(argument, name), argument, **world_size)
     words = None if elastic_info is None else words_of(elastic_info)
-    members = members_of(words, found.size())
-    if members is not None and found.rank() not in members:
+    members = members_of(words, group.size())
+    if members is not None and group.rank() not in members:
         rule = "callers are in it"
-        raise ArgumentError("elastic_info", f"one without rank {found.rank()}", rule, "Rebuild the table.")
+        raise ArgumentError("elastic_info", f"one without rank {group.rank()}", rule, "Rebuild the table.")
     return members

@@ -154,8 +154,8 @@ def group_of(name: str, argument: str) -> dist.ProcessGroup:
     """
     if type(name) is not str:  # every call asks
         name = check_group(argument, name)
-    found = _registered.get(name)
-    if found is not None and (registered := found()) is not None:
+    reference = _registered.get(name)
+    if reference is not None and (registered := reference()) is not None:
         return registered
     try:
         group: dist.ProcessGroup = distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
@@ -193,10 +193,10 @@ def environment_of(name: str) -> Mapping[str, str]:
     Raises:
         ArgumentError: the group of that name is gone.
     """
-    found = _environments.get(name)
-    if found is None or _made_for.get(name) is not group_of(name, "group_ep"):
+    environment = _environments.get(name)
+    if environment is None or _made_for.get(name) is not group_of(name, "group_ep"):
         return read_environment()
-    return found
+    return environment
 
 
 def communicator(place: Place) -> Communicator:
@@ -209,10 +209,10 @@ def communicator(place: Place) -> Communicator:
     chosen = settings.current()
     _forget_former_group(place.group_ep)
     kept = _communicators.setdefault(place.group_ep, {})
-    found = kept.get((place, chosen))
-    if found is not None:
-        _refuse_broken(found)
-        return found
+    existing = kept.get((place, chosen))
+    if existing is not None:
+        _refuse_broken(existing)
+        return existing
     if settings.host().is_capturing():
         raise BufferStateError(
             f"the group {place.group_ep!r} has no buffer for these shapes and attributes yet, and none can "
@@ -372,13 +372,13 @@ class Access:
             StalePlanError: the place was found under other variables than now hold.
             MoeTritonError: what `communicator` raises.
         """
-        found = self._found
+        current = self._found
         group = group_of(self._place.group_ep, "group_ep")
-        if group is not self._group() or found is None or not found.is_usable:
+        if group is not self._group() or current is None or not current.is_usable:
             self.check_current()
-            found = self._found = communicator(self._place)
+            current = self._found = communicator(self._place)
             self._group, self.native = weakref.ref(group), None
-        return found
+        return current
 
     def check_current(self) -> None:
         """Checks that the group's calls go by the variables that the place was found under.
@@ -398,9 +398,9 @@ class Access:
         return (self._place, settings.current()) in _communicators.get(name, {})
 
 
-def _refuse_broken(found: Communicator) -> None:
+def _refuse_broken(kept: Communicator) -> None:
     try:
-        found.check_usable()
+        kept.check_usable()
     except BufferStateError as error:
         raise BufferStateError(
             f"{error} npu_moe_distribute_buffer_reset does that for all buffers of a group."
@@ -423,9 +423,9 @@ def synchronize(name: str) -> None:
         >>> outputs = torch_npu.npu_moe_distribute_dispatch_v2(x, expert_ids, *group)
         >>> torch_npu.synchronize(torch_npu.group_name())
     """
-    for found in list(_communicators.get(check_group("name", name), {}).values()):
-        _refuse_broken(found)
-        found.synchronize()
+    for kept in list(_communicators.get(check_group("name", name), {}).values()):
+        _refuse_broken(kept)
+        kept.synchronize()
 
 
 def release(name: str) -> None:
@@ -443,8 +443,8 @@ def release(name: str) -> None:
     name = check_group("name", name)
     _environments.pop(name, None)
     _tallies.pop(name, None)
-    found = _communicators.pop(name, {})
-    if found:
+    communicators = _communicators.pop(name, {})
+    if communicators:
         plans.clear()  # they lead to these, and have memory there
-    for kept in found.values():
+    for kept in communicators.values():
         kept.close()

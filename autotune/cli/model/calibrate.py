@@ -54,10 +54,10 @@ def run_calibrate(
         OSError: the machine cannot be written.
     """
     with progress("fitting"):
-        found = fitted(read_report(path), noise, bodies)
-    print_parts((_constants(found), _times(found), _said(found)), console)
+        calibration = fitted(read_report(path), noise, bodies)
+    print_parts((_constants(calibration), _times(calibration), _said(calibration)), console)
     if output is not None:
-        output.write_text(found.machine.to_json(), encoding="utf-8")
+        output.write_text(calibration.machine.to_json(), encoding="utf-8")
         say(f"Other commands take it as --machine {output}", console)
 
 
@@ -74,7 +74,7 @@ def fitted(
     return fits.calibrate(measured.machine, times, [time.us for time in times], model, measured.where, noise)
 
 
-def _constants(found: Calibration[StepTime]) -> TextTable:
+def _constants(calibration: Calibration[StepTime]) -> TextTable:
     columns = (
         names("constant"),
         numbers("before"),
@@ -83,7 +83,7 @@ def _constants(found: Calibration[StepTime]) -> TextTable:
         texts("what became of it"),
     )
     rows = []
-    for constant, outcome in found.outcomes.items():
+    for constant, outcome in calibration.outcomes.items():
         is_fitted = outcome.verdict == "fitted"
         rows.append(
             (
@@ -94,7 +94,7 @@ def _constants(found: Calibration[StepTime]) -> TextTable:
                 said_of(outcome),
             )
         )
-    return TextTable(columns, rows, f"Constants of {found.machine.name}")
+    return TextTable(columns, rows, f"Constants of {calibration.machine.name}")
 
 
 def said_of(outcome: Outcome) -> str:
@@ -109,22 +109,22 @@ def said_of(outcome: Outcome) -> str:
     }[outcome.verdict]
 
 
-def _times(found: Calibration[StepTime]) -> TextTable:
+def _times(calibration: Calibration[StepTime]) -> TextTable:
     """The steps that the model is furthest from."""
     rows = []
-    for index in np.argsort(-np.abs(np.log(found.after / found.measured)))[:MOST_SHOWN]:
-        us = (found.measured[index], found.before[index], found.after[index])
-        rows.append((found.measurements[index].name, *(f"{value:.4g}" for value in us)))
+    for index in np.argsort(-np.abs(np.log(calibration.after / calibration.measured)))[:MOST_SHOWN]:
+        us = (calibration.measured[index], calibration.before[index], calibration.after[index])
+        rows.append((calibration.measurements[index].name, *(f"{value:.4g}" for value in us)))
     columns = texts("step"), numbers("measured us"), numbers("before"), numbers("after")
     return TextTable(columns, rows, "Steps, the worst first")
 
 
-def _said(found: Calibration[StepTime]) -> str:
+def _said(calibration: Calibration[StepTime]) -> str:
     lines = [
-        f"{len(found.measured)} times of steps; {len(found.fitted)} constants fitted to them; "
-        f"condition of the fit {found.condition:.3g}."
+        f"{len(calibration.measured)} times of steps; {len(calibration.fitted)} constants fitted to them; "
+        f"condition of the fit {calibration.condition:.3g}."
     ]
-    for when, predicted in (("before", found.before), ("after", found.after)):
-        off = np.abs(errors(predicted, found.measured))
+    for when, predicted in (("before", calibration.before), ("after", calibration.after)):
+        off = np.abs(errors(predicted, calibration.measured))
         lines.append(f"Error {when}: {off.mean():.1%} mean, {off.max():.1%} worst.")
     return "\n".join(lines)

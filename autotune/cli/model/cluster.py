@@ -104,11 +104,11 @@ def price_schemes(groups: Sequence[Group], machine: Machine, bodies: Bodies) -> 
     ids = groups[0].draw()
     if machine.product == "A2":
         return [a2.price(group, machine, ids) for group in groups]
-    found = []
+    points = []
     for group in groups:
         one = group if group.may_be_captured(machine) else replace(group, mode="stream")
-        found.append(planned.price(one, machine, bodies, ids))
-    return found
+        points.append(planned.price(one, machine, bodies, ids))
+    return points
 
 
 def parts(points: Sequence[Point]) -> tuple[TextTable | str, ...]:
@@ -178,18 +178,18 @@ def csv_text(points: Sequence[Point]) -> str:
     writer.writerow(CSV_HEADINGS)
     for point in points:
         one = point.group
-        for name, found in point.operators.items():
-            bytes_moved = found.egress_bytes, found.ingress_bytes
-            figures = f"{found.us:.3f}", found.slowest, *bytes_moved, f"{point.imbalance:.4f}"
+        for name, operator in point.operators.items():
+            bytes_moved = operator.egress_bytes, operator.ingress_bytes
+            figures = f"{operator.us:.3f}", operator.slowest, *bytes_moved, f"{point.imbalance:.4f}"
             writer.writerow((one.comm_alg, one.ranks, one.tokens, one.mode, name, *figures))
     return made.getvalue()
 
 
 def _by_size(points: Sequence[Point]) -> dict[tuple[int, int], list[Point]]:
-    found: dict[tuple[int, int], list[Point]] = {}
+    points_by_size: dict[tuple[int, int], list[Point]] = {}
     for point in points:
-        found.setdefault((point.group.ranks, point.group.tokens), []).append(point)
-    return found
+        points_by_size.setdefault((point.group.ranks, point.group.tokens), []).append(point)
+    return points_by_size
 
 
 def _sizes(point: Point) -> dict[str, int]:
@@ -217,13 +217,13 @@ def _schemes(machine: Machine, mode: Mode, given: str) -> list[str]:
 
 def _numbers(argument: str, given: str) -> list[int]:
     try:
-        found = sorted({int(number) for number in given.split(",")})
+        integers = sorted({int(number) for number in given.split(",")})
     except ValueError:
         rule = "it must be integers with commas between"
         raise ArgumentError(argument, repr(given), rule, "Write 8,16,64.") from None
-    if found[-1] > MOST_TOKENS:
-        raise ArgumentError(argument, found[-1], f"it must be {MOST_TOKENS} at most", "Write 8,16,64.")
-    return found
+    if integers[-1] > MOST_TOKENS:
+        raise ArgumentError(argument, integers[-1], f"it must be {MOST_TOKENS} at most", "Write 8,16,64.")
+    return integers
 
 
 def plot_cluster(points: Sequence[Point], folder: Path) -> list[Path]:
@@ -316,7 +316,7 @@ def _named(size: float, falls: bool, first: str, second: str) -> Crossing:
 
 def _roots(sizes: Sequence[float], gaps: Sequence[float]) -> list[tuple[float, bool]]:
     """Where a line changes its sign, and whether it falls there; a stretch at 0 counts once, at its begin."""
-    found = []
+    roots = []
     points = [(size, gap) for size, gap in zip(sizes, gaps, strict=True)]
     signed = [index for index, (_, gap) in enumerate(points) if gap]
     for before, after in itertools.pairwise(signed):
@@ -324,5 +324,5 @@ def _roots(sizes: Sequence[float], gaps: Sequence[float]) -> list[tuple[float, b
         if (low > 0) == (high > 0):
             continue
         size = points[before + 1][0] if after - before > 1 else a + (b - a) * low / (low - high)
-        found.append((size, low > 0))
-    return found
+        roots.append((size, low > 0))
+    return roots

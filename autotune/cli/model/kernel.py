@@ -46,25 +46,25 @@ def kernel(
     one = Case(family, shape, sizes)
     num_blocks = blocks or int(constants.cores)
     with progress(f"replaying {one.name}"):
-        found = cases.replay_case(one, chip.name, constants, num_blocks, with_spans=trace is not None)
+        launch = cases.replay_case(one, chip.name, constants, num_blocks, with_spans=trace is not None)
     if trace is not None:
         file = TraceFile(trace)
         file.start(is_first=True)
-        file.add(cases.trace_events(found.slowest, constants, one.name))
+        file.add(cases.trace_events(launch.slowest, constants, one.name))
     if as_json:
-        typer.echo(json.dumps({"case": one.name, "blocks": num_blocks, **cases.as_json(found, constants)}))
+        typer.echo(json.dumps({"case": one.name, "blocks": num_blocks, **cases.as_json(launch, constants)}))
     else:
-        print_parts(_parts(one.name, num_blocks, found, constants), Console())
+        print_parts(_parts(one.name, num_blocks, launch, constants), Console())
 
 
-def _parts(case: str, blocks: int, found: Replayed, machine: Machine) -> Iterator[TextTable | str]:
-    replay, us = found.slowest, 1e-3 / machine.clock_ghz
+def _parts(case: str, blocks: int, launch: Replayed, machine: Machine) -> Iterator[TextTable | str]:
+    replay, us = launch.slowest, 1e-3 / machine.clock_ghz
     told = (
         f"{case} on {blocks} cores of {machine.name}: {replay.cycles:.0f} cycles,",
         f"{replay.cycles * us:.2f} us on the slowest core, bound by {replay.bound}.",
         f"{replay.turns} turns of its longest loop,",
-        f"{replay.cycles_per_turn:.0f} cycles each. {found.read} bytes read and {found.written} written by",
-        f"all cores, of which {found.active} copy, {found.bytes_per_cycle:.1f} bytes a cycle each.",
+        f"{replay.cycles_per_turn:.0f} cycles each. {launch.read} bytes read and {launch.written} written by",
+        f"all cores, of which {launch.active} copy, {launch.bytes_per_cycle:.1f} bytes a cycle each.",
     )
     yield " ".join(told)
     yield TextTable(

@@ -75,8 +75,8 @@ def servers_table() -> list[tuple[object, ...]]:
 
 def published() -> str:
     """What is published, and what the model says of it."""
-    found = validate()
-    return "\n".join([HEADER, page_text(found, error_bars(found)) + "\n", PLOTS])
+    validation = validate()
+    return "\n".join([HEADER, page_text(validation, error_bars(validation)) + "\n", PLOTS])
 
 
 def prices() -> str:
@@ -103,5 +103,5 @@ def page() -> str:
 if __name__ == "__main__":
     sys.stdout.write(page())
     for folder in sys.argv[1:]:
-        found = validate()
-        plot_validation(found, error_bars(found), Path(folder))
+        validation = validate()
+        plot_validation(validation, error_bars(validation), Path(folder))

@@ -122,13 +122,13 @@ def plan(
         rule = f"only between servers has a scheme of {product} a price on {used.product}"
         raise ArgumentError("comm_alg", repr(comm_alg), rule, "Pass --ranks-per-server, or another one.")
     with _saying_what_has_a_price(group.comm_alg):
-        call, found = _priced(group, used)
+        call, priced_operators = _priced(group, used)
     if as_json:
-        console.print_json(json.dumps(document(group, used, found)))
+        console.print_json(json.dumps(document(group, used, priced_operators)))
     else:
-        print_parts(_parts(found, used), console, as_markdown)
+        print_parts(_parts(priced_operators, used), console, as_markdown)
     if trace is not None:
-        write_trace(trace, [priced for priced, _ in found], call.traffics[0], used)
+        write_trace(trace, [priced for priced, _ in priced_operators], call.traffics[0], used)
 
 
 def _product_of(comm_alg: str, machine: Machine) -> Product:
@@ -216,20 +216,22 @@ def _call(group: Group) -> Call:
 
 def _priced(group: Group, machine: Machine) -> tuple[Call, list[tuple[PricedPlan, Judged]]]:
     """A typical call, and what each of its operators takes."""
-    found = []
+    priced_operators = []
     with progress("pricing", len(OPERATORS)) as work:
         work.begin("kernels of the plan")
         call = _call(group)
         for operator in OPERATORS:
             work.begin(operator)
-            found.append((call.priced(operator, machine)[0], call.judged(operator, machine)))
+            priced_operators.append((call.priced(operator, machine)[0], call.judged(operator, machine)))
             work.advance()
-    return call, found
+    return call, priced_operators
 
 
-def _parts(found: Iterable[tuple[PricedPlan, Judged]], machine: Machine) -> Iterator[TextTable | str]:
+def _parts(
+    priced_operators: Iterable[tuple[PricedPlan, Judged]], machine: Machine
+) -> Iterator[TextTable | str]:
     """What is printed of each operator: its time and range, its steps, its parts, and what it depends on."""
-    for priced, judged in found:
+    for priced, judged in priced_operators:
         timeline = priced.timeline
         parts = ", ".join(f"{part} {us:.1f}" for part, us in timeline.parts.items())
         hangs = "; ".join(
@@ -265,9 +267,13 @@ def _row(span: Span, machine: Machine) -> tuple[object, ...]:
     )
 
 
-def document(group: Group, machine: Machine, found: list[tuple[PricedPlan, Judged]]) -> dict[str, Any]:
+def document(
+    group: Group, machine: Machine, priced_operators: list[tuple[PricedPlan, Judged]]
+) -> dict[str, Any]:
     """Everything that the model says of a call, as JSON's types."""
-    operators = {priced.plan.operator: _operator(priced, judged, machine) for priced, judged in found}
+    operators = {
+        priced.plan.operator: _operator(priced, judged, machine) for priced, judged in priced_operators
+    }
     return {"machine": machine.name, **group.document, "operators": operators}
 
 
@@ -395,10 +401,10 @@ def _meta(pid: int, tid: int, kind: str, name: str) -> Json:
 def parts(as_markdown: Markdown = False) -> None:
     """Price plans in 1, 2 and 4 parts on two streams; exit with 1 where one part, the default, is slower."""
     bodies, groups = Remembered(body_of), list(in_parts.groups())
-    found = []
+    priced_operators = []
     with progress("groups", len(groups)) as work:
         for group in groups:
-            found += in_parts.priced(group, bodies)
+            priced_operators += in_parts.priced(group, bodies)
             work.advance()
     columns = (
         names("scheme"),
@@ -408,11 +414,13 @@ def parts(as_markdown: Markdown = False) -> None:
         numbers("fastest"),
     )
     console = Console()
-    table = TextTable(columns, [_in_parts(each) for each in found], more=MARKDOWN)
+    table = TextTable(columns, [_in_parts(each) for each in priced_operators], more=MARKDOWN)
     print_parts([table], console, as_markdown)
-    in_one = sum(each.parts == 1 for each in found)
-    console.print(f"one part, which buffers take unless set, is fastest in {in_one} of {len(found)}")
-    raise typer.Exit(int(in_one < len(found)))
+    in_one = sum(each.parts == 1 for each in priced_operators)
+    console.print(
+        f"one part, which buffers take unless set, is fastest in {in_one} of {len(priced_operators)}"
+    )
+    raise typer.Exit(int(in_one < len(priced_operators)))
 
 
 def _in_parts(found: in_parts.Priced) -> tuple[object, ...]:

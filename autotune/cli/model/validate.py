@@ -76,39 +76,39 @@ def validate(
     """Compare the model with published times of Ascend's own operators; exits with 1 out of bounds."""
     console = Console()
     with progress("predicting what is published"):
-        found = compare()
-        bars = error_bars(found)
+        validation = compare()
+        bars = error_bars(validation)
     if as_json:
-        console.print_json(json.dumps(document(found, bars)))
+        console.print_json(json.dumps(document(validation, bars)))
     else:
-        print_parts(parts(found, bars), console, as_markdown)
+        print_parts(parts(validation, bars), console, as_markdown)
     if plot is not None:
-        write_plots(console, lambda: plot_validation(found, bars, plot))
-    raise typer.Exit(0 if found.is_within_bounds else 1)
+        write_plots(console, lambda: plot_validation(validation, bars, plot))
+    raise typer.Exit(0 if validation.is_within_bounds else 1)
 
 
-def error_bars(found: Validation) -> list[Judged]:
+def error_bars(validation: Validation) -> list[Judged]:
     """Error bars of all published times, from the ranges of the constants that predictions depend on."""
-    return [judged(partial(predict, row), found.machines[row.product]) for row in ROWS]
+    return [judged(partial(predict, row), validation.machines[row.product]) for row in ROWS]
 
 
-def parts(found: Validation, bars: list[Judged]) -> tuple[TextTable | str, ...]:
+def parts(validation: Validation, bars: list[Judged]) -> tuple[TextTable | str, ...]:
     """The table, what follows from it, and the constants."""
     return (
-        TextTable(COLUMNS, _rows(found, bars), more=MORE),
-        _summary(found),
-        TextTable(FITTED_COLUMNS, _fitted(found), more=MORE),
-        _cores(found),
+        TextTable(COLUMNS, _rows(validation, bars), more=MORE),
+        _summary(validation),
+        TextTable(FITTED_COLUMNS, _fitted(validation), more=MORE),
+        _cores(validation),
         TextTable(CONSTANT_COLUMNS, _all(bars), more=MORE),
     )
 
 
-def page_text(found: Validation, bars: list[Judged]) -> str:
+def page_text(validation: Validation, bars: list[Judged]) -> str:
     """The same in Markdown."""
-    return markdown_of(parts(found, bars))
+    return markdown_of(parts(validation, bars))
 
 
-def document(found: Validation, bars: list[Judged]) -> dict[str, Any]:
+def document(validation: Validation, bars: list[Judged]) -> dict[str, Any]:
     """The same as JSON's types."""
     rows = [
         {
@@ -122,30 +122,30 @@ def document(found: Validation, bars: list[Judged]) -> dict[str, Any]:
             "left_out_constants": dict(left.values),
             "elasticities": {each.name: each.elasticity for each in bar.sensitivities},
         }
-        for row, bar, error, null, left in _compared(found, bars)
+        for row, bar, error, null, left in _compared(validation, bars)
     ]
     return {
         "rows": rows,
-        "fitted": dict(found.refitted.values),
-        "standard_errors": found.refitted.standard_errors,
-        "gains_from_24_to_48_cores": {row.name: gain for row, gain in found.gains.items()},
-        "may_choose_core_splits": found.may_choose_core_splits,
-        "is_within_bounds": found.is_within_bounds,
+        "fitted": dict(validation.refitted.values),
+        "standard_errors": validation.refitted.standard_errors,
+        "gains_from_24_to_48_cores": {row.name: gain for row, gain in validation.gains.items()},
+        "may_choose_core_splits": validation.may_choose_core_splits,
+        "is_within_bounds": validation.is_within_bounds,
     }
 
 
 def _compared(
-    found: Validation, bars: list[Judged]
+    validation: Validation, bars: list[Judged]
 ) -> Iterator[tuple[Published, Judged, float, float, LeftOut]]:
     """Each published time with what the model says of it, its errors, and the fit without it."""
-    errors, null_errors = found.errors.tolist(), found.null_errors.tolist()
-    return zip(ROWS, bars, errors, null_errors, found.left_out, strict=True)
+    errors, null_errors = validation.errors.tolist(), validation.null_errors.tolist()
+    return zip(ROWS, bars, errors, null_errors, validation.left_out, strict=True)
 
 
-def _rows(found: Validation, bars: list[Judged]) -> list[tuple[object, ...]]:
+def _rows(validation: Validation, bars: list[Judged]) -> list[tuple[object, ...]]:
     lines: list[tuple[object, ...]] = []
-    for row, bar, error, null, left in _compared(found, bars):
-        by_part = merged(*phases(row, found.machines[row.product]).values())
+    for row, bar, error, null, left in _compared(validation, bars):
+        by_part = merged(*phases(row, validation.machines[row.product]).values())
         most = sorted(by_part, key=lambda part: -by_part[part])[:2]
         shares = ", ".join(f"{part} {by_part[part] / bar.value:.0%}" for part in most)
         low, high = bar.value - bar.below, bar.value + bar.above
@@ -167,22 +167,26 @@ def _rows(found: Validation, bars: list[Judged]) -> list[tuple[object, ...]]:
     return lines
 
 
-def _summary(found: Validation) -> str:
-    left = [each.error for each in found.left_out]
-    figures = (("model", found.errors), ("each left out", np.array(left)), ("null model", found.null_errors))
+def _summary(validation: Validation) -> str:
+    left = [each.error for each in validation.left_out]
+    figures = (
+        ("model", validation.errors),
+        ("each left out", np.array(left)),
+        ("null model", validation.null_errors),
+    )
     said = "; ".join(
         f"{of}: {np.abs(errors).mean():.1%} mean, {np.abs(errors).max():.1%} worst" for of, errors in figures
     )
-    verdict = "within" if found.is_within_bounds else "OUT OF"
+    verdict = "within" if validation.is_within_bounds else "OUT OF"
     return f"{said}. That is {verdict} the bounds of {MOST_MEAN:.0%} mean and {MOST_WORST:.0%} worst."
 
 
-def _fitted(found: Validation) -> list[tuple[object, ...]]:
-    errors = found.refitted.standard_errors
+def _fitted(validation: Validation) -> list[tuple[object, ...]]:
+    errors = validation.refitted.standard_errors
     lines: list[tuple[object, ...]] = []
-    for constant, value in found.refitted.values.items():
-        entry = found.machines["A2"].constants[constant]
-        values = [left.values[constant] for left in found.left_out]
+    for constant, value in validation.refitted.values.items():
+        entry = validation.machines["A2"].constants[constant]
+        values = [left.values[constant] for left in validation.left_out]
         at_end = "" if entry.low * 1.001 < value < entry.high / 1.001 else " (an end of its range)"
         lines.append(
             (
@@ -197,9 +201,9 @@ def _fitted(found: Validation) -> list[tuple[object, ...]]:
     return lines
 
 
-def _cores(found: Validation) -> str:
-    low, high = min(found.gains.values()), max(found.gains.values())
-    may = "may" if found.may_choose_core_splits else "may NOT"
+def _cores(validation: Validation) -> str:
+    low, high = min(validation.gains.values()), max(validation.gains.values())
+    may = "may" if validation.may_choose_core_splits else "may NOT"
     return (
         f"From {FEW_CORES} to {MANY_CORES} cores the model says that A3's operators gain {low:.0%} to "
         f"{high:.0%}; published is almost nothing, taken as {MOST_GAIN:.0%} at most. So it {may} choose core "
@@ -214,24 +218,24 @@ def _all(bars: list[Judged]) -> list[tuple[object, ...]]:
         for each in bar.sensitivities:
             by_name.setdefault(each.name, []).append((each, each.swing / bar.value))
     lines = []
-    for constant, found in by_name.items():
-        entry, swing = found[0][0].constant, max(moved for _, moved in found)
-        elasticity = max((each.elasticity for each, _ in found), key=abs)
+    for constant, sensitivities in by_name.items():
+        entry, swing = sensitivities[0][0].constant, max(moved for _, moved in sensitivities)
+        elasticity = max((each.elasticity for each, _ in sensitivities), key=abs)
         ends = f"{entry.low:g} to {entry.high:g}"
         line = constant, f"{entry.value:g}", ends, entry.kind, f"{elasticity:+.2f}", f"{swing:.0%}"
         lines.append((swing, line))
     return [line for _, line in sorted(lines, key=lambda each: -each[0])]
 
 
-def plot_validation(found: Validation, bars: list[Judged], folder: Path) -> list[Path]:
+def plot_validation(validation: Validation, bars: list[Judged], folder: Path) -> list[Path]:
     """Predictions with their error bars beside the published times, and what they are made of."""
     return [
-        draw(folder / ERRORS, lambda figure: _errors(figure, found, bars)),
-        draw(folder / PARTS, lambda figure: _parts(figure, found)),
+        draw(folder / ERRORS, lambda figure: _errors(figure, validation, bars)),
+        draw(folder / PARTS, lambda figure: _parts(figure, validation)),
     ]
 
 
-def _errors(figure: Any, found: Validation, bars: list[Judged]) -> None:
+def _errors(figure: Any, validation: Validation, bars: list[Judged]) -> None:
     """Model over published; 1 is right."""
     figure.set_size_inches(8.5, 5.2)
     axis = figure.subplots()
@@ -241,9 +245,9 @@ def _errors(figure: Any, found: Validation, bars: list[Judged]) -> None:
     axis.axvspan(0.75, 1.25, color="#888888", alpha=0.15, linewidth=0)
     axis.axvline(1, color="#888888", linewidth=1)
     shown = {
-        "model, with its error bar": (found.us / published, "o", COLOURS[0], spread),
-        "the same, fitted without this row": (_left_out(found) / published, "x", COLOURS[1], None),
-        "null model: bytes and a constant": (found.null_us / published, "s", COLOURS[2], None),
+        "model, with its error bar": (validation.us / published, "o", COLOURS[0], spread),
+        "the same, fitted without this row": (_left_out(validation) / published, "x", COLOURS[1], None),
+        "null model: bytes and a constant": (validation.null_us / published, "s", COLOURS[2], None),
     }
     for name, (ratios, marker, colour, error) in shown.items():
         axis.errorbar(
@@ -254,14 +258,14 @@ def _errors(figure: Any, found: Validation, bars: list[Judged]) -> None:
     figure.legend(loc="outside lower center", ncols=3, frameon=False)
 
 
-def _left_out(found: Validation) -> np.ndarray:
-    return np.array([left.us for left in found.left_out])
+def _left_out(validation: Validation) -> np.ndarray:
+    return np.array([left.us for left in validation.left_out])
 
 
-def _parts(figure: Any, found: Validation) -> None:
+def _parts(figure: Any, validation: Validation) -> None:
     """What the predictions are made of, as shares of the published times."""
     figure.set_size_inches(8.5, 5.6)
-    us_of = {row: merged(*phases(row, found.machines[row.product]).values()) for row in ROWS}
+    us_of = {row: merged(*phases(row, validation.machines[row.product]).values()) for row in ROWS}
     names = list(dict.fromkeys(name for parts in us_of.values() for name in parts))
     for axis, operator in zip(figure.subplots(1, len(OPERATORS), sharey=False), OPERATORS, strict=True):
         rows = [row for row in ROWS if row.operator == operator]

@@ -380,17 +380,17 @@ def price(group: Group, machine: Machine, ids: np.ndarray | None = None) -> Poin
 
 def _one_server(group: Group, machine: Machine, ids: np.ndarray, load: Load) -> dict[str, OperatorPoint]:
     call, slowest = _call(group, load), int(load.received.argmax())
-    found = {"dispatch": fused.dispatch(call, machine), "combine": fused.combine(call, machine)}
+    phases_by_operator = {"dispatch": fused.dispatch(call, machine), "combine": fused.combine(call, machine)}
     return {
         operator: _point(group, machine, slowest, phases, load.most(operator, _row_bytes(operator, call)))
-        for operator, phases in found.items()
+        for operator, phases in phases_by_operator.items()
     }
 
 
 def _servers(group: Group, machine: Machine, ids: np.ndarray, load: Load) -> dict[str, OperatorPoint]:
     call = _call(group, load)
     flows = flows_of(ids, group.num_experts, RANKS_PER_NODE["A2"])
-    found: dict[str, OperatorPoint] = {}
+    points: dict[str, OperatorPoint] = {}
     for operator in OPERATORS:
         of_ranks = [phases(group.comm_alg, operator, call, flow, machine) for flow in flows]
         slowest = max(range(len(flows)), key=lambda rank: fused.total(of_ranks[rank]))
@@ -398,8 +398,8 @@ def _servers(group: Group, machine: Machine, ids: np.ndarray, load: Load) -> dic
             _most_sent(group, operator, call, flows, machine),
             _most_sent(group, operator, call, [flow.reversed for flow in flows], machine),
         )
-        found[operator] = _point(group, machine, slowest, of_ranks[slowest], most)
-    return found
+        points[operator] = _point(group, machine, slowest, of_ranks[slowest], most)
+    return points
 
 
 def _most_sent(group: Group, operator: str, call: fused.Call, flows: list[Flow], machine: Machine) -> int:

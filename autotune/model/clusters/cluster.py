@@ -127,9 +127,9 @@ class Load:
             (self.away * self.hops_us).sum(axis=1),
             self.busiest,
         )
-        found = {int(rank) for number in numbers for rank in np.argsort(-number, kind="stable")[:first]}
-        found.add(middle(self.received))
-        return tuple(sorted(found))
+        ranks = {int(rank) for number in numbers for rank in np.argsort(-number, kind="stable")[:first]}
+        ranks.add(middle(self.received))
+        return tuple(sorted(ranks))
 
     def most(self, operator: str, row_bytes: float) -> tuple[int, int]:
         """Bytes of rows that leave a rank, and reach one: of the rank with most of each."""

@@ -59,11 +59,11 @@ def priced(group: Group, bodies: Bodies) -> list[Priced]:
     call = Call.typical(replace(group, parts=1), bodies)
     if not group.may_be_captured(machine):
         call = replace(call, group=replace(call.group, mode="stream"))
-    found = []
+    priced_operators = []
     for operator in OPERATORS:
         calls = {parts: replace(call, group=replace(call.group, parts=parts)) for parts in PARTS}
         sizes = {len(each.plan(operator, machine).launches) for each in calls.values()}
         if len(sizes) > 1:
             us = {parts: each.priced(operator, machine)[0].us for parts, each in calls.items()}
-            found.append(Priced(group, operator, us))
-    return found
+            priced_operators.append(Priced(group, operator, us))
+    return priced_operators

@@ -64,7 +64,7 @@ def compare(ranks: int, tokens: int, machine: Machine, bodies: Bodies) -> list[C
     closed = a2.price(blocks, machine, ids)
     walked = Load.of(blocks, ids, machine).representatives()
     calls = [Call.of(group, bodies, ids, *walked) for group in (blocks, rows)]
-    found = []
+    comparisons = []
     for operator in OPERATORS:
         line, of_rows = (_slowest([p.timeline for p in call.priced(operator, machine)]) for call in calls)
         form = _in_parts(closed.operators[operator].parts, usual_post_parts(ranks))
@@ -73,8 +73,8 @@ def compare(ranks: int, tokens: int, machine: Machine, bodies: Bodies) -> list[C
             for name, mine, its in zip(STAGES, _stages(line), _stages_of_form(form), strict=True)
         }
         us = line.total_us, sum(form.values())
-        found.append(Compared(operator, ranks, tokens, *us, stages, of_rows.total_us))
-    return found
+        comparisons.append(Compared(operator, ranks, tokens, *us, stages, of_rows.total_us))
+    return comparisons
 
 
 def _in_parts(form: Mapping[str, float], parts: int) -> dict[str, float]:

@@ -107,9 +107,9 @@ def _draw_distinct(rng: np.random.Generator, rows: int, count: int, weights: np.
         point = (rng.random(rows) * remaining).astype(np.int64)
         for earlier in np.sort(drawn[:, :step], axis=1).T:
             point += np.where(point >= starts[earlier], weights[earlier], 0)
-        found = np.searchsorted(ends, point, side="right")
-        drawn[:, step] = found
-        remaining -= weights[found]
+        chosen = np.searchsorted(ends, point, side="right")
+        drawn[:, step] = chosen
+        remaining -= weights[chosen]
     return drawn
 
 

@@ -165,13 +165,13 @@ class _Model(Generic[M]):
 
     def fit(self, chosen: Sequence[str]) -> np.ndarray:
         """The best values of some constants, the others as they were."""
-        found: np.ndarray = self.start.copy()
+        log_values: np.ndarray = self.start.copy()
         if chosen:
             constants = {name: self.machine.constants[name] for name in chosen}
             best = fit(self.predicted, self.measured, constants, ENOUGH)
             index = [self.names.index(name) for name in best.values]
-            found[index] = np.log(list(best.values.values())).clip(self.low[index], self.high[index])
-        return found
+            log_values[index] = np.log(list(best.values.values())).clip(self.low[index], self.high[index])
+        return log_values
 
     def slopes(self, at: np.ndarray) -> np.ndarray:
         """(m, n) derivatives of `residuals`."""

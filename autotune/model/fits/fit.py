@@ -63,8 +63,8 @@ def fit(
 
     def errors(at: np.ndarray) -> np.ndarray:
         values = dict(zip(constants, np.exp(at).tolist(), strict=True))
-        found: np.ndarray = np.log(predict(values) / measured)
-        return found
+        log_ratios: np.ndarray = np.log(predict(values) / measured)
+        return log_ratios
 
     at = np.log([entry.value for entry in constants.values()])
     damping, now = 1e-3, errors(at)

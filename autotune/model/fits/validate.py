@@ -108,12 +108,12 @@ def phases(row: Published, machine: Machine, cores: int = 0) -> fused.Phases:
         row.product, row.ranks, row.tokens, TOPK, EXPERTS, HIDDEN, _most_rows(row.ranks, row.tokens), cores
     )
     if row.crosses_servers:
-        found = _between_servers(row, call, ids, machine)
+        us_by_phase = _between_servers(row, call, ids, machine)
     else:
-        found = (fused.dispatch if row.operator == "dispatch" else fused.combine)(call, machine)
+        us_by_phase = (fused.dispatch if row.operator == "dispatch" else fused.combine)(call, machine)
     if row.on_stream:
-        found = {"launch": {"launch": machine.launch_stream_us}, **found}
-    return found
+        us_by_phase = {"launch": {"launch": machine.launch_stream_us}, **us_by_phase}
+    return us_by_phase
 
 
 def predict(row: Published, machine: Machine, cores: int = 0) -> float:
@@ -274,9 +274,9 @@ def _wire(row: Published, machine: Machine) -> float:
 
 
 def _without(row: Published) -> LeftOut:
-    found = refit([other for other in ROWS if other is not row])
-    changed = with_values(machines(), found.values)
-    return LeftOut(row, predict(row, changed[row.product]), found.values)
+    refitted = refit([other for other in ROWS if other is not row])
+    changed = with_values(machines(), refitted.values)
+    return LeftOut(row, predict(row, changed[row.product]), refitted.values)
 
 
 def _gain(row: Published, machine: Machine) -> float:

@@ -75,14 +75,14 @@ class Ports:
 
     def _begins(self, messages: Sequence[Messages], ends: np.ndarray) -> list[np.ndarray]:
         """When each message begins to leave its rank, whose port is busy until the last one has left."""
-        found = []
+        begins_by_rank = []
         for rank, each in enumerate(messages):
             took = self._us(each.num_bytes)
             begins = _in_turn(ends[rank] + each.posted_us, took, self._sent[rank])
             if begins.size:
                 self._sent[rank] = begins[-1] + took[-1]
-            found.append(begins)
-        return found
+            begins_by_rank.append(begins)
+        return begins_by_rank
 
     def _us(self, num_bytes: np.ndarray) -> np.ndarray:
         return np.asarray(num_bytes / (self._machine.rdma_gb_per_s * _GB_PER_S))

@@ -193,15 +193,15 @@ class Timeline:
     def parts(self) -> dict[str, float]:
         """The total in us: launches, events, waits for other ranks, and bodies by step; in that order."""
         spans = [self.spans[index] for index in self.critical]
-        found = {
+        us_by_part = {
             LAUNCHES: sum(span.launch_us for span in spans),
             EVENTS: sum(span.event_us for span in spans) + self.end_event_us,
             WAITS: sum(span.waited_us for span in spans),
         }
         for span in spans:
             step = span.launch.step
-            found[step] = found.get(step, 0.0) + span.end_us - span.begin_us - span.waited_us
-        return found
+            us_by_part[step] = us_by_part.get(step, 0.0) + span.end_us - span.begin_us - span.waited_us
+        return us_by_part
 
 
 def walk_some(
@@ -342,7 +342,7 @@ class _Walker:
         """Places all launches; one per rank."""
         for index in range(len(self.plan.launches)):
             self._place(index)
-        found = []
+        timelines = []
         for rank, spans in enumerate(self.spans):
             last = max((span.end_us for span in spans), default=0.0)
             after = 0.0
@@ -350,5 +350,5 @@ class _Walker:
                 after = max(0.0, spans[self.order.end].end_us + self.machine.event_us - last)
             begin = self.begins[rank].item()
             own = self.traffics[rank].rank
-            found.append(Timeline(self.plan, own, begin, tuple(spans), self.group.run, rank, after))
-        return found
+            timelines.append(Timeline(self.plan, own, begin, tuple(spans), self.group.run, rank, after))
+        return timelines

@@ -82,17 +82,17 @@ class Direct(Slots):
 
 def apart(launches: Sequence[Launch]) -> tuple[tuple[Launch, ...], tuple[Launch, ...]]:
     """The waits of a plan, and everything else. What was to run beside a launch that is gone, runs alone."""
-    found: dict[bool, list[Launch]] = {True: [], False: []}
+    split: dict[bool, list[Launch]] = {True: [], False: []}
     was_wait = None
     for phases in device_launches(launches):
         began: set[bool] = set()  # whether a launch of waits, or of others, has its first phase
         for launch in phases:
             is_wait = launch.step == "wait"
             alongside = launch.alongside and is_wait == was_wait
-            found[is_wait].append(replace(launch, alongside=alongside, joined=is_wait in began))
+            split[is_wait].append(replace(launch, alongside=alongside, joined=is_wait in began))
             began.add(is_wait)
             was_wait = is_wait
-    return tuple(found[True]), tuple(found[False])
+    return tuple(split[True]), tuple(split[False])
 
 
 class NoWait(Slots):

@@ -55,13 +55,13 @@ def cgroup_limits(proc: Path = PROC, mount: Path = CGROUPS) -> list[Limit]:
             continue
         _, controllers, path = line.split(":", 2)
         if "memory" in controllers.split(","):
-            found = (_limit(folder, 1) for folder in _around(mount / "memory", path))
+            limits_around = (_limit(folder, 1) for folder in _around(mount / "memory", path))
         elif not controllers:
             root = mount if (mount / "cgroup.controllers").exists() else mount / "unified"
-            found = (_limit(folder, 2) for folder in _around(root, path))
+            limits_around = (_limit(folder, 2) for folder in _around(root, path))
         else:
             continue
-        limits += [limit for limit in found if limit is not None]
+        limits += [limit for limit in limits_around if limit is not None]
     return limits
 
 

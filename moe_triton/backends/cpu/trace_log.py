@@ -125,11 +125,11 @@ class NativeTraceLog:
         spans = spans[numbers > self._link.num_spans - most]
         is_whole = len(spans) == number - self._num_carried
         self._num_carried = number
-        found = [
+        events = [
             TraceEvent(begin, end, call, -1, -1, TRACE_LINK, peer)
             for begin, end, call, peer in spans.tolist()
         ]
-        return found, 0 if is_whole or not found else found[0].call + 1
+        return events, 0 if is_whole or not events else events[0].call + 1
 
     def _call(self, number: int) -> TracedCall:
         call = self._calls[number % len(self._calls)].item()

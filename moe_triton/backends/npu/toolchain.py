@@ -72,8 +72,8 @@ def find_cann(home: Path | None = None) -> Cann | None:
     """CANN in a folder; by default that of ``ASCEND_HOME_PATH``, or else the default installation."""
     named = [Path(value) for value in (os.environ.get("ASCEND_HOME_PATH"),) if value]
     candidates = [home] if home else named or list(HOMES)
-    found = next((candidate for candidate in candidates if candidate.is_dir()), None)
-    return Cann(found, cann_version(found), find_bisheng(found)) if found else None
+    folder = next((candidate for candidate in candidates if candidate.is_dir()), None)
+    return Cann(folder, cann_version(folder), find_bisheng(folder)) if folder else None
 
 
 def cann_version(home: Path) -> Version | None:
@@ -84,9 +84,9 @@ def cann_version(home: Path) -> Version | None:
         home / "version.cfg",
     ]
     for file in files:
-        found = _VERSION.search(file.read_text(errors="replace")) if file.is_file() else None
-        if found:
-            return parse_version(found[1] or found[2])
+        match = _VERSION.search(file.read_text(errors="replace")) if file.is_file() else None
+        if match:
+            return parse_version(match[1] or match[2])
     return None
 
 
@@ -109,8 +109,8 @@ def parse_version(text: str) -> Version | None:
 def driver_version(info: Path | None = None) -> Version | None:
     """The driver's version, ``Version=`` in its ``version.info``; None without a driver."""
     file = info or DRIVER_INFO
-    found = re.search(r"^Version=(.*)$", file.read_text(errors="replace"), re.M) if file.is_file() else None
-    return parse_version(found[1]) if found else None
+    match = re.search(r"^Version=(.*)$", file.read_text(errors="replace"), re.M) if file.is_file() else None
+    return parse_version(match[1]) if match else None
 
 
 def soc_name() -> str | None:

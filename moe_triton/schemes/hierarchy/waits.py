@@ -140,8 +140,8 @@ def _entry_words(wait: GaveUp) -> Iterator[tuple[int, int]]:
 
 
 def _words(window: torch.Tensor, first: int, num_bytes: int) -> list[int]:
-    found: list[int] = window[first : first + num_bytes].view(torch.int32).tolist()
-    return found
+    words: list[int] = window[first : first + num_bytes].view(torch.int32).tolist()
+    return words
 
 
 def _rails_gave_up(wait: GaveUp) -> list[int]:

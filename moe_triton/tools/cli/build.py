@@ -118,21 +118,21 @@ def _memfabric(given: Path | None) -> Path | str:
         return ""
     if given != INSTALLED:
         return given.absolute()  # CMake runs elsewhere
-    found = util.find_spec(MEMFABRIC)
-    if found is None or not found.submodule_search_locations:
+    spec = util.find_spec(MEMFABRIC)
+    if spec is None or not spec.submodule_search_locations:
         raise ToolchainError(
             f"{MEMFABRIC} is not installed, by which kernels are to post. "
             "Run: pip install memfabric-hybrid==1.3.0; or pass its folder, or no --memfabric."
         )
-    return Path(found.submodule_search_locations[0])
+    return Path(spec.submodule_search_locations[0])
 
 
 def find_program(name: str) -> str:
     """A program beside this Python, where pip puts a cmake that is new enough, or on the PATH."""
-    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
-    if found is None:
+    program = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+    if program is None:
         raise ToolchainError(f"{name} is missing, which the build needs. Run: pip install {name}")
-    return found
+    return program
 
 
 def _run(command: list[str | Path], console: Console) -> None:

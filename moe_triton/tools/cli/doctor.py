@@ -47,8 +47,8 @@ def run_doctor(console: Console) -> int:
     TextTable(
         (texts("component"), names("state"), texts("found"), texts("how to get it")),
         [
-            (component, OK if present else MISSING, found, "" if present else remedy)
-            for component, present, found, remedy in rows
+            (component, OK if present else MISSING, detail, "" if present else remedy)
+            for component, present, detail, remedy in rows
         ],
     ).print(console)
     if triton_package.ownership().version and triton_package.would_hold():
@@ -131,9 +131,9 @@ def _npu() -> list[Row]:
     kernels = f"{NPU}Ascend C kernels", library.find(), _load_npu, "moe-triton build --backend npu"
     rows = [*_cann(), _driver(), _soc(), _library(*kernels)]
     for module, package in (("torch_npu", "torch_npu"), ("memfabric_hybrid", "memfabric-hybrid")):
-        found = util.find_spec(module) is not None
+        is_present = util.find_spec(module) is not None
         version = distribution_version(package) or "version unknown"
-        rows.append((f"{NPU}{package}", found, version if found else "", INSTALL))
+        rows.append((f"{NPU}{package}", is_present, version if is_present else "", INSTALL))
     return rows
 
 

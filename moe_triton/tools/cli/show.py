@@ -59,9 +59,9 @@ def show_layout(group: Group, console: Console) -> None:
     Raises:
         ArgumentError: the group is refused.
     """
-    found = group.chosen()
-    layout = layout_of(found.config)
-    _say_scheme(found, console)
+    chosen = group.chosen()
+    layout = layout_of(chosen.config)
+    _say_scheme(chosen, console)
     console.print()
     parts = {"window": layout.window_bytes, "data": layout.data_bytes, "zone": layout.zone_bytes}
     TextTable(
@@ -105,8 +105,8 @@ def show_plans(
     Raises:
         ArgumentError: a buffer would refuse this.
     """
-    found, capabilities = group.chosen(), CAPABILITIES[group.asked.backend]
-    config = found.config
+    chosen, capabilities = group.chosen(), CAPABILITIES[group.asked.backend]
+    config = chosen.config
     if blocks is None:
         is_npu = group.asked.backend == "npu"
         blocks = SOCS[SOC_OF_PRODUCT[config.product]].vector_cores if is_npu else 1
@@ -115,7 +115,7 @@ def show_plans(
     check_tuning(tuning, config, blocks, capabilities)
     site = Site(config, 0, blocks, 60_000_000, capabilities, tuning=tuning)
     sizes = site.part_tokens
-    _say_scheme(found, console)
+    _say_scheme(chosen, console)
     scheme, dtype, tokens = make_scheme(site), torch.bfloat16, config.num_max_tokens_per_rank
     given = torch.int32 if capabilities.is_asynchronous else None  # the host has copied them
     variants: tuple[Variant, ...] = (

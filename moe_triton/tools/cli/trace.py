@@ -110,8 +110,12 @@ def draw_calls(
         ArgumentError: a file is no trace, or has no such call.
         ToolchainError: matplotlib is missing.
     """
-    found = {o: {trace.stem: median_call(trace, o, rank, calls) for trace in traces} for o in operators}
-    steps = list(dict.fromkeys(s.step for of in found.values() for call in of.values() for s in call.spans))
+    median_calls = {
+        o: {trace.stem: median_call(trace, o, rank, calls) for trace in traces} for o in operators
+    }
+    steps = list(
+        dict.fromkeys(s.step for of in median_calls.values() for call in of.values() for s in call.spans)
+    )
     colours = {step: COLOURS[number % len(COLOURS)] for number, step in enumerate(steps)}
 
     def paint(figure: Any) -> None:
@@ -120,7 +124,7 @@ def draw_calls(
         for axis, operator in zip(
             figure.subplots(len(operators), squeeze=False).flatten(), operators, strict=True
         ):
-            _panel(axis, found[operator], colours)
+            _panel(axis, median_calls[operator], colours)
             axis.set_title(operator, loc="left")
         legend(figure, len(steps))
 

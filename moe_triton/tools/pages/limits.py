@@ -85,12 +85,12 @@ def _section(rule_set: RuleSet) -> str:
 
 def _formulas() -> Iterable[Formula]:
     """By product, with those that hold for all generations first."""
-    found: list[Formula] = []
+    formulas: list[Formula] = []
     for schemes in SCHEMES.values():
         by_version = [class_at(place).formulas for place in schemes.values()]
         of_product = [f for version in (2, 1) for each in by_version for f in each.get(version, ())]
-        found += sorted(of_product, key=lambda f: f.generations != EITHER)
-    return dict.fromkeys([*found, EXCHANGE_FORMULA])
+        formulas += sorted(of_product, key=lambda f: f.generations != EITHER)
+    return dict.fromkeys([*formulas, EXCHANGE_FORMULA])
 
 
 def markdown() -> str:

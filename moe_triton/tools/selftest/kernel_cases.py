@@ -60,17 +60,17 @@ def check_case(case: Case, backend: Backend, blocks: int) -> list[str]:
     name = f"{case.name} zoned" if "zone_stride" in case.values else case.name
     if code:
         return [f"{name}: it reported {code}"]
-    found = {memory: tensor.cpu() for memory, tensor in ready.bindings.items()}
+    actual = {memory: tensor.cpu() for memory, tensor in ready.bindings.items()}
     return [
         f"{name}: {text}"
         for memory, expected in case.model(blocks).items()
-        if (text := _difference(memory, found[memory], expected, sums_in_its_own_order(case)))
+        if (text := _difference(memory, actual[memory], expected, sums_in_its_own_order(case)))
     ]
 
 
-def _difference(name: str, found: torch.Tensor, expected: torch.Tensor, tolerant: bool) -> str | None:
+def _difference(name: str, actual: torch.Tensor, expected: torch.Tensor, tolerant: bool) -> str | None:
     if tolerant and expected.dtype.is_floating_point:
-        if torch.allclose(found.float(), expected.float(), rtol=SUM_TOLERANCE, atol=SUM_TOLERANCE):
+        if torch.allclose(actual.float(), expected.float(), rtol=SUM_TOLERANCE, atol=SUM_TOLERANCE):
             return None
         return f"{name} is not close to the fallback's"
-    return difference(name, found, expected)
+    return difference(name, actual, expected)

@@ -128,8 +128,8 @@ class Bench:
         return words
 
 
-def _differs(found: object, expected: object) -> str | None:
-    return None if found == expected else f"{found} instead of {expected}"
+def _differs(actual: object, expected: object) -> str | None:
+    return None if actual == expected else f"{actual} instead of {expected}"
 
 
 @_assumed("the device's name is a SoC of the table", "CANN: Common Compilation Options, --npu-soc")
@@ -203,12 +203,12 @@ def _queue() -> str | None:
 def _scalar_cache() -> str | None:
     """A scalar that a kernel has read before is read from memory again, also if a Triton kernel wrote it."""
     bench = Bench()
-    found = []
+    entries = []
     for number in range(8):
         bench.count.fill_(number)
         bench.run(bench.post(), bench.turn())
-        found.append(bench.entry(number % layout.NUM_ZONES)[1])
-    return _differs(found, list(range(8)))
+        entries.append(bench.entry(number % layout.NUM_ZONES)[1])
+    return _differs(entries, list(range(8)))
 
 
 @_assumed("events order two streams", f"{TORCH_NPU}: npu/streams.py, Event and Stream.wait_event")
@@ -217,8 +217,8 @@ def _streams() -> str | None:
     bench = Bench()
     bench.count.fill_(NUMBER)
     bench.run(bench.turn(), bench.post(0), bench.turn(), bench.post(1), two_streams=True)
-    found = [bench.entry(zone, rank)[1] for zone, rank in ((1, 0), (0, 1), (0, 0), (1, 1))]
-    return _differs(found, [NUMBER, NUMBER, 0, 0])
+    entries = [bench.entry(zone, rank)[1] for zone, rank in ((1, 0), (0, 1), (0, 0), (1, 1))]
+    return _differs(entries, [NUMBER, NUMBER, 0, 0])
 
 
 class InbandExchange:
@@ -369,5 +369,5 @@ def _graph() -> str | None:
     for _ in range(3):
         replay()
     bench.runtime.synchronize()
-    found = before, int(bench.zone[0]), bench.entry(1)[1]
-    return _differs(found, (1, 0, NUMBER))
+    observed = before, int(bench.zone[0]), bench.entry(1)[1]
+    return _differs(observed, (1, 0, NUMBER))

@@ -47,10 +47,10 @@ def _scrubbed(value: Any, addresses: bool, names: Names) -> Any:
 
 
 def _scrub(text: str, addresses: bool, names: Names) -> str:
-    text = PATHS.sub(lambda found: _shortened(found[0]), text)
+    text = PATHS.sub(lambda match: _shortened(match[0]), text)
     if addresses:
         text = MAC.sub(ADDRESS, IPV4.sub(ADDRESS, text))
-        text = PERHAPS_IPV6.sub(lambda found: ADDRESS if _is_ipv6(found[0]) else found[0], text)
+        text = PERHAPS_IPV6.sub(lambda match: ADDRESS if _is_ipv6(match[0]) else match[0], text)
     for secret, mark in names:
         text = secret.sub(mark, text)
     return text
@@ -77,10 +77,12 @@ def _is_ipv6(text: str) -> bool:
 def _names() -> Names:
     """Names of this machine and its user, with their replacements, the longest first."""
     host = socket.gethostname()
-    found = [(host, "<host>"), (host.split(".")[0], "<host>"), (Path.home().name, "<user>")]
+    replacements = [(host, "<host>"), (host.split(".")[0], "<host>"), (Path.home().name, "<user>")]
     with contextlib.suppress(KeyError, OSError):  # a user without a name
-        found.append((getpass.getuser(), "<user>"))
-    usable = {(name, mark) for name, mark in found if len(name) >= SHORTEST and name.lower() not in WORDS}
+        replacements.append((getpass.getuser(), "<user>"))
+    usable = {
+        (name, mark) for name, mark in replacements if len(name) >= SHORTEST and name.lower() not in WORDS
+    }
     longest_first = sorted(usable, key=lambda pair: -len(pair[0]))
     return [
         (re.compile(rf"(?<!\w){re.escape(name)}(?!\w)", flags=re.I), mark) for name, mark in longest_first

@@ -57,9 +57,9 @@ def over_passes(measure: Callable[[], Mapping[str, float]], constants: Sequence[
         constants: names of those figures whose spread is kept, as "<name> low" and "<name> high".
     """
     passes = [measure() for _ in range(PASSES)]
-    figures = {name: float(np.median([found[name] for found in passes])) for name in passes[0]}
+    figures = {name: float(np.median([one_pass[name] for one_pass in passes])) for name in passes[0]}
     for name in constants:
-        values = [found[name] for found in passes]
+        values = [one_pass[name] for one_pass in passes]
         figures |= {name + LOW: min(values), name + HIGH: max(values)}
     return figures
 

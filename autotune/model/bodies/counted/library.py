@@ -147,12 +147,12 @@ class CountingLibrary:
         Raises:
             ToolchainError: the build has no such kernel, or with other arguments.
         """
-        found = self._launchers.get(kernel.name)
-        if found is None:
+        launcher = self._launchers.get(kernel.name)
+        if launcher is None:
             self._abi.check(kernel)
-            found = self._launchers[kernel.name] = getattr(self._library, kernel.symbol)
-            found.argtypes = (ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
-        return found
+            launcher = self._launchers[kernel.name] = getattr(self._library, kernel.symbol)
+            launcher.argtypes = (ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
+        return launcher
 
     @property
     def last_error(self) -> str:
@@ -252,13 +252,13 @@ class Ranks:
     def log(self, blocks: int) -> tuple[np.ndarray, np.ndarray]:
         """What the blocks of the last launch did: (N,) `RECORD`, and where each block's end."""
         records = ctypes.c_void_p()
-        found = []
+        logs = []
         for block in range(blocks):
             count = self._library.log(self._group, block, ctypes.byref(records))
             num_bytes = count * RECORD.itemsize
-            found.append(ctypes.string_at(records, num_bytes) if count else b"")
-        ends = np.cumsum([len(each) for each in found]) // RECORD.itemsize
-        return np.frombuffer(b"".join(found), RECORD), ends
+            logs.append(ctypes.string_at(records, num_bytes) if count else b"")
+        ends = np.cumsum([len(each) for each in logs]) // RECORD.itemsize
+        return np.frombuffer(b"".join(logs), RECORD), ends
 
 
 def segment_at(segment: int, offset: int = 0) -> int:

@@ -95,13 +95,13 @@ def _away(steps: Steps, tiers: Sequence[Tier], machine: Machine) -> dict[int, tu
     flight = np.zeros(len(tiers))
     for other in np.unique(peer).tolist():
         flight[other] = hop_us(machine, tiers[other])
-    found = {}
+    us_by_kind = {}
     for kind in np.unique(step).tolist():
         here = step == kind
         in_flight = min(movement.BUFFERS * steps.blocks, machine.remote_writes_in_flight)
         hops_us = float(flight[peer[here & is_trip]].sum()) / in_flight
-        found[kind] = movement.wire(machine, float(amount[here].sum())), hops_us
-    return found
+        us_by_kind[kind] = movement.wire(machine, float(amount[here].sum())), hops_us
+    return us_by_kind
 
 
 def _us(core: Block, away: Mapping[int, tuple[float, float]]) -> float:
@@ -144,7 +144,7 @@ def clocked(steps: Steps, machine: Machine, rate: float, post_us: float) -> list
         rate: bytes of copies in a cycle.
         post_us: of each post.
     """
-    found = []
+    blocks = []
     us_per_tick = us_of(machine, 1 / clock.TICKS_PER_CYCLE)
     cores = clock.cores(ops_of(steps, machine, rate, post_us), steps.ends, machine)
     for begin, core in zip(steps.begins.tolist(), cores, strict=True):
@@ -155,8 +155,8 @@ def clocked(steps: Steps, machine: Machine, rate: float, post_us: float) -> list
         for kind, us in zip([ascendc.TRACE_BLOCK, *kinds], np.diff(times).tolist(), strict=True):
             of_steps[kind] = of_steps.get(kind, 0.0) + us
         posted_us = core.events["begin"][~is_mark] * us_per_tick
-        found.append(Block(float(times[-1]), of_steps, posted_us.tolist()))
-    return found
+        blocks.append(Block(float(times[-1]), of_steps, posted_us.tolist()))
+    return blocks
 
 
 def ops_of(steps: Steps, machine: Machine, rate: float, post_us: float) -> np.ndarray:

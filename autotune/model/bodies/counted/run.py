@@ -257,7 +257,7 @@ class PlanRun:
     def _run(self, index: int) -> list[Ran]:
         launch = self.plan.launches[index]
         names = {arg.name for arg in launch.kernel.args}
-        found = []
+        counted = []
         for rank in self._counting:
             look, waits = None, False
             if "timeout_us" in names:
@@ -265,7 +265,7 @@ class PlanRun:
                 waits = self._ranks.waits()
             steps = self._count(index, rank, Mode.LOGGED)
             awaits = self._ranks.awaited() if waits else Writers.of(NOBODY)
-            found.append((steps, look if waits else None, awaits))
+            counted.append((steps, look if waits else None, awaits))
         if self._relays or PEERS in names:
             blocks = launch.blocks if self._relays else 1
             for rank in range(self._config.num_ranks):
@@ -277,7 +277,7 @@ class PlanRun:
             if isinstance(value, Hole) and arg.direction in ("out", "inout")
         }
         arrived = [self._ranks.arrived(rank) for rank in self._counting]
-        return [Ran(*each, *both) for each, both in zip(found, arrived, strict=True)]
+        return [Ran(*each, *both) for each, both in zip(counted, arrived, strict=True)]
 
     def _count(self, index: int, rank: int, mode: Mode) -> Steps:
         blocks = self.plan.launches[index].blocks

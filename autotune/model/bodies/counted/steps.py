@@ -61,19 +61,19 @@ class Steps:
         what takes rows as they come does so from its first look on.
         """
         did = self.records["did"]
-        found = np.full(len(did) + 1, -1)
+        kinds = np.full(len(did) + 1, -1)
         is_mark = did == Did.MARK
-        found[1:][is_mark] = self.records["amount"][is_mark]
+        kinds[1:][is_mark] = self.records["amount"][is_mark]
         marked = np.r_[0, np.cumsum(is_mark)]
         first, last = _firsts_and_lasts(np.flatnonzero(self.peer >= 0), self.block)
         is_bare = marked[last] == marked[self.begins[self.block[last]]]
-        found[first[is_bare]] = ascendc.TRACE_WRITE
-        found[last[is_bare] + 1] = ascendc.TRACE_BLOCK
+        kinds[first[is_bare]] = ascendc.TRACE_WRITE
+        kinds[last[is_bare] + 1] = ascendc.TRACE_BLOCK
         if self.takes_what_comes:
             looks, _ = _firsts_and_lasts(np.flatnonzero(self.records["flags"] & LOOKS), self.block)
-            found[looks] = ascendc.TRACE_POLL
-        found[self.begins] = np.where(found[self.begins] < 0, ascendc.TRACE_BLOCK, found[self.begins])
-        return found
+            kinds[looks] = ascendc.TRACE_POLL
+        kinds[self.begins] = np.where(kinds[self.begins] < 0, ascendc.TRACE_BLOCK, kinds[self.begins])
+        return kinds
 
     @cached_property
     def step(self) -> np.ndarray:
@@ -114,12 +114,12 @@ class Steps:
         What continues a longer store of the same core is on its way with that; and so is a stamp or a flag
         with a row before it, to the same rank, that has none yet.
         """
-        found = np.flatnonzero(self.peer >= 0)
-        records, block = self.records[found], self.block[found]
+        remote = np.flatnonzero(self.peer >= 0)
+        records, block = self.records[remote], self.block[remote]
         amount, first = records["amount"].astype(np.int64), records["address"].astype(np.int64)
-        pair = block * self.num_ranks + self.peer[found]
+        pair = block * self.num_ranks + self.peer[remote]
         is_trip = np.zeros(len(self.records), bool)
-        is_trip[found] = ~(_continues(block, first, amount) | _belongs(pair, self.is_short[found]))
+        is_trip[remote] = ~(_continues(block, first, amount) | _belongs(pair, self.is_short[remote]))
         return is_trip
 
     @cached_property

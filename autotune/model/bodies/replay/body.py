@@ -73,13 +73,13 @@ def translation_of(kernel: TritonKernel, soc: str) -> Translation:
     """
     function = kernel_function(kernel, soc_named(soc))
     with named(kernel.name):
-        found = translated(function)
-    if found.num_arguments != len(kernel.args):
+        translation = translated(function)
+    if translation.num_arguments != len(kernel.args):
         raise ReplayError(
-            f"the NPU's {kernel.name} takes {found.num_arguments} arguments beside the system's, not "
+            f"the NPU's {kernel.name} takes {translation.num_arguments} arguments beside the system's, not "
             f"{len(kernel.args)}"
         )
-    return found
+    return translation
 
 
 def streams_of(
@@ -155,12 +155,12 @@ class _Recorder:
 
     def _where(self, error: Exception) -> str:
         """The operation that the innermost line of generated code came from."""
-        found, frame = "its arguments", error.__traceback__
+        operation, frame = "its arguments", error.__traceback__
         while frame is not None:
             if frame.tb_frame.f_code.co_filename == GENERATED:
-                found = self.translation.operations.get(frame.tb_lineno, found)
+                operation = self.translation.operations.get(frame.tb_lineno, operation)
             frame = frame.tb_next
-        return found
+        return operation
 
     def _code_of(self, template: int, number: int) -> int:
         """The code of an instruction whose bytes, or event, are only known now."""
@@ -288,13 +288,13 @@ def _op(one: Instruction, m: Machine, bytes_per_cycle: float) -> tuple[int, ...]
 
 
 def _spans(stream: Stream, codes: np.ndarray, events: np.ndarray) -> list[Span]:
-    found = []
+    spans = []
     for code, (_, what, *times) in zip(codes.tolist(), events.tolist(), strict=True):
         one = stream.instructions[code]
         if what == SPAN and one.kind in ("copy", "vector", "element"):
             begin, end = cycles_of(np.array(times)).tolist()
-            found.append(Span(one.pipe, one.name, begin, end, one.num_bytes))
-    return found
+            spans.append(Span(one.pipe, one.name, begin, end, one.num_bytes))
+    return spans
 
 
 def _slope(stream: Stream, codes: np.ndarray, events: np.ndarray) -> tuple[int, float]:
@@ -354,10 +354,10 @@ def replayed(work: Work, machine: Machine) -> Cost:
             raise ReplayError(f"argument {name} of {kernel.name} is a region, which no Triton kernel takes")
     soc = SOC_OF_PRODUCT[work.traffic.config.product]
     arguments: Mapping[str, Argument] = work.arguments  # type: ignore[assignment]
-    found = replay_of(kernel, soc, arguments, work.blocks, machine)
+    launch = replay_of(kernel, soc, arguments, work.blocks, machine)
     us_per_cycle = 1e-3 / machine.clock_ghz
-    parts = {part: cycles * us_per_cycle for part, cycles in found.slowest.parts.items()}
-    return Cost(parts, found.read, found.written, detail=dict(found.slowest.busy))
+    parts = {part: cycles * us_per_cycle for part, cycles in launch.slowest.parts.items()}
+    return Cost(parts, launch.read, launch.written, detail=dict(launch.slowest.busy))
 
 
 def replay_of(

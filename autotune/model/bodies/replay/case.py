@@ -73,17 +73,17 @@ def trace_events(replay: Replay, machine: Machine, name: str) -> list[dict[str, 
     return [process, *named, *spans]
 
 
-def as_json(found: Replayed, machine: Machine) -> dict[str, Any]:
+def as_json(launch: Replayed, machine: Machine) -> dict[str, Any]:
     """What a replay found, as a JSON object. Times are cycles, but for ``us``."""
-    replay = found.slowest
+    replay = launch.slowest
     shown = {key: value for key, value in asdict(replay).items() if key != "spans"}
     return {
         "machine": machine.name,
         "us": replay.cycles / (machine.clock_ghz * 1e3),
         "bound": replay.bound,
         **shown,
-        "bytes_read": found.read,
-        "bytes_written": found.written,
-        "bytes_per_cycle": found.bytes_per_cycle,
-        "active_cores": found.active,
+        "bytes_read": launch.read,
+        "bytes_written": launch.written,
+        "bytes_per_cycle": launch.bytes_per_cycle,
+        "active_cores": launch.active,
     }

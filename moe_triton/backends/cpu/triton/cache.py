@@ -82,9 +82,9 @@ def cache_folder() -> Path:
     """
     folder = _chosen_folder()
     try:
-        with opened(folder, makes=True) as found:
-            folder = folder if found.why_unsafe else found.path
-            state = os.fstat(found.handle)
+        with opened(folder, makes=True) as open_folder:
+            folder = folder if open_folder.why_unsafe else open_folder.path
+            state = os.fstat(open_folder.handle)
     except ForeignLinkError:
         return folder
     except (OSError, ValueError) as error:
@@ -127,8 +127,8 @@ def _chosen_folder() -> Path:
 def why_unsafe(folder: Path) -> str:
     """What on the way to this folder lets others put another in its place; empty where nothing does."""
     try:
-        with opened(folder) as found:
-            return found.why_unsafe
+        with opened(folder) as open_folder:
+            return open_folder.why_unsafe
     except ForeignLinkError as error:
         return str(error)
 
@@ -140,11 +140,11 @@ def _opened_safely(folder: Path) -> Iterator[OpenFolder]:
     Raises:
         OSError: it is none.
     """
-    with opened(folder) as found:
-        why_not_ours = found.why_not_ours()
-        if why := found.why_unsafe or (why_not_ours and f"it {why_not_ours}"):
+    with opened(folder) as open_folder:
+        why_not_ours = open_folder.why_not_ours()
+        if why := open_folder.why_unsafe or (why_not_ours and f"it {why_not_ours}"):
             raise OSError(why)
-        yield found
+        yield open_folder
 
 
 def check_usable() -> None:
@@ -155,8 +155,8 @@ def check_usable() -> None:
     """
     folder = cache_folder()
     try:
-        with _opened_safely(folder) as found:
-            _probe(found)
+        with _opened_safely(folder) as open_folder:
+            _probe(open_folder)
     except OSError as error:
         _pass_by(folder, error)
         _probe_private()
@@ -174,8 +174,8 @@ def _probe(folder: OpenFolder) -> None:
 
 def _probe_private() -> None:
     try:
-        with opened_as_ours(private_folder()) as found:
-            _probe(found)
+        with opened_as_ours(private_folder()) as open_folder:
+            _probe(open_folder)
     except OSError as error:
         raise _no_room(error) from error
 
@@ -254,11 +254,11 @@ def fetch(
     """
     with ExitStack() as held:
         try:
-            found = held.enter_context(_opened_safely(folder))
-            entry = Entry(folder / f"{key}{suffix}", found.inside / f"{key}{suffix}")
+            open_folder = held.enter_context(_opened_safely(folder))
+            entry = Entry(folder / f"{key}{suffix}", open_folder.inside / f"{key}{suffix}")
             is_sound = partial(_is_sound, entry.opened)
             if not is_sound():
-                with _lock(found.inside / f"{key}.lock", is_sound, of):
+                with _lock(open_folder.inside / f"{key}.lock", is_sound, of):
                     if not is_sound():  # another process may have built it meanwhile
                         _write(entry.opened, build())
         except OSError as error:
@@ -276,8 +276,8 @@ def fetch_privately(key: str, build: Callable[[], bytes], suffix: str = ".so") -
     """
     with ExitStack() as held:
         try:
-            found = held.enter_context(opened_as_ours(private_folder()))
-            entry = Entry(found.path / f"{key}{suffix}", found.inside / f"{key}{suffix}")
+            open_folder = held.enter_context(opened_as_ours(private_folder()))
+            entry = Entry(open_folder.path / f"{key}{suffix}", open_folder.inside / f"{key}{suffix}")
             if not _is_sound(entry.opened):
                 _write(entry.opened, build())
         except OSError as error:

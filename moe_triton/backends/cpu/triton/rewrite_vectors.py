@@ -103,8 +103,8 @@ _MEMREF = re.compile(r"memref<((?:\d+x)+)(\w+)(?:, strided<\[([\d, ]+)\](?:, off
 
 
 def _shape(type_: str) -> list[int]:
-    found = _MEMREF.fullmatch(type_)
-    return [int(extent) for extent in found[1].split("x")[:-1]] if found else []
+    match = _MEMREF.fullmatch(type_)
+    return [int(extent) for extent in match[1].split("x")[:-1]] if match else []
 
 
 def _tile_shape(num_dims: int, placed: list[tuple[str, str, str]]) -> tuple[int, int]:

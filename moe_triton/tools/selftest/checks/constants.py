@@ -179,9 +179,9 @@ def measure_writes(place: Place) -> Finding:
         }
 
     with closing(wires):
-        found = _finding(measure, ("remote_write_gb_per_s", HOP)) if place.rank == 0 else Finding()
+        finding = _finding(measure, ("remote_write_gb_per_s", HOP)) if place.rank == 0 else Finding()
         dist.barrier()
-    return found
+    return finding
 
 
 def measure_cpu(place: Place) -> Finding:

@@ -45,11 +45,11 @@ def find_toolchain(place: Place) -> Finding:
 
     is_npu = place.settings.backend == "npu"
     wrong, facts = [], {}
-    for name, present, found, remedy in components():
+    for name, present, detail, remedy in components():
         if is_npu != name.startswith("npu:") and not (is_npu and name in ON_BOTH):
             continue
         if present:
-            facts[name] = found or "present"
+            facts[name] = detail or "present"
         else:
             wrong.append(f"{name.removeprefix('npu: ')} is missing: {remedy}")
     return Finding(wrong=tuple(wrong), facts=facts)
@@ -109,10 +109,10 @@ def check_assumption(place: Place, name: str) -> Finding:
     importlib.import_module("torch_npu").npu.set_device(0)
     assumption = next(known for known in _declared() if known.name == name)
     try:
-        found = assumption.check()
+        violation = assumption.check()
     except Exception as error:  # any error is a finding
         return Finding(wrong=(f"{type(error).__name__}: {error}",), left=True)
-    return Finding(wrong=() if found is None else (found,))
+    return Finding(wrong=() if violation is None else (violation,))
 
 
 def _declared() -> Sequence[Assumption]:
@@ -141,14 +141,14 @@ def versions() -> dict[str, str]:
 def cpu_model() -> str:
     """As the kernel names it."""
     text = _read(Path("/proc/cpuinfo"))
-    found = re.search(r"^(?:model name|CPU part)\s*:\s*(.+)$", text, flags=re.M)
-    return found[1] if found else platform.machine()
+    match = re.search(r"^(?:model name|CPU part)\s*:\s*(.+)$", text, flags=re.M)
+    return match[1] if match else platform.machine()
 
 
 def cpu_ghz() -> float | None:
     """The clock of the first core, if the kernel reports it."""
-    found = re.search(r"^cpu MHz\s*:\s*([\d.]+)$", _read(Path("/proc/cpuinfo")), flags=re.M)
-    return float(found[1]) / 1000 if found and float(found[1]) > 0 else None
+    match = re.search(r"^cpu MHz\s*:\s*([\d.]+)$", _read(Path("/proc/cpuinfo")), flags=re.M)
+    return float(match[1]) / 1000 if match and float(match[1]) > 0 else None
 
 
 def _distribution() -> str:

@@ -86,8 +86,8 @@ def compare_rounds(place: Place, case: Case) -> Finding:
             output, combined = cases.one_round(buffer, case, inputs[number % different], smooth)
             cases.finish(buffer, place.backend)
             received, sums = expected[number % different]
-            found = cases.wrong_parts(output, combined, received[place.rank], sums[place.rank])
-            wrong += [f"round {number}: {text}" for text in found]
+            differences = cases.wrong_parts(output, combined, received[place.rank], sums[place.rank])
+            wrong += [f"round {number}: {text}" for text in differences]
     return Finding(wrong=few(wrong), figures={"rounds": case.rounds})
 
 
@@ -206,6 +206,6 @@ def replay(place: Place) -> Finding:
             cases.finish(buffer, backend)
             received, sums = cases.expected_round(case, number)
             for output, combined in captured:
-                found = cases.wrong_parts(output, combined, received[place.rank], sums[place.rank])
-                wrong += [f"replay {number}: {text}" for text in found]
+                differences = cases.wrong_parts(output, combined, received[place.rank], sums[place.rank])
+                wrong += [f"replay {number}: {text}" for text in differences]
     return Finding(wrong=tuple(wrong), figures={"replays": REPLAYS})

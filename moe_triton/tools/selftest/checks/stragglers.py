@@ -49,8 +49,8 @@ def come_late(place: Place, delay_ms: int) -> Finding:
             cases.finish(buffer, place.backend)
             ends.append(time.monotonic() * 1000)
             out = cases.combined(buffer, case, inputs, output)
-            found = cases.wrong_parts(output, out, received[place.rank], sums[place.rank])
-            wrong += [f"rank {late} late: {text}" for text in found]
+            differences = cases.wrong_parts(output, out, received[place.rank], sums[place.rank])
+            wrong += [f"rank {late} late: {text}" for text in differences]
     return Finding(wrong=tuple(wrong), samples={"begin_ms": begins, "end_ms": ends})
 
 

@@ -27,9 +27,9 @@ def exchange_flags(place: Place) -> Finding:
     """Whether the number that every rank sends with its flag arrives, in each of several rounds."""
     with closing(Wires(place.backend, 32, 1, place.settings.wait_s)) as wires:
         for number in range(FLAG_ROUNDS):
-            found = wires.barrier(1000 * number + place.rank)
-            if found != [1000 * number + rank for rank in range(place.num_ranks)]:
-                return Finding(wrong=(f"round {number}: the ranks' numbers came as {found}",), left=True)
+            numbers = wires.barrier(1000 * number + place.rank)
+            if numbers != [1000 * number + rank for rank in range(place.num_ranks)]:
+                return Finding(wrong=(f"round {number}: the ranks' numbers came as {numbers}",), left=True)
     return Finding(figures={"rounds": FLAG_ROUNDS})
 
 
