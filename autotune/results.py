@@ -47,7 +47,7 @@ def row_of(search: Found) -> Row | None:
     beside = facts.get("default_ns", default.outcome.facts.get("ns", 1))
     chosen, own = (max(1, round(float(ns))) for ns in (facts.get("ns", 1), beside))
     settings = {} if best is default else best.settings
-    return Row(task.subject.keys, task.subject.sizes, (text_of(settings), chosen, own))
+    return Row(task.tunable.keys, task.tunable.sizes, (text_of(settings), chosen, own))
 
 
 def table_of(scope: Scope, searches: Sequence[Found]) -> Table:
@@ -66,7 +66,7 @@ def table_of(scope: Scope, searches: Sequence[Found]) -> Table:
 
 def codes_of(searches: Iterable[Found]) -> dict[str, str]:
     """Digests of the code of modelled kernels, by their names."""
-    kernels = (each.task.subject.kernel for each in searches if isinstance(each.task, ModelledTask))
+    kernels = (each.task.tunable.kernel for each in searches if isinstance(each.task, ModelledTask))
     return {kernel.name: code_of(kernel) for kernel in sorted(kernels, key=lambda kernel: kernel.name)}
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from autotune import results
 from autotune.kernels import measured, modelled, npu
 from autotune.kernels.scope import Scope
-from autotune.kernels.subjects import Subject, subjects_of
+from autotune.kernels.tunables import Tunable, tunables_of
 from autotune.search import Found, Options, Task, run
 from autotune.search.run import Report
 from autotune.search.study import Studies
@@ -49,27 +49,27 @@ def tasks_of(scope: Scope) -> Sequence[Task]:
     """The kernels of a scope as tasks: measured on a CPU, on an NPU if asked to be, and modelled otherwise.
 
     Raises:
-        ArgumentError: see `subjects_of`, `Scope.priced_on` and `autotune.kernels.npu.device_of`.
+        ArgumentError: see `tunables_of`, `Scope.priced_on` and `autotune.kernels.npu.device_of`.
     """
     if scope.measure and not scope.is_cpu:
         npu.device_of(scope.chip)  # rather than after plans are made
-    subjects = _subjects_of(scope)
+    tunables = _tunables_of(scope)
     if scope.is_cpu:
-        return [measured.task_of(subject) for subject in subjects]
+        return [measured.task_of(tunable) for tunable in tunables]
     if scope.measure:
-        return [npu.task_of(subject, scope.chip) for subject in subjects]
+        return [npu.task_of(tunable, scope.chip) for tunable in tunables]
     machine = scope.priced_on()
-    return [modelled.task_of(subject, scope.chip, machine) for subject in subjects]
+    return [modelled.task_of(tunable, scope.chip, machine) for tunable in tunables]
 
 
-def _subjects_of(scope: Scope) -> list[Subject]:
-    """`subjects_of`, with an error that says which kernels there are."""
+def _tunables_of(scope: Scope) -> list[Tunable]:
+    """`tunables_of`, with an error that says which kernels there are."""
     try:
-        return subjects_of(scope)
+        return tunables_of(scope)
     except ArgumentError as error:
         if error.argument != "kernel" or not scope.kernels:
             raise
-    there = sorted({subject.keys[0] for subject in subjects_of(replace(scope, kernels=()))})
+    there = sorted({tunable.keys[0] for tunable in tunables_of(replace(scope, kernels=()))})
     rule = f"in plans of these sizes the kernels with settings are {', '.join(there)}"
     raise ArgumentError("kernel", ", ".join(scope.kernels), rule, "Name one of them, or other sizes.")
 

@@ -108,7 +108,7 @@ def _differs(row: Row, table: Table, scope: Scope) -> str:
     except ArgumentError as error:
         return str(error)
     kept = table.code.get(row.keys[0], "unknown")
-    if isinstance(task, ModelledTask) and (code := code_of(task.subject.kernel)) != kept:
+    if isinstance(task, ModelledTask) and (code := code_of(task.tunable.kernel)) != kept:
         return f"code {kept} -> {code}"
     outcome = task.evaluate(settings, None)
     if outcome.value is None:
@@ -137,8 +137,8 @@ def _task_of(row: Row, scope: Scope) -> Task:
     )
     for task in tasks_of(asked):
         assert isinstance(task, ModelledTask | MeasuredTask)
-        *named, dtype = task.subject.keys
+        *named, dtype = task.tunable.keys
         is_same = named == list(row.keys[:2]) and row.keys[2] in (dtype, tables.ANY_DTYPE)
-        if is_same and task.subject.sizes == row.sizes:
+        if is_same and task.tunable.sizes == row.sizes:
             return task
     raise ArgumentError("row", " ".join(row.keys), "plans launch no such kernel", "Tune again.")

@@ -189,7 +189,7 @@ class EPBuffer(Owner, Uncopied):
     @property
     def num_local_experts(self) -> int:
         """Experts whose rows this rank receives: 1 on a rank of shared experts."""
-        return self._communicator.site.num_local_experts
+        return self._communicator.context.num_local_experts
 
     @property
     def capacity(self) -> int:

@@ -17,7 +17,7 @@ from moe_triton.backends.cpu import native
 from moe_triton.core import abi
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import Arg, AscendCKernel, TritonKernel
-from moe_triton.core.plan import Hole, Launch, Part
+from moe_triton.core.plan import Launch, Part, Placeholder
 from moe_triton.kernels import Shape, families
 from moe_triton.kernels.add_rows import add_rows_kernel
 from moe_triton.kernels.language import HAVE_TRITON
@@ -46,15 +46,15 @@ def launched(kernel: AscendCKernel | TritonKernel, *values: object) -> Launch:
 
 
 def test_words_stand_in_the_order_of_the_table() -> None:
-    words, holes = abi.words(launched(SMALL, Hole("x", 64), (1, 2, 3, 4, 5), -1))
+    words, placeholders = abi.words(launched(SMALL, Placeholder("x", 64), (1, 2, 3, 4, 5), -1))
     assert words == [0, 1, 2, 3, 4, 5, 2**64 - 1]
-    assert holes == [(0, Hole("x", 64))]
+    assert placeholders == [(0, Placeholder("x", 64))]
 
 
-def test_a_hole_behind_a_region_is_found_behind_its_words() -> None:
+def test_a_placeholder_behind_a_region_is_found_behind_its_words() -> None:
     part = Part("tokens", index=1, parts=3)
-    _, holes = abi.words(launched(SMALL, 4096, (1, 2, 3, 4, 5), part))
-    assert holes == [(6, part)]
+    _, placeholders = abi.words(launched(SMALL, 4096, (1, 2, 3, 4, 5), part))
+    assert placeholders == [(6, part)]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_hole_behind_a_region_is_found_behind_its_words() -> None:
     [
         ((0, (1, 2, 3), 0), r"small: slots is \(1, 2, 3\), but indexed_slots takes 5 word"),
         ((0, 7, 0), "small: slots is 7, but indexed_slots takes 5 word"),
-        ((0, Hole("slots"), 0), "small: slots is .*, but indexed_slots takes 5 word"),
+        ((0, Placeholder("slots"), 0), "small: slots is .*, but indexed_slots takes 5 word"),
         (((1,), (1, 2, 3, 4, 5), 0), r"small: rows is \(1,\), but \*i8 takes 1 word"),
         ((0, (1, 2, 3, 4, 5), 2**64), "small: count is 18446744073709551616, more than 64 bits"),
         ((0, (1, 2, 3, 4, -(2**63) - 1), 0), "small: slots is .* more than 64 bits"),
@@ -249,9 +249,11 @@ def test_triton_arguments_in_another_order_are_seen() -> None:
 
 def test_every_word_of_a_triton_launch_is_one_argument() -> None:
     kernel = add_rows_kernel(BF16, 64)
-    words, holes = abi.words(launched(kernel, Hole("rows"), Hole("slots"), Hole("counts"), 16, 0, 5, 64))
+    words, placeholders = abi.words(
+        launched(kernel, Placeholder("rows"), Placeholder("slots"), Placeholder("counts"), 16, 0, 5, 64)
+    )
     assert words == [0, 0, 0, 16, 0, 5, 64]
-    assert [position for position, _ in holes] == [0, 1, 2]
+    assert [position for position, _ in placeholders] == [0, 1, 2]
 
 
 def test_the_launchers_have_the_shape_that_is_declared() -> None:

@@ -103,7 +103,7 @@ def test_who_is_missing_is_named_and_a_late_rank_finds_the_next_attempt(store: S
     assert keys_left(views[0]) == []
 
 
-def test_a_rank_that_gave_up_before_is_not_called_missing(store: StoreMaker) -> None:
+def test_a_rank_that_timed_out_before_is_not_called_missing(store: StoreMaker) -> None:
     """It is here, and missed others: of three ranks it is the third that does not come."""
     views = [store() for _ in range(3)]
     with pytest.raises(RoundGivenUpError) as caught:
@@ -141,14 +141,14 @@ def test_a_rank_that_has_come_and_given_up_is_not_named_beside_one_that_never_co
         chance = random.Random(seed)
         num_ranks = chance.choice((3, 4))
         view, absent = dist.PrefixStore("ranks", dist.HashStore()), chance.randrange(num_ranks)
-        gave_up: set[int] = set()
+        timed_out: set[int] = set()
 
         def come(rank: int, after_s: float) -> None:
             NEVER.wait(after_s)
-            before = set(gave_up)
+            before = set(timed_out)
             with pytest.raises(RoundGivenUpError) as caught:
                 Attempt(view.clone(), rank, num_ranks).exchange(b"", Deadline(0.05), NEVER)
-            gave_up.add(rank)
+            timed_out.add(rank)
             named = caught.value.culprits.ranks
             assert absent in named
             assert not before & set(named), (seed, rank, before, named)
@@ -299,7 +299,7 @@ def test_a_refusal_in_a_later_round_ends_it_for_all(store: StoreMaker) -> None:
     assert keys_left(views[0]) == []
 
 
-def test_who_gave_up_waiting_does_not_refuse_the_next_attempt(store: StoreMaker) -> None:
+def test_who_timed_out_waiting_does_not_refuse_the_next_attempt(store: StoreMaker) -> None:
     views = [store() for _ in range(2)]
     attempt = Attempt(views[0], 0, 2)
     with pytest.raises(RoundGivenUpError):

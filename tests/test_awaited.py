@@ -13,18 +13,18 @@ from moe_triton.backends.waits import Waiting
 from moe_triton.core import abi, ascendc
 from moe_triton.core.config import Config
 from moe_triton.core.kernel import AscendCKernel
-from moe_triton.core.plan import Hole, Plan, Value, launch
+from moe_triton.core.plan import Placeholder, Plan, Value, launch
 from moe_triton.core.region import Region, region_of
 from moe_triton.core.tuning import Tuning
 from moe_triton.layout import BLOCK_BYTES, BLOCK_DATA_BYTES, FLAG_BITS, STAMP_BYTES, STATUS_ENTRY_BYTES
 from moe_triton.runtime.diagnosis import MAX_PATIENCE_S, awaited_ranks, note_of, patience_s, tell_of
 from moe_triton.schemes import make_scheme
 from moe_triton.schemes.fullmesh.ascendc import COMBINE_WAIT, INBAND_COLLECT, INBAND_RECEIVE
-from moe_triton.schemes.site import Site
+from moe_triton.schemes.rank_context import RankContext
 
 RANKS, EXPERTS, TOPK, ZONE = 4, 2, 2, 1
 CONFIG = Config(RANKS, 4, 64, TOPK, EXPERTS * RANKS, relaxed=True)
-SITE = make_scheme(Site(CONFIG, 2, 2, 1_000_000, CAPABILITIES["cpu"], None, Tuning())).site
+SITE = make_scheme(RankContext(CONFIG, 2, 2, 1_000_000, CAPABILITIES["cpu"], None, Tuning())).context
 
 
 def waiting(
@@ -79,7 +79,7 @@ def test_results_that_are_missing() -> None:
     window = np.zeros(status.end, np.uint8)
     # Experts 2 r and 2 r + 1 are on rank r; 99 and -1 are nobody's.
     ids = np.array([[0, 2], [4, 6], [-1, 99], [6, 1]], np.int32)
-    active = np.array([0, 1, 2, -1], np.int32)
+    active_index = np.array([0, 1, 2, -1], np.int32)
     for k, number in enumerate((8, 6)):  # of this round, and of one before in this zone
         at = status.offset(zone=ZONE, token=1, k=k)
         window[at : at + 4].view(np.int32)[0] = number
@@ -95,7 +95,7 @@ def test_results_that_are_missing() -> None:
     wait = COMBINE_WAIT
     assert awaited_ranks(SITE, waiting(wait, {0: (1, 3)}, **arguments)) == [0, 3]
     assert awaited_ranks(SITE, waiting(wait, {0: (0, 4)}, **arguments)) == [0, 1, 3]
-    assert awaited_ranks(SITE, waiting(wait, {0: (1, 3)}, active=active, **arguments)) == [3]
+    assert awaited_ranks(SITE, waiting(wait, {0: (1, 3)}, active_index=active_index, **arguments)) == [3]
 
 
 def test_rows_that_are_missing() -> None:
@@ -172,13 +172,13 @@ def test_rows_that_are_missing_where_some_blocks_only_receive() -> None:
 
 
 def test_a_tensor_parallel_exchange_is_between_two() -> None:
-    site = make_scheme(Site(CONFIG, 2, 2, 1_000_000, CAPABILITIES["cpu"], 0, Tuning())).site
+    context = make_scheme(RankContext(CONFIG, 2, 2, 1_000_000, CAPABILITIES["cpu"], 0, Tuning())).context
     _, status = entries()
-    arguments = {"window": Hole("exchange_window"), "zone": ZONE, "status": status.words()}
+    arguments = {"window": Placeholder("exchange_window"), "zone": ZONE, "status": status.words()}
     made = waiting(ascendc.DISPATCH_WAIT, {0: (0, 4)}, **arguments)
-    assert awaited_ranks(site, made) == [1]
+    assert awaited_ranks(context, made) == [1]
     notes = FakeNotes()
-    note_of(site, made, {"dispatch": 12}, notes)  # type: ignore[arg-type]
+    note_of(context, made, {"dispatch": 12}, notes)  # type: ignore[arg-type]
     # Its number is one of the other group, and nobody is to follow it.
     assert notes.left == [("dispatch number 12, for its tensor-parallel peer", [])]
 

@@ -101,7 +101,7 @@ LOCAL = [
     (DISPATCH, {"mask": "tokens"}),
     (DISPATCH, {"cumulative": True}),
     (DISPATCH, {"waits": True}),
-    (DISPATCH, {"keeps_own": True}),
+    (DISPATCH, {"local_bypass": True}),
     (replace(DISPATCH, row_format=INT8), {"smooth": True}),
     (replace(DISPATCH, row_format=INT8), {"dtype": torch.float16}),
     (COMBINE, {"weights": True}),
@@ -111,7 +111,7 @@ LOCAL = [
     (COMBINE, {"norm": True}),
     (COMBINE, {"waits": True}),
     (COMBINE, {"in_place": True}),
-    (COMBINE, {"keeps_own": True}),
+    (COMBINE, {"local_bypass": True}),
 ]
 COMMON = [
     (DISPATCH, {"row_format": INT8}),

@@ -317,7 +317,7 @@ def test_the_command_says_it_in_a_line(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
-    """It takes no room: it has a hole."""
+    """It takes no room: it has a placeholder."""
     path = tmp_path / "large.json"
     with path.open("wb") as file:
         file.truncate(1 << 40)

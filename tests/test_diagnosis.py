@@ -31,11 +31,11 @@ from moe_triton.runtime.diagnosis import FLAG_BITS, Run, failure
 from moe_triton.schemes import make_scheme, product_of
 from moe_triton.schemes.a2_fullmesh.ascendc import BLOCKS_WAIT
 from moe_triton.schemes.a2_fullmesh.layout import BlocksLayout
-from moe_triton.schemes.common.waits import GaveUp
+from moe_triton.schemes.common.waits import TimedOut
 from moe_triton.schemes.fullmesh.ascendc import COMBINE_POST, COMBINE_WAIT, DISPATCH_POST
 from moe_triton.schemes.hierarchy.ascendc import PARTIALS_SEND, RAIL_RELAY, RAIL_SEND, RAIL_WAIT, RETURNS_LOST
 from moe_triton.schemes.hierarchy.relay_tables import RelayTables
-from moe_triton.schemes.site import Site
+from moe_triton.schemes.rank_context import RankContext
 
 RANKS, TOKENS, TOPK = 4, 3, 2
 WITH_WORDS = DISPATCH_WAIT, BLOCKS_WAIT, RAIL_RELAY, RAIL_WAIT
@@ -45,22 +45,24 @@ COMBINE = CombineVariant(BF16, weights=False)
 USUAL = call_word("dispatch", DISPATCH.kind)
 
 
-def site_of(
+def context_of(
     scheme: str, version: int = 2, exchange: int | None = None, servers: tuple[int, ...] | None = None
-) -> Site:
+) -> RankContext:
     sizes = RANKS, TOKENS, 64, TOPK, 8
     product = product_of(scheme)
     config = Config(
         *sizes, product=product, scheme=scheme, version=version, relaxed=True, ranks_per_server=servers
     )
-    return make_scheme(Site(config, 1, 2, 5_000_000, CAPABILITIES["cpu"], exchange_rank=exchange)).site
+    return make_scheme(
+        RankContext(config, 1, 2, 5_000_000, CAPABILITIES["cpu"], exchange_rank=exchange)
+    ).context
 
 
-def waits_of(site: Site) -> list[tuple[str, int, Launch]]:
+def waits_of(context: RankContext) -> list[tuple[str, int, Launch]]:
     """Operator, zone and launch of every wait for flags."""
-    scheme = make_scheme(site)
-    exchange = site.exchange_rank is not None
-    weights = site.config.scheme == "hierarchy"
+    scheme = make_scheme(context)
+    exchange = context.exchange_rank is not None
+    weights = context.config.scheme == "hierarchy"
     dispatch = DispatchVariant(BF16, AS_THEY_ARE, weights=weights, exchange=exchange)
     combine = CombineVariant(BF16, weights=False, exchange=exchange)
     plans = [plan for zone in range(NUM_ZONES) for plan in (
@@ -81,34 +83,34 @@ def _posts(launch: Launch) -> bool:
 
 
 SITES = [
-    site_of("fullmesh_v1"),
-    site_of("fullmesh_v2"),
-    site_of("direct"),
-    site_of("fullmesh_v1", 1),
-    site_of("fullmesh_v1", exchange=0),
-    site_of("fullmesh"),
-    site_of("fullmesh_v1", servers=(2, 2)),
-    site_of("fullmesh_v1", 1, servers=(3, 1)),
-    site_of("hierarchy", servers=(2, 2)),
+    context_of("fullmesh_v1"),
+    context_of("fullmesh_v2"),
+    context_of("direct"),
+    context_of("fullmesh_v1", 1),
+    context_of("fullmesh_v1", exchange=0),
+    context_of("fullmesh"),
+    context_of("fullmesh_v1", servers=(2, 2)),
+    context_of("fullmesh_v1", 1, servers=(3, 1)),
+    context_of("hierarchy", servers=(2, 2)),
 ]
 
 
-def memory_of(site: Site) -> dict[str, torch.Tensor | int]:
+def memory_of(context: RankContext) -> dict[str, torch.Tensor | int]:
     """What waits' plans hold, of zeros."""
     names = ("recv_counts", "barrier_counts", "reduced_counts", "round_numbers", "rail_seen")
-    scratch = make_scheme(site).scratch()
+    scratch = make_scheme(context).scratch()
     held = (name for name in names if name in scratch)
     counts = {name: torch.zeros(scratch[name].elements, dtype=torch.int32) for name in held}
     memory: dict[str, torch.Tensor | int] = {
         **counts,
-        "window": torch.zeros(site.layout.window_bytes, dtype=torch.uint8),
+        "window": torch.zeros(context.layout.window_bytes, dtype=torch.uint8),
         "exchange_counts": torch.zeros(2, dtype=torch.int32),
         "topk_idx": torch.arange(TOKENS * TOPK, dtype=torch.int32).view(TOKENS, TOPK),
         "num_tokens": TOKENS,
-        "tables": torch.zeros(RelayTables(site.config).num_words, dtype=torch.int32),
+        "tables": torch.zeros(RelayTables(context.config).num_words, dtype=torch.int32),
     }
-    if site.exchange_rank is not None:
-        memory["exchange_window"] = torch.zeros(site.exchange.window_bytes, dtype=torch.uint8)
+    if context.exchange_rank is not None:
+        memory["exchange_window"] = torch.zeros(context.exchange.window_bytes, dtype=torch.uint8)
     return memory
 
 
@@ -127,9 +129,9 @@ words = st.integers(-(2**31), 2**31 - 1)
 def test_any_memory_gives_an_error_of_ours(
     number: int, seed: int, expected: int, found: int, share: float
 ) -> None:
-    site = SITES[number]
+    context = SITES[number]
     generator = torch.Generator().manual_seed(seed)
-    memory = memory_of(site)
+    memory = memory_of(context)
     for held in memory.values():
         if isinstance(held, torch.Tensor) and held.dtype == torch.uint8:
             rubbish = torch.randint(-(2**31), 2**31, (len(held) // 4,), generator=generator)
@@ -137,50 +139,50 @@ def test_any_memory_gives_an_error_of_ours(
             held.view(torch.int32).copy_(torch.where(flags, FLAG_BITS, rubbish))
         elif isinstance(held, torch.Tensor):
             held.copy_(torch.randint(-2, 3, held.shape, generator=generator))
-    memory["topk_idx"] = memory_of(site)["topk_idx"]  # this rank's own
-    for operator, zone, launch in waits_of(site):
+    memory["topk_idx"] = memory_of(context)["topk_idx"]  # this rank's own
+    for operator, zone, launch in waits_of(context):
         call = Run(operator, 7, memory)
         codes = [REPORT_TIMEOUT] + [REPORT_MISMATCH] * (launch.kernel in WITH_WORDS)
         for code in codes:
             report = report_of(code, zone, seed % 3, expected, found)
-            _, error = failure(site, call, launch, code, report, {}, ())
+            _, error = failure(context, call, launch, code, report, {}, ())
             kind = CommunicationTimeoutError if code == REPORT_TIMEOUT else ConfigMismatchError
             assert isinstance(error, kind)
             assert f"{operator} number 7" in str(error)
 
 
 def post(
-    site: Site, name: str, zone: int, rank: int, word: int, memory: dict[str, torch.Tensor | int]
+    context: RankContext, name: str, zone: int, rank: int, word: int, memory: dict[str, torch.Tensor | int]
 ) -> None:
     window = memory["window"]
     assert isinstance(window, torch.Tensor)
-    at = site.layout.region(name).offset(zone=zone, source=rank) // 4
+    at = context.layout.region(name).offset(zone=zone, source=rank) // 4
     window.view(torch.int32)[at] = FLAG_BITS
     window.view(torch.int32)[at + CALL_WORD] = word
 
 
-def wait_of(site: Site, operator: str) -> Launch:
+def wait_of(context: RankContext, operator: str) -> Launch:
     """The first one of an operator, for flags."""
-    found = (launch for of, zone, launch in waits_of(site) if of == operator and zone == 0)
+    found = (launch for of, zone, launch in waits_of(context) if of == operator and zone == 0)
     return next(launch for launch in found if not _posts(launch))
 
 
 @pytest.mark.parametrize("servers", [None, (2, 2)])
 @pytest.mark.parametrize("count", [-1, 2**31 - 1])
 def test_counts_of_a_peer_that_cannot_be_are_said(servers: tuple[int, ...] | None, count: int) -> None:
-    site = site_of("fullmesh", servers=servers)
+    context = context_of("fullmesh", servers=servers)
     rules = {
         "dispatch": (f"{[count, 2]} rows: each must be 0 to 3, all together at most 6", 2),
         "combine": (f"{[count]} rows: it must be the number of rows that this rank's ids ask for", 1),
     }
     for operator, (said, number) in rules.items():
-        memory = memory_of(site)
-        window, launch = memory["window"], wait_of(site, operator)
+        memory = memory_of(context)
+        window, launch = memory["window"], wait_of(context, operator)
         assert isinstance(window, torch.Tensor)
-        at = BlocksLayout(site.config).blocks.offset(zone=0, rank=3)
+        at = BlocksLayout(context.config).blocks.offset(zone=0, rank=3)
         window[at : at + 4 * number].view(torch.int32)[:] = torch.tensor([count, 2][:number])
         report = report_of(REPORT_BAD_ROW, 0, 3)
-        why, error = failure(site, Run(operator, 5, memory), launch, REPORT_BAD_ROW, report, {}, ())
+        why, error = failure(context, Run(operator, 5, memory), launch, REPORT_BAD_ROW, report, {}, ())
         assert isinstance(error, BufferStateError)
         assert why == (
             f"{operator} number 5 met a block of rank 3 whose header counts {said}; nothing was read there"
@@ -189,10 +191,10 @@ def test_counts_of_a_peer_that_cannot_be_are_said(servers: tuple[int, ...] | Non
 
 
 def test_rows_that_name_no_place_are_said() -> None:
-    site = SITES[0]
-    (launch,) = [each for of, zone, each in waits_of(site) if of == "combine" and zone == 0]
+    context = SITES[0]
+    (launch,) = [each for of, zone, each in waits_of(context) if of == "combine" and zone == 0]
     report = report_of(REPORT_BAD_ROW, 0, 3)
-    _, error = failure(site, Run("combine", 5, memory_of(site)), launch, REPORT_BAD_ROW, report, {}, ())
+    _, error = failure(context, Run("combine", 5, memory_of(context)), launch, REPORT_BAD_ROW, report, {}, ())
     assert str(error) == (
         "combine number 5 met a row that names no place in this group; it was not sent. "
         "Rebuild the buffer on every rank."
@@ -201,12 +203,12 @@ def test_rows_that_name_no_place_are_said() -> None:
 
 def test_cleared_entries_were_this_ranks_own_kind() -> None:
     """A block that met no other word has cleared what it saw."""
-    site, other = SITES[0], call_word("dispatch", Kind("int8"))
-    memory = memory_of(site)
-    post(site, "dispatch_status", 0, 3, other, memory)
+    context, other = SITES[0], call_word("dispatch", Kind("int8"))
+    memory = memory_of(context)
+    post(context, "dispatch_status", 0, 3, other, memory)
     report = report_of(REPORT_MISMATCH, 0, 3, USUAL, other)
     call = Run("dispatch", 5, memory)
-    why, error = failure(site, call, wait_of(site, "dispatch"), REPORT_MISMATCH, report, {}, ())
+    why, error = failure(context, call, wait_of(context, "dispatch"), REPORT_MISMATCH, report, {}, ())
     assert why == "dispatch number 5: ranks made different calls"
     assert "  row format: bf16 on rank(s) [0, 1, 2], int8 on rank(s) [3]\n" in str(error)
 
@@ -219,9 +221,9 @@ def missing(memory: dict[str, torch.Tensor | int], ranks: list[int]) -> None:
 
 
 def timed_out(memory: dict[str, torch.Tensor | int], in_flight: tuple[str, ...] = ()) -> str:
-    site, call = SITES[0], Run("dispatch", 5, memory)
+    context, call = SITES[0], Run("dispatch", 5, memory)
     report = report_of(REPORT_TIMEOUT, 0)
-    return str(failure(site, call, wait_of(site, "dispatch"), REPORT_TIMEOUT, report, {}, in_flight)[1])
+    return str(failure(context, call, wait_of(context, "dispatch"), REPORT_TIMEOUT, report, {}, in_flight)[1])
 
 
 def test_only_missing_ranks_have_posted_something_instead() -> None:
@@ -250,10 +252,10 @@ def test_flags_of_what_is_in_flight_are_where_they_belong() -> None:
 
 
 def test_results_that_nobody_asked_for_are_said() -> None:
-    site = SITES[0]
+    context = SITES[0]
     report = report_of(REPORT_STRAY, 1, 3)
-    call, wait = Run("combine", 5, memory_of(site)), wait_of(site, "combine")
-    why, error = failure(site, call, wait, REPORT_STRAY, report, {}, ())
+    call, wait = Run("combine", 5, memory_of(context)), wait_of(context, "combine")
+    why, error = failure(context, call, wait, REPORT_STRAY, report, {}, ())
     said = (
         "met 1 result(s) that its ids and mask do not ask for, the first of token 3: they are not those that"
     )
@@ -271,13 +273,15 @@ def test_who_was_late_has_posted_nothing_instead() -> None:
 
 @pytest.mark.parametrize("number", range(len(SITES)))
 def test_who_cannot_be_posted_to_is_named(number: int) -> None:
-    site = SITES[number]
-    posts = [(of, zone, launch) for of, zone, launch in waits_of(site) if _posts(launch)]
-    operators = {"dispatch", "combine", "barrier"} if site.config.topology.num_servers > 1 else set()
+    context = SITES[number]
+    posts = [(of, zone, launch) for of, zone, launch in waits_of(context) if _posts(launch)]
+    operators = {"dispatch", "combine", "barrier"} if context.config.topology.num_servers > 1 else set()
     assert {of for of, _, _ in posts} == operators
     for operator, zone, launch in posts:
         report = report_of(REPORT_TIMEOUT, zone, 3)
-        why, error = failure(site, Run(operator, 5, memory_of(site)), launch, REPORT_TIMEOUT, report, {}, ())
+        why, error = failure(
+            context, Run(operator, 5, memory_of(context)), launch, REPORT_TIMEOUT, report, {}, ()
+        )
         assert isinstance(error, CommunicationTimeoutError)
         assert error.missing_ranks == (3,)
         assert why.startswith(f"{operator} number 5 timed out waiting for")
@@ -304,11 +308,11 @@ def test_calls_that_differ_come_first() -> None:
     ],
 )
 def test_a_server_that_is_gone_is_named(servers: tuple[int, ...] | None, ranks: list[int], said: str) -> None:
-    site = site_of("fullmesh_v1", servers=servers)
-    memory = memory_of(site)
+    context = context_of("fullmesh_v1", servers=servers)
+    memory = memory_of(context)
     missing(memory, ranks)
     report, call = report_of(REPORT_TIMEOUT, 0), Run("dispatch", 5, memory)
-    why, error = failure(site, call, wait_of(site, "dispatch"), REPORT_TIMEOUT, report, {}, ())
+    why, error = failure(context, call, wait_of(context, "dispatch"), REPORT_TIMEOUT, report, {}, ())
     assert why == f"dispatch number 5 timed out waiting for {said}"
     assert str(error).startswith(f"dispatch number 5 (zone 0) timed out waiting for {said}: their flags")
     assert isinstance(error, CommunicationTimeoutError)
@@ -317,11 +321,11 @@ def test_a_server_that_is_gone_is_named(servers: tuple[int, ...] | None, ranks: 
 
 def test_the_server_of_ranks_that_hold_up_others_is_named() -> None:
     """Rank 3 did not come because it waits for rank 0."""
-    site = site_of("fullmesh_v1", servers=(1, 2, 1))
-    memory = memory_of(site)
+    context = context_of("fullmesh_v1", servers=(1, 2, 1))
+    memory = memory_of(context)
     missing(memory, [3])
     report, call = report_of(REPORT_TIMEOUT, 0), Run("dispatch", 5, memory)
-    wait = wait_of(site, "dispatch")
+    wait = wait_of(context, "dispatch")
     stuck = "rank 3 waited itself for rank(s) [0] in combine number 4. "
     found = Culprits((0,), (0,), "nobody knows", stuck)
     asked: list[object] = []
@@ -330,7 +334,7 @@ def test_the_server_of_ranks_that_hold_up_others_is_named() -> None:
         asked.append(given)
         return found
 
-    _, error = failure(site, call, wait, REPORT_TIMEOUT, report, {}, (), culprits)
+    _, error = failure(context, call, wait, REPORT_TIMEOUT, report, {}, (), culprits)
     assert asked == [("dispatch number 5", [3])]
     assert isinstance(error, CommunicationTimeoutError)
     assert (error.missing_ranks, error.uncertain_ranks, error.uncertainty) == ((0,), (0,), "nobody knows")
@@ -342,10 +346,12 @@ def hierarchy_says(
     operator: str, step: str, code: int, memory: dict[str, torch.Tensor | int], first: int = 0
 ) -> str:
     """On rank 1 of two servers with two ranks each."""
-    site = SITES[-1]
-    launch = next(each for of, zone, each in waits_of(site) if (of, zone, each.step) == (operator, 0, step))
+    context = SITES[-1]
+    launch = next(
+        each for of, zone, each in waits_of(context) if (of, zone, each.step) == (operator, 0, step)
+    )
     report = report_of(code, 0, first, USUAL, call_word("dispatch", Kind("int8")))
-    _, error = failure(site, Run(operator, 5, memory), launch, code, report, {}, ())
+    _, error = failure(context, Run(operator, 5, memory), launch, code, report, {}, ())
     assert isinstance(error, CommunicationTimeoutError | ConfigMismatchError | BufferStateError)
     return str(error)
 
@@ -406,15 +412,15 @@ def test_errors_say_how_long_each_wait_of_a_hierarchy_was() -> None:
 
 def test_no_wait_of_a_hierarchy_is_longer_than_the_time_out() -> None:
     """Those of relays end before, so that their peers hear of it."""
-    site = SITES[-1]
+    context = SITES[-1]
     waits: dict[tuple[str, str], int] = {}
-    for operator, _, launch in waits_of(site):
+    for operator, _, launch in waits_of(context):
         if launch.kernel in WITH_WORDS:
-            waits[operator, launch.step] = GaveUp(site, launch, 0, {}, torch.zeros(0)).timeout_us
+            waits[operator, launch.step] = TimedOut(context, launch, 0, {}, torch.zeros(0)).timeout_us
     relays = {("dispatch", "relay"), ("combine", "wait for returned")}
     assert relays < set(waits)
     for step, timeout_us in waits.items():
-        assert timeout_us < site.timeout_us if step in relays else timeout_us == site.timeout_us, step
+        assert timeout_us < context.timeout_us if step in relays else timeout_us == context.timeout_us, step
 
 
 def test_a_rank_that_made_another_call_is_named_as_an_end_flag_says() -> None:

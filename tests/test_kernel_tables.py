@@ -20,7 +20,7 @@ from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.rendezvous.agreement import KERNELS, check_same
 from moe_triton.schemes import SCHEMES, make_scheme
-from moe_triton.schemes.site import Site
+from moe_triton.schemes.rank_context import RankContext
 from moe_triton.tables import (
     COMMAND,
     FOLDER,
@@ -236,9 +236,9 @@ def test_a_cpu_family_is_vendor_family_and_model(text: str, expected: str) -> No
 @pytest.mark.parametrize("target", ["cpu", "npu"])
 def test_plans_get_the_settings_and_nothing_else_changes(tmp_path: Path, scheme: str, target: str) -> None:
     config = replace(CONFIG, scheme=scheme)
-    site = Site(config, 0, 8, 1_000_000, CAPABILITIES[target])
+    context = RankContext(config, 0, 8, 1_000_000, CAPABILITIES[target])
     variants = DispatchVariant(torch.bfloat16), CombineVariant(torch.bfloat16, True)
-    plans = [make_scheme(site).whole(variant, 0) for variant in variants]
+    plans = [make_scheme(context).whole(variant, 0) for variant in variants]
     kernels = {
         launch.kernel: None
         for plan in plans

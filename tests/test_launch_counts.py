@@ -14,8 +14,8 @@ from moe_triton.core.row_formats import ROW_FORMATS
 from moe_triton.core.tuning import Tuning
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes import make_scheme
+from moe_triton.schemes.rank_context import RankContext
 from moe_triton.schemes.scheme import Scheme, SplitScheme
-from moe_triton.schemes.site import Site
 
 FULLMESH = "fullmesh_v1", "fullmesh_v2"
 DISPATCH, COMBINE = DispatchVariant(torch.bfloat16, ROW_FORMATS["int8"]), CombineVariant(torch.bfloat16, True)
@@ -28,7 +28,7 @@ def scheme(comm_alg: str, version: int = 2, receiving: int = 0, shared: int = 0)
     sizes = 16, 64, 7168, 8, experts, shared and 1, shared
     config = Config(*sizes, scheme=comm_alg, version=version, relaxed=True)
     tuning = Tuning(receiving_blocks=receiving)
-    return make_scheme(Site(config, 0, 48, 60_000_000, CAPABILITIES["npu"], tuning=tuning))
+    return make_scheme(RankContext(config, 0, 48, 60_000_000, CAPABILITIES["npu"], tuning=tuning))
 
 
 def counts(built: Scheme, variants: tuple[Variant, Variant] = PLAIN, parts: int = 1) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from moe_triton.core.errors import TILING_FAILED, ArgumentError
 from moe_triton.core.hccl import MEGABYTE
 from moe_triton.schemes import layout_of
 from moe_triton.schemes.buffer_size import check_buffer_size, needed_buffer_bytes, needed_exchange_bytes
-from moe_triton.schemes.site import Site
+from moe_triton.schemes.rank_context import RankContext
 from tests.limits_cases import (
     A2,
     A2_V1,
@@ -136,8 +136,8 @@ PAIRS = replace(A3, num_experts=8)
 def test_the_window_between_tensor_parallel_ranks(config: Config, capacity: int) -> None:
     needed = 2 * capacity * (14848 + 14336)
     assert needed_exchange_bytes(config) == needed
-    sites = (Site(config, rank, 1, 0, CAPABILITIES["cpu"]) for rank in range(8))
-    assert max(site.exchange.data_bytes for site in sites) == needed
+    contexts = (RankContext(config, rank, 1, 0, CAPABILITIES["cpu"]) for rank in range(8))
+    assert max(context.exchange.data_bytes for context in contexts) == needed
 
 
 def test_a_window_between_tensor_parallel_ranks_that_is_too_small() -> None:

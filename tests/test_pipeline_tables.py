@@ -136,7 +136,7 @@ def test_a_buffer_runs_with_them_and_says_so(tmp_path: Path, monkeypatch: pytest
         assert said["spins"].startswith("5: table pipelines-cpu-")
         assert said["num_blocks"].startswith("2: table pipelines-cpu-")
         assert buffer._backend.tuning == Tuning(combine_tokens=3, spins=5)
-        assert buffer._communicator.site.num_blocks == 2
+        assert buffer._communicator.context.num_blocks == 2
     with EPBuffer(**sizes, relaxed=True, kernels="torch", num_blocks=1, tuning=Tuning(spins=7)) as buffer:
         assert "spins" not in buffer.tuning_source()
         assert buffer._backend.tuning == Tuning(combine_tokens=3, spins=7)

@@ -13,18 +13,18 @@ from moe_triton.backends import CAPABILITIES
 from moe_triton.core import ascendc
 from moe_triton.core.config import Config
 from moe_triton.core.kernel import TritonKernel
-from moe_triton.core.plan import Hole, Launch, Part, Plan, Value, launch
+from moe_triton.core.plan import Launch, Part, Placeholder, Plan, Value, launch
 from moe_triton.core.row_formats import AS_THEY_ARE, INT8, QUANTIZED, RowFormat
 from moe_triton.core.tuning import Tuning
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Mask
 from moe_triton.schemes import make_scheme
 from moe_triton.schemes.common.steps import Steps
 from moe_triton.schemes.fullmesh.scheme import Fullmesh
+from moe_triton.schemes.rank_context import RankContext
 from moe_triton.schemes.scheme import Scheme
-from moe_triton.schemes.site import Site
 
 CPU, NPU = CAPABILITIES.values()
-SCHEME = Fullmesh(Site(Config(4, 8, 1024, 2, 8), 1, 2, 1000, CPU))
+SCHEME = Fullmesh(RankContext(Config(4, 8, 1024, 2, 8), 1, 2, 1000, CPU))
 
 
 def dispatch_plan(row_format: RowFormat, smooth: bool = False, weights: bool = True, zone: int = 0) -> Plan:
@@ -45,12 +45,12 @@ def test_zones_differ_in_addresses_only() -> None:
 
 
 def test_a_call_brings_only_what_its_variant_needs() -> None:
-    plain = set(dispatch_plan(AS_THEY_ARE, weights=False).holes)
+    plain = set(dispatch_plan(AS_THEY_ARE, weights=False).placeholders)
     assert "packed" not in plain
     assert "scales" not in plain
-    assert set(dispatch_plan(AS_THEY_ARE, weights=True).holes) - plain == {"topk_weights", "weights"}
-    assert set(dispatch_plan(INT8, weights=False).holes) - plain == {"packed", "scales"}
-    assert "smooth_scales" in dispatch_plan(INT8, smooth=True).holes
+    assert set(dispatch_plan(AS_THEY_ARE, weights=True).placeholders) - plain == {"topk_weights", "weights"}
+    assert set(dispatch_plan(INT8, weights=False).placeholders) - plain == {"packed", "scales"}
+    assert "smooth_scales" in dispatch_plan(INT8, smooth=True).placeholders
 
 
 def test_rows_that_travel_as_they_are_have_no_smooth_scales() -> None:
@@ -81,7 +81,7 @@ def test_combine_waits_once_for_a_part_and_then_sums_it(parts: int) -> None:
 
 def direct() -> Scheme:
     config = Config(4, 8, 1024, 2, 8, scheme="direct")
-    return make_scheme(Site(config, 1, 2, 1000, CPU))
+    return make_scheme(RankContext(config, 1, 2, 1000, CPU))
 
 
 def arguments_of(step: Launch) -> dict[str, Value]:
@@ -115,65 +115,80 @@ def between_servers(version: int = 2) -> Config:
     return Config(4, 8, 1024, 2, 6, 1, 1, version=version, ranks_per_server=(2, 2), relaxed=True)
 
 
-def sites() -> Iterator[Site]:
+def contexts() -> Iterator[RankContext]:
     """One of every kind: by back end, generation, scheme, tensor parallelism and what experts a rank has."""
     for capabilities, version, scheme in itertools.product(
         (CPU, NPU), (1, 2), ("fullmesh_v1", "fullmesh_v2", "direct")
     ):
         config = Config(4, 8, 1024, 2, 6, 1, 1, scheme=scheme, version=version)
         for rank, exchange_rank in itertools.product((0, 1), (None, 1)):
-            yield Site(config, rank, 2, 1000, capabilities, exchange_rank)
+            yield RankContext(config, rank, 2, 1000, capabilities, exchange_rank)
         by_blocks = Config(4, 8, 1024, 2, 8, product="A2", scheme="fullmesh", version=version, relaxed=True)
-        yield Site(by_blocks, 1, 2, 1000, capabilities)
-        yield Site(replace(by_blocks, ranks_per_server=2), 1, 2, 1000, capabilities)
+        yield RankContext(by_blocks, 1, 2, 1000, capabilities)
+        yield RankContext(replace(by_blocks, ranks_per_server=2), 1, 2, 1000, capabilities)
         by_rails = replace(by_blocks, scheme="hierarchy", ranks_per_server=2)
-        yield Site(by_rails, 1, 2, 1000, capabilities)
+        yield RankContext(by_rails, 1, 2, 1000, capabilities)
         for rank in (0, 3):
-            yield Site(between_servers(version), rank, 2, 1000, capabilities)
+            yield RankContext(between_servers(version), rank, 2, 1000, capabilities)
 
 
-def variants(site: Site) -> Iterator[DispatchVariant | CombineVariant]:
-    if site.config.scheme == "hierarchy":  # which has no masks, scales or special experts
+def variants(context: RankContext) -> Iterator[DispatchVariant | CombineVariant]:
+    if context.config.scheme == "hierarchy":  # which has no masks, scales or special experts
         for dtype, is_quantized in itertools.product((torch.bfloat16, torch.float16), (False, True)):
             yield DispatchVariant(dtype, INT8 if is_quantized else AS_THEY_ARE, weights=True)
             yield CombineVariant(dtype, True, block_quantize=is_quantized)
         return
-    kept = make_scheme(site).keeps_own
-    exchange, bf16, is_of_a2 = site.exchange_rank is not None, torch.bfloat16, site.config.product == "A2"
+    kept = make_scheme(context).local_bypass
+    exchange, bf16, is_of_a2 = (
+        context.exchange_rank is not None,
+        torch.bfloat16,
+        context.config.product == "A2",
+    )
     quantized = itertools.product(QUANTIZED.values(), (False, True))
     for row_format, smooth in ((AS_THEY_ARE, False), *quantized):
-        mask: Mask = "none" if site.is_version_1 else "tokens" if is_of_a2 else "entries"
+        mask: Mask = "none" if context.is_version_1 else "tokens" if is_of_a2 else "entries"
         yield DispatchVariant(
-            bf16, row_format, smooth, True, mask, exchange=exchange, waits=True, keeps_own=kept
+            bf16, row_format, smooth, True, mask, exchange=exchange, waits=True, local_bypass=kept
         )
     for in_place in (False, True):
-        yield CombineVariant(bf16, True, in_place=in_place, keeps_own=kept)
+        yield CombineVariant(bf16, True, in_place=in_place, local_bypass=kept)
     features = {"exchange": exchange, "block_quantize": not is_of_a2, "norm": True, "waits": True}
-    special = (0, 0, 0) if site.is_version_1 else (1, 1, int(not is_of_a2))
-    shared_x = not site.is_version_1 and not is_of_a2
+    special = (0, 0, 0) if context.is_version_1 else (1, 1, int(not is_of_a2))
+    shared_x = not context.is_version_1 and not is_of_a2
     yield CombineVariant(bf16, True, "tokens", shared_x, special, **features)
 
 
-def plans(site: Site) -> list[Plan]:
+def plans(context: RankContext) -> list[Plan]:
     """In one part, in parts that overlap, and received while it is sent."""
-    scheme, beside = make_scheme(site), make_scheme(replace(site, tuning=Tuning(communication_blocks=1)))
-    receiving = make_scheme(replace(site, tuning=Tuning(receiving_blocks=1)))
+    scheme, beside = (
+        make_scheme(context),
+        make_scheme(replace(context, tuning=Tuning(communication_blocks=1))),
+    )
+    receiving = make_scheme(replace(context, tuning=Tuning(receiving_blocks=1)))
     found = [scheme.barrier(0)]
-    for variant in variants(site):
+    for variant in variants(context):
         found += [scheme.whole(variant, 0), beside.whole(variant, 0, parts=3)]
-        found.append(receiving.whole(replace(variant, keeps_own=False), 0))
+        found.append(receiving.whole(replace(variant, local_bypass=False), 0))
     return found
 
 
 def test_whatever_is_kept_between_launches_is_used_by_some_plan() -> None:
     kept: set[tuple[str, str]] = set()
     used: set[tuple[str, str]] = set()
-    for site in sites():
-        shared, scheme = Scheme.scratch(make_scheme(site)), site.config.scheme
-        kept |= {("" if hole in shared else scheme, hole) for hole in make_scheme(site).scratch()}
-        used |= {(name, hole) for plan in plans(site) for hole in plan.holes for name in ("", scheme)}
+    for context in contexts():
+        shared, scheme = Scheme.scratch(make_scheme(context)), context.config.scheme
+        kept |= {
+            ("" if placeholder in shared else scheme, placeholder)
+            for placeholder in make_scheme(context).scratch()
+        }
+        used |= {
+            (name, placeholder)
+            for plan in plans(context)
+            for placeholder in plan.placeholders
+            for name in ("", scheme)
+        }
     inband = {
-        ("fullmesh_v2", hole) for name, hole in used if name == "fullmesh_v1"
+        ("fullmesh_v2", placeholder) for name, placeholder in used if name == "fullmesh_v1"
     }  # one declaration for both
     assert kept - used - inband == set()
 
@@ -186,8 +201,8 @@ def test_the_page_says_which_kernels_are_triton_and_which_ascend_c() -> None:
     for language, kernels in rows[1:]:
         listed[language == "Triton"] |= set(re.findall(r"`(\w+)`", kernels))
     found: dict[bool, set[str]] = {True: set(), False: set()}
-    for site in sites():
-        for step in (step for plan in plans(site) for step in plan.launches):
+    for context in contexts():
+        for step in (step for plan in plans(context) for step in plan.launches):
             found[isinstance(step.kernel, TritonKernel)].add(step.kernel.name)
     assert listed == found
 
@@ -195,10 +210,10 @@ def test_the_page_says_which_kernels_are_triton_and_which_ascend_c() -> None:
 def test_local_steps_in_ascend_c_are_those_that_the_page_names() -> None:
     """Sends and waits aside: taking in-band rows, and copies of results into the own window."""
     local = set()
-    for site in sites():
-        for plan in plans(site):
+    for context in contexts():
+        for plan in plans(context):
             local |= {
-                (site.config.scheme, step.kernel.name)
+                (context.config.scheme, step.kernel.name)
                 for step in plan.launches
                 if not isinstance(step.kernel, TritonKernel) and step.step in ("arrange", "copy")
             }
@@ -223,7 +238,7 @@ def test_what_is_posted_takes_no_launch_of_its_own(version: int) -> None:
     inside = replace(between_servers(version), ranks_per_server=None)
     for variant in (DispatchVariant(torch.bfloat16, INT8), CombineVariant(torch.bfloat16)):
         posting, plain = (
-            phases_of(make_scheme(Site(config, 1, 2, 1000, CPU)).whole(variant, 0))
+            phases_of(make_scheme(RankContext(config, 1, 2, 1000, CPU)).whole(variant, 0))
             for config in (between_servers(version), inside)
         )
         assert [
@@ -234,7 +249,7 @@ def test_what_is_posted_takes_no_launch_of_its_own(version: int) -> None:
 
 
 def test_version_1_finds_the_way_back_of_its_rows_on_all_blocks() -> None:
-    scheme = make_scheme(Site(replace(between_servers(1), ranks_per_server=None), 1, 2, 1000, NPU))
+    scheme = make_scheme(RankContext(replace(between_servers(1), ranks_per_server=None), 1, 2, 1000, NPU))
     plan = scheme.whole(CombineVariant(torch.bfloat16), 0)
     (returns,) = (step for step in plan.launches if step.step == "returns")
     assert returns.blocks == 2
@@ -267,15 +282,15 @@ def test_the_first_launch_that_reads_ids_copies_them_for_all_others(
 ) -> None:
     config = Config(4, 8, 1024, 2, 6, 1, 1, scheme=scheme)
     tuning = Tuning(communication_blocks=1)
-    built = make_scheme(Site(config, 1, 2, 1000, NPU, tuning=tuning))
+    built = make_scheme(RankContext(config, 1, 2, 1000, NPU, tuning=tuning))
     variant = DispatchVariant(torch.bfloat16, row_format, mask=mask, given_ids=dtype)
     plan = built.whole(variant, 0, parts=3) if scheme != "direct" else built.whole(variant, 0)
-    assert "masked_ids" not in plan.holes
+    assert "active_ids" not in plan.placeholders
     found = [
         (launched.step, arg.name, arg.direction, arg.type, value.name)
         for launched in plan.launches
         for arg, value in zip(launched.kernel.args, launched.values, strict=True)
-        if arg.name in READERS and isinstance(value, Hole)
+        if arg.name in READERS and isinstance(value, Placeholder)
     ]
     first, copied, *later = found
     route = "route" if row_format is AS_THEY_ARE else "route + pack"
@@ -288,11 +303,11 @@ def test_the_first_launch_that_reads_ids_copies_them_for_all_others(
 
 def test_a_launch_needs_a_value_for_each_argument() -> None:
     with pytest.raises(ValueError, match="recv_counts"):
-        launch("wait", ascendc.DISPATCH_WAIT, "communication", 1, window=Hole("window"))
+        launch("wait", ascendc.DISPATCH_WAIT, "communication", 1, window=Placeholder("window"))
 
 
 def test_the_steps_of_a_scheme_know_which_arguments_there_are() -> None:
-    steps = Steps(SCHEME.site, None, 0)
+    steps = Steps(SCHEME.context, None, 0)
     with pytest.raises(ValueError, match=r"post_status has no arguments \['number'\]"):
         steps.launch("flag", ascendc.POST_STATUS, number=1)
     with pytest.raises(ValueError, match="post_status: nothing is known of kind"):

@@ -24,7 +24,7 @@ from moe_triton.core.config import Config
 from moe_triton.core.errors import BufferStateError
 from moe_triton.runtime.rounds import Rounds
 from moe_triton.schemes import make_scheme
-from moe_triton.schemes.site import OPERATORS, Operator, RoundFacts, Site
+from moe_triton.schemes.rank_context import OPERATORS, Operator, RankContext, RoundFacts
 from tests.headers import needs_headers
 
 RANKS = (0, 1)
@@ -36,7 +36,9 @@ FLOWS = {"all": ALL, "own": OWN, "one way": ONE_WAY}
 
 def facts(scheme: str = "fullmesh_v1", target: str = "npu", num_zones: int = 2) -> RoundFacts:
     config = Config(2, 8, 64, 2, 4, scheme=scheme, relaxed=True).normalized()
-    return replace(make_scheme(Site(config, 0, 1, 1, CAPABILITIES[target])).rounds, num_zones=num_zones)
+    return replace(
+        make_scheme(RankContext(config, 0, 1, 1, CAPABILITIES[target])).rounds, num_zones=num_zones
+    )
 
 
 @functools.cache

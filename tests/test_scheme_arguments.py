@@ -17,7 +17,7 @@ from moe_triton.schemes import SCHEMES, scheme_type
 from moe_triton.schemes.direct.scheme import Direct
 from moe_triton.schemes.rules import check_given
 
-TAGS = TensorArgument("row_tags", "(BS,)", torch.int32, holes=("row_tags",), by_scheme=True)
+TAGS = TensorArgument("row_tags", "(BS,)", torch.int32, placeholders=("row_tags",), by_scheme=True)
 NAMES = [(product, scheme) for product, schemes in SCHEMES.items() for scheme in schemes]
 
 
@@ -29,7 +29,7 @@ def call(operator: Operator, config: Config, tags: torch.Tensor | None) -> Symbo
     tagged = replace(
         operator, tensors=(*operator.tensors, TAGS), names={**operator.names, "row_tags": "tags"}
     )
-    modes = {"row_format": DISPATCH.modes["row_format"]({"quant_mode": 0}), "keeps_own": False}
+    modes = {"row_format": DISPATCH.modes["row_format"]({"quant_mode": 0}), "local_bypass": False}
     tensors = {"x": torch.zeros(3, 64), "expert_ids": torch.zeros(3, 2, dtype=torch.int32), "row_tags": tags}
     return Symbols(tagged, {**attributes_of(config, 0), **modes, **tensors})
 

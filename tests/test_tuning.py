@@ -21,7 +21,7 @@ from moe_triton.core.tuning import ALL_BYTES, usual_on_cpu
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes import product_of, scheme_type
 from moe_triton.schemes.fullmesh.scheme import Fullmesh
-from moe_triton.schemes.site import Site
+from moe_triton.schemes.rank_context import RankContext
 
 
 @pytest.mark.parametrize(
@@ -55,10 +55,10 @@ def test_what_is_posted_is_not_cut(values: dict[str, Any]) -> None:
     Tuning(dispatch_tokens=8, combine_tokens=9, receiving_blocks=0).check_posts(8)
     # Nor is it where a table or the back end would.
     config = Config(4, 8, 64, 2, 8, relaxed=True, ranks_per_server=2)
-    site = Site(config, 1, 4, 1000, CAPABILITIES["cpu"], tuning=Tuning(**values))
-    assert not site.overlaps
-    assert site.receiving_blocks == 0
-    assert [site.parts(operator, 8) for operator in ("dispatch", "combine")] == [1, 1]
+    context = RankContext(config, 1, 4, 1000, CAPABILITIES["cpu"], tuning=Tuning(**values))
+    assert not context.overlaps
+    assert context.receiving_blocks == 0
+    assert [context.parts(operator, 8) for operator in ("dispatch", "combine")] == [1, 1]
 
 
 def _settings_of(scheme: str) -> tuple[str, frozenset[str]]:
@@ -114,7 +114,10 @@ def test_blocks_are_made_in_as_many_parts_as_there_are_ranks_for(
     ranks: int, given: int | None, parts: int
 ) -> None:
     config = Config(ranks, 8, 64, 2, ranks, relaxed=True, product="A2", scheme="fullmesh", ranks_per_server=1)
-    assert Site(config, 1, 4, 1000, CAPABILITIES["cpu"], tuning=Tuning(post_parts=given)).post_parts == parts
+    assert (
+        RankContext(config, 1, 4, 1000, CAPABILITIES["cpu"], tuning=Tuning(post_parts=given)).post_parts
+        == parts
+    )
 
 
 @pytest.mark.parametrize("posts", ["AIV", "", 1, True])
@@ -153,8 +156,8 @@ def test_parts_follow_each_other_and_cover_everything(total: int, parts: int) ->
 
 
 def plan(variant: Variant, parts: int, tuning: Tuning) -> Plan:
-    site = Site(Config(4, 8, 1024, 2, 8), 1, 4, 1000, CAPABILITIES["cpu"], tuning=tuning)
-    return Fullmesh(site).whole(variant, 0, parts)
+    context = RankContext(Config(4, 8, 1024, 2, 8), 1, 4, 1000, CAPABILITIES["cpu"], tuning=tuning)
+    return Fullmesh(context).whole(variant, 0, parts)
 
 
 def steps_of(plan: Plan) -> list[str]:

@@ -47,14 +47,14 @@ def explain(
         raise ArgumentError("soc", soc, rule, "See tune kernels --soc cpu for what was measured.")
     tuned = searched(scope, budget, workers, seed, True, study)
     for search in tuned.found:
-        if not variant or variant == search.task.subject.keys[1]:  # type: ignore[attr-defined]
+        if not variant or variant == search.task.tunable.keys[1]:  # type: ignore[attr-defined]
             _explain(search, plot)
 
 
 def _explain(search: Found, plot: Path | None) -> None:
     task = search.task
     assert isinstance(task, ModelledTask)
-    say(f"\n{task.subject.label}, on {task.chip}")
+    say(f"\n{task.tunable.label}, on {task.chip}")
     if search.best is None or search.default is None:
         for trial in search.trials:
             say(f"{text_of(trial.settings)}: {trial.outcome.reason}")

@@ -94,7 +94,7 @@ def _summary(
     """What tables there are, and how to see their rows."""
     columns = names("table"), numbers("rows"), texts("of"), texts("sizes"), texts("source"), texts("written")
     lines = [
-        (table.name, len(table.rows), _subjects(table), _ranges(table), table.source, _written(path))
+        (table.name, len(table.rows), _tunables(table), _ranges(table), table.source, _written(path))
         for of_kind in tables_by_kind.values()
         for path, table in of_kind.items()
     ]
@@ -106,7 +106,7 @@ def _summary(
     yield f"Rows, with their times: {some}, or {ALL}."
 
 
-def _subjects(table: Table) -> str:
+def _tunables(table: Table) -> str:
     """What its rows are of: the values of its first column."""
     return f"{table.keys[0]}: {', '.join(dict.fromkeys(row.keys[0] for row in table.rows))}"
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass
 
 from autotune.gate.stream import Branch, Instruction, Loop, Node, Sync
-from autotune.model.bodies.replay.instructions import DIVIDE_FACTOR
 from autotune.model.constants import machine_named
+from autotune.model.kernel_costs.replay.instructions import DIVIDE_FACTOR
 
 _CORE = machine_named("A2")
 BANDWIDTH = _CORE.stream_bytes_per_cycle

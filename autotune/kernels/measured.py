@@ -18,7 +18,7 @@ import torch
 
 from autotune.intervals import Interval
 from autotune.kernels.scope import CPU
-from autotune.kernels.subjects import Subject
+from autotune.kernels.tunables import Tunable
 from autotune.kernels.versions import digest_of_values
 from autotune.search.task import Outcome, Task, WrongBitsError
 from moe_triton import __version__, tables
@@ -87,21 +87,21 @@ def compared(candidate: Callable[[], float], default: Callable[[], float]) -> Ra
 Memory = dict[str, torch.Tensor]
 
 
-def case_of(subject: Subject, target: str = CPU) -> Case:
-    """Inputs of a subject's kernel.
+def case_of(tunable: Tunable, target: str = CPU) -> Case:
+    """Inputs of a tunable's kernel.
 
     Args:
-        subject: of the kernel.
+        tunable: of the kernel.
         target: what it is specialised for.
 
     Raises:
         ToolchainError: none of the kernels' cases is of it.
     """
-    _, topk, ranks, tokens = subject.sizes
-    dtype = subject.keys[2] if subject.keys[2] in DTYPES else "bf16"
-    config = subject.situations[0].works[0][0].traffic.config
+    _, topk, ranks, tokens = tunable.sizes
+    dtype = tunable.keys[2] if tunable.keys[2] in DTYPES else "bf16"
+    config = tunable.situations[0].works[0][0].traffic.config
     sizes = Sizes(max(tokens, LEAST_TOKENS), config.num_experts, ranks, unrouted=0.0, first_token=0)
-    named = tuple(subject.keys[1].split("-"))
+    named = tuple(tunable.keys[1].split("-"))
     # The last sum of a hierarchy is of a row from each server.
     widths = dict.fromkeys((config.num_topk, topk))
     for family in families().values():
@@ -110,9 +110,9 @@ def case_of(subject: Subject, target: str = CPU) -> Case:
             given = dtype, config.hidden, width, 0, frozenset(features)
             shape = Shape(*given, target=target, zoned=zoned)
             with contextlib.suppress(ArgumentError):  # no such variant, or rows that do not fit their format
-                if _same(family.kernel(shape), subject.kernel):
+                if _same(family.kernel(shape), tunable.kernel):
                     return Case(family, shape, sizes)
-    raise ToolchainError(f"no case has inputs for {subject.label}")
+    raise ToolchainError(f"no case has inputs for {tunable.label}")
 
 
 def _same(one: TritonKernel, other: TritonKernel) -> bool:
@@ -124,17 +124,17 @@ class MeasuredTask(Task):
     """A kernel's settings, measured here. A value is the high end of the ratio to the default.
 
     Attributes:
-        subject: the kernel and its sizes.
+        tunable: the kernel and its sizes.
         target: what kernels are specialised for.
     """
 
-    subject: Subject = field(kw_only=True)
+    tunable: Tunable = field(kw_only=True)
     target: ClassVar[str] = CPU
 
     def evaluate(self, settings: Settings, best: float | None) -> Outcome:
         """Measures a candidate against the default, once both have given the same bits."""
-        default = self.subject.kernel
-        case = case_of(self.subject, self.target)
+        default = self.tunable.kernel
+        case = case_of(self.tunable, self.target)
         try:
             shared = self.copy_of(case.memory)  # places differ in speed: both have the same
             usual, expected = self.stop_watch(case, default, shared)
@@ -144,7 +144,7 @@ class MeasuredTask(Task):
             candidate, actual = self.stop_watch(case, default.with_settings(settings), shared)
         except ToolchainError as error:
             return Outcome.infeasible(str(error).partition("\n")[0])
-        check_bits(f"{self.subject.label} with {text_of(settings)}", actual, expected)
+        check_bits(f"{self.tunable.label} with {text_of(settings)}", actual, expected)
         ratio = compared(candidate, usual)
         facts = {
             "ns": ratio.middle * ratio.default_ns,
@@ -222,9 +222,9 @@ def digest_of_task(kernel: TritonKernel, *others: object) -> str:
     return digest_of_values((decides, tables.VALUES))
 
 
-def task_of(subject: Subject) -> MeasuredTask:
-    """The task of a subject, named by all that decides its outcomes."""
-    kernel = subject.kernel
+def task_of(tunable: Tunable) -> MeasuredTask:
+    """The task of a tunable, named by all that decides its outcomes."""
+    kernel = tunable.kernel
     assert kernel.space is not None
     digest = digest_of_task(kernel, source(), versions())
-    return MeasuredTask(f"cpu: {subject.label} [{digest}]", kernel.space, kernel.settings, subject=subject)
+    return MeasuredTask(f"cpu: {tunable.label} [{digest}]", kernel.space, kernel.settings, tunable=tunable)

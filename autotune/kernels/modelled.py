@@ -10,12 +10,12 @@ from hashlib import sha256
 from typing import Any
 
 from autotune.kernels.feasible import compiled, why_not
-from autotune.kernels.subjects import Situation, Subject
+from autotune.kernels.tunables import Situation, Tunable
 from autotune.kernels.versions import DIGITS, code_of, version_of
-from autotune.model.bodies.replay import ReplayError, replay_of
 from autotune.model.constants import Machine
 from autotune.model.cost import Cost, Table, Work
 from autotune.model.floor import floor_of_cost
+from autotune.model.kernel_costs.replay import ReplayError, replay_of
 from autotune.search.task import FAR_WORSE, Outcome, Task
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import TritonKernel
@@ -73,18 +73,18 @@ class ModelledTask(Task):
     """A kernel's settings, priced by the model. A value is nanoseconds, the mean over the situations.
 
     Attributes:
-        subject: the kernel and its launches.
+        tunable: the kernel and its launches.
         chip: that it is compiled for.
         machine: the model's constants.
     """
 
-    subject: Subject = field(kw_only=True)
+    tunable: Tunable = field(kw_only=True)
     chip: str = field(kw_only=True)
     machine: Machine = field(kw_only=True)
 
     def evaluate(self, settings: Settings, best: float | None) -> Outcome:
         """Prices a candidate by the model: its mean nanoseconds over the situations."""
-        default = self.subject.kernel
+        default = self.tunable.kernel
         kernel = default.with_settings(settings)
         if self._unpriced:  # no other settings could be better than what is not known
             return Outcome.infeasible(self._unpriced)
@@ -99,15 +99,15 @@ class ModelledTask(Task):
     def _unpriced(self) -> str:
         """Why the kernel cannot be priced with its own settings; empty if it can."""
         try:
-            timed(self.subject.kernel, self.subject.situations[0], self.chip, self.machine)
+            timed(self.tunable.kernel, self.tunable.situations[0], self.chip, self.machine)
         except (ToolchainError, ReplayError) as error:
             return str(error).partition("\n")[0]
         return ""
 
     def _priced(self, kernel: TritonKernel, best: float | None) -> Outcome:
         times: list[Timed] = []
-        number = len(self.subject.situations)
-        for situation in self.subject.situations:
+        number = len(self.tunable.situations)
+        for situation in self.tunable.situations:
             times.append(timed(kernel, situation, self.chip, self.machine))
             at_least = sum(each.ns for each in times) / number
             if best is not None and at_least > FAR_WORSE * best and len(times) < number:
@@ -134,9 +134,9 @@ class ModelledTask(Task):
         }
 
 
-def task_of(subject: Subject, chip: str, machine: Machine) -> ModelledTask:
-    """The task of a subject, named by all that decides its outcomes."""
-    kernel = subject.kernel
+def task_of(tunable: Tunable, chip: str, machine: Machine) -> ModelledTask:
+    """The task of a tunable, named by all that decides its outcomes."""
+    kernel = tunable.kernel
     assert kernel.space is not None
     decides = (
         version_of(machine),
@@ -145,11 +145,11 @@ def task_of(subject: Subject, chip: str, machine: Machine) -> ModelledTask:
         kernel.args,
         (kernel.multibuffer, kernel.programs),
         sorted(kernel.constants.items(), key=str),
-        [situation.content() for situation in subject.situations],
+        [situation.content() for situation in tunable.situations],
     )
     digest = sha256(repr(decides).encode()).hexdigest()[:DIGITS]
-    name = f"{chip}: {subject.label} [{digest}]"
-    return ModelledTask(name, kernel.space, kernel.settings, subject=subject, chip=chip, machine=machine)
+    name = f"{chip}: {tunable.label} [{digest}]"
+    return ModelledTask(name, kernel.space, kernel.settings, tunable=tunable, chip=chip, machine=machine)
 
 
 def floor_ns(num_bytes: float, machine: Machine) -> float:

@@ -15,13 +15,13 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from autotune.kernels.measured import BATCH_S, MeasuredTask, Memory, digest_of_task
-from autotune.kernels.subjects import Subject
+from autotune.kernels.tunables import Tunable
 from moe_triton import __version__
 from moe_triton.backends.npu import toolchain, triton_kernels
 from moe_triton.backends.npu.runtime import Runtime
 from moe_triton.core.errors import ArgumentError, ToolchainError
 from moe_triton.core.kernel import TritonKernel
-from moe_triton.core.plan import Hole
+from moe_triton.core.plan import Placeholder
 from moe_triton.core.soc import SOC_OF_PRODUCT, Soc, soc_of
 from moe_triton.kernels import Case
 from moe_triton.tables.installed import version_of
@@ -74,7 +74,7 @@ class MeasuredOnNpuTask(MeasuredTask):
     """A kernel's settings, measured on an NPU. A value is the high end of the ratio to the default.
 
     Attributes:
-        subject: the kernel and its launches.
+        tunable: the kernel and its launches.
         chip: see `device_of`.
     """
 
@@ -114,7 +114,7 @@ class MeasuredOnNpuTask(MeasuredTask):
 def _arguments(case: Case, kernel: TritonKernel, memory: Memory) -> list[int]:
     """Addresses and numbers, in the kernel's order."""
     values = (case.values[arg.name] for arg in kernel.args)
-    return [memory[v.name].data_ptr() + v.offset if isinstance(v, Hole) else v for v in values]
+    return [memory[v.name].data_ptr() + v.offset if isinstance(v, Placeholder) else v for v in values]
 
 
 def _timed(runtime: Runtime, run: Callable[[], None]) -> Callable[[], float]:
@@ -132,14 +132,14 @@ def _timed(runtime: Runtime, run: Callable[[], None]) -> Callable[[], float]:
     return seconds
 
 
-def task_of(subject: Subject, chip: str) -> MeasuredOnNpuTask:
-    """The task of a subject, named by all that decides its outcomes.
+def task_of(tunable: Tunable, chip: str) -> MeasuredOnNpuTask:
+    """The task of a tunable, named by all that decides its outcomes.
 
     Raises:
         ArgumentError: see `device_of`.
     """
-    kernel, source = subject.kernel, device_of(chip).source
+    kernel, source = tunable.kernel, device_of(chip).source
     assert kernel.space is not None
     digest = digest_of_task(kernel, source, kernel.multibuffer, kernel.programs)
-    name = f"npu: {subject.label} [{digest}]"
-    return MeasuredOnNpuTask(name, kernel.space, kernel.settings, subject=subject, chip=chip)
+    name = f"npu: {tunable.label} [{digest}]"
+    return MeasuredOnNpuTask(name, kernel.space, kernel.settings, tunable=tunable, chip=chip)

@@ -71,7 +71,7 @@ def rare_plans(scheme: Scheme) -> Iterator[Plan]:
 
     Only for kernels that no usual plan launches.
     """
-    c, dtype = scheme.site.config, torch.bfloat16
+    c, dtype = scheme.context.config, torch.bfloat16
     if c.version == 1:
         yield _plan(scheme, CombineVariant(dtype, weights=True))
         return
@@ -82,20 +82,20 @@ def rare_plans(scheme: Scheme) -> Iterator[Plan]:
 
 def _plan(scheme: Scheme, variant: Variant) -> Plan:
     operator = "dispatch" if isinstance(variant, DispatchVariant) else "combine"
-    tokens = scheme.site.config.num_max_tokens_per_rank
-    return scheme.whole(variant, 0, scheme.site.parts(operator, tokens))
+    tokens = scheme.context.config.num_max_tokens_per_rank
+    return scheme.whole(variant, 0, scheme.context.parts(operator, tokens))
 
 
 def _variants(scheme: Scheme, dtypes: tuple[str, ...]) -> Iterator[Variant]:
-    hidden = scheme.site.config.hidden
+    hidden = scheme.context.config.hidden
     formats = [each for each in ROW_FORMATS.values() if each.fits(hidden)]
-    keeping = (False, True) if scheme.keeps_own else (False,)
+    keeping = (False, True) if scheme.local_bypass else (False,)
     for dtype in (DTYPES[name] for name in dtypes):
         for row_format, given_ids, weights, own in product(formats, _GIVEN_IDS, (False, True), keeping):
-            yield DispatchVariant(dtype, row_format, given_ids=given_ids, weights=weights, keeps_own=own)
+            yield DispatchVariant(dtype, row_format, given_ids=given_ids, weights=weights, local_bypass=own)
         in_place = scheme.place("results", dtype.itemsize) is not None
         for quantize, norm, own in product((False,) if in_place else (False, True), (False, True), keeping):
             if (not norm or dtype == torch.bfloat16) and not (own and quantize):
                 yield CombineVariant(
-                    dtype, True, block_quantize=quantize, norm=norm, in_place=in_place, keeps_own=own
+                    dtype, True, block_quantize=quantize, norm=norm, in_place=in_place, local_bypass=own
                 )

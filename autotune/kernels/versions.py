@@ -22,8 +22,8 @@ ROOT = Path(moe_triton.__file__).parent.parent
 DIGITS = 12
 
 PRICED_BY = (
-    "autotune/model/bodies/clock.py",
-    "autotune/model/bodies/replay/*.py",
+    "autotune/model/kernel_costs/clock.py",
+    "autotune/model/kernel_costs/replay/*.py",
     "autotune/model/traffic.py",
     "autotune/model/clusters/routing.py",
     "autotune/npu_compiler/compile.py",
@@ -33,7 +33,7 @@ PRICED_BY = (
     "autotune/kernels/feasible.py",
     "autotune/kernels/modelled.py",
     "autotune/kernels/occasions.py",
-    "autotune/kernels/subjects.py",
+    "autotune/kernels/tunables.py",
 )
 """Files that price a launch: what it has to do, what the compiler makes of it, and how long that takes."""
 

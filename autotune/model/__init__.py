@@ -1,4 +1,4 @@
-"""What a plan costs on a machine: constants, bodies, timelines, clusters (docs/model.md).
+"""What a plan costs on a machine: constants, kernel costs, timelines, clusters (docs/model.md).
 
 It looks at plans and kernels; nothing that runs looks at it.
 """

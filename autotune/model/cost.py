@@ -1,4 +1,4 @@
-"""`Work`: a launch with its holes filled. `Cost`: what it takes. `Body`: the function between them."""
+"""`Work`: a launch with its placeholders filled. `Cost`: what it takes. `Body`: the function between them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autotune.model.constants import Machine
 from autotune.model.traffic import Traffic
 from moe_triton.core.errors import MoeTritonError
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
-from moe_triton.core.plan import Hole, Launch, Part, Value
+from moe_triton.core.plan import Launch, Part, Placeholder, Value
 
 
 class UnknownWorkError(MoeTritonError, LookupError):
@@ -115,7 +115,7 @@ class Table:
 
 
 class Run(Protocol):
-    """A run of a plan's Ascend C kernels on some ranks: `autotune.model.bodies.counted.run.PlanRun`."""
+    """A run of a plan's Ascend C kernels on some ranks: `autotune.model.kernel_costs.counted.run.PlanRun`."""
 
     rings: bool
 
@@ -146,7 +146,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Work:
-    """One launch with its holes filled.
+    """One launch with its placeholders filled.
 
     Attributes:
         kernel: that is launched.
@@ -173,7 +173,7 @@ class Work:
         return isinstance(self.arguments[name], Table)
 
 
-Body = Callable[[Work, Machine], Cost]
+KernelCost = Callable[[Work, Machine], Cost]
 """The time of one launch on a machine, from its blocks and what it has to move."""
 
 
@@ -182,8 +182,8 @@ def work_of(launch: Launch, traffic: Traffic, place: Place | None = None) -> Wor
 
     Args:
         launch: of a plan.
-        traffic: its `Traffic.numbers` and `Traffic.tables` fill the holes.
-        place: of the launch; what the launches before it have made fills the other holes.
+        traffic: its `Traffic.numbers` and `Traffic.tables` fill the placeholders.
+        place: of the launch; what the launches before it have made fills the other placeholders.
     """
     made = {} if place is None else place.run.made(place.index, place.number)
 
@@ -196,7 +196,9 @@ def work_of(launch: Launch, traffic: Traffic, place: Place | None = None) -> Wor
         return value.of(number) if isinstance(value, Part) else number
 
     pairs = zip(launch.kernel.args, launch.values, strict=True)
-    arguments = {arg.name: filled(value, isinstance(value, Hole) and arg.is_pointer) for arg, value in pairs}
+    arguments = {
+        arg.name: filled(value, isinstance(value, Placeholder) and arg.is_pointer) for arg, value in pairs
+    }
     return Work(launch.kernel, launch.blocks, arguments, traffic, place)
 
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from autotune.model.bodies.remembered import NotedMachine
 from autotune.model.constants import Constant, Machine
+from autotune.model.kernel_costs.remembered import NotedMachine
 
 Answer = Callable[[Machine], float]
 """Something in us that depends on a machine."""

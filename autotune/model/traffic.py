@@ -1,4 +1,4 @@
-"""What one rank sends and receives in one call: the data that bodies and timelines depend on.
+"""What one rank sends and receives in one call: the data that kernel costs and timelines depend on.
 
 Also what it keeps of tokens that go from server to server, as far as their sums' control flow needs it.
 """
@@ -54,14 +54,14 @@ def relay_tables(config: Config, rank: int, ids: np.ndarray) -> np.ndarray:
     part["outer_counts"][:] = goes.sum(0)
 
     here, most = topology.servers[rank], config.num_max_tokens_per_rank
-    part["inner_ids"][:] = part["inner_active"][:] = -1
+    part["inner_ids"][:] = part["inner_active_index"][:] = -1
     for server, source in enumerate(topology.rail(rank)):
         local = ids[source][_goes(ids[source], experts, topology.num_servers)[:, here]] - here * experts
         is_here = (local >= 0) & (local < experts)
         rows = slice(server * most, server * most + len(local))
         ascending = np.sort(np.where(is_here, server * experts + local, np.iinfo(np.int32).max), axis=1)
         part["inner_ids"][rows] = np.where(np.arange(ids.shape[2]) < is_here.sum(1)[:, None], ascending, -1)
-        part["inner_active"][rows] = 0
+        part["inner_active_index"][rows] = 0
         part["rail_counts"][server] = len(local)
     return tables
 
@@ -99,9 +99,9 @@ class Traffic:
         tiers: (EP,) how far each rank is from this one.
         topk_idx: (T, K) int32, the experts of this rank's tokens.
         recv_counts: (localE, EP) int32, rows that each expert of this rank gets from each rank.
-        numbers: integers that a call brings, by the name of the hole: num_tokens, num_ids, num_rows,
+        numbers: integers that a call brings, by the name of the placeholder: num_tokens, num_ids, num_rows,
             num_performance_entries; and own_results, an address, which is 0.
-        tables: integers in memory, by the name of the hole: topk_idx, given_ids, masked_ids, active,
+        tables: integers in memory, by the name of the placeholder: topk_idx, given_ids, active_ids, active,
             expand_idx, counts, recv_counts, recv_offsets, true_offsets, row_slots, origins, zones,
             expected_rows; where a dispatch keeps tables for its combine also tables and route_words. A mask,
             where there is one, leaves all; every received row is in the window.
@@ -186,8 +186,8 @@ def _of_rank(
     tables = {
         "topk_idx": own.reshape(-1),
         "given_ids": own.reshape(-1),
-        "masked_ids": own.reshape(-1),
-        "active": np.arange(len(own), dtype=np.int32),
+        "active_ids": own.reshape(-1),
+        "active_index": np.arange(len(own), dtype=np.int32),
         "expand_idx": _index_within_expert(own.reshape(-1)),
         "counts": np.bincount(chosen[chosen >= 0], minlength=config.num_experts).astype(np.int32),
         "recv_counts": recv_counts,

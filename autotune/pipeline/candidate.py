@@ -12,8 +12,8 @@ from moe_triton.core.config import Config, Product
 from moe_triton.core.space import Settings, text_of
 from moe_triton.core.tuning import fields_of
 from moe_triton.schemes import SCHEMES, make_scheme, scheme_type
+from moe_triton.schemes.rank_context import RankContext
 from moe_triton.schemes.scheme import Output
-from moe_triton.schemes.site import Site
 from moe_triton.tables import FOLDER
 from moe_triton.tables.pipelines import BLOCKS
 
@@ -55,7 +55,7 @@ class Sizes:
 
     def lies_in_window(self, scheme: str, output: Output) -> bool:
         """Whether a scheme has a place for rows or results in the window."""
-        made = make_scheme(Site(self.config(scheme), 0, 1, 1, CAPABILITIES["cpu"]))
+        made = make_scheme(RankContext(self.config(scheme), 0, 1, 1, CAPABILITIES["cpu"]))
         return made.place(output, torch.bfloat16.itemsize) is not None
 
     def __str__(self) -> str:

@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from autotune.intervals import Interval
-from autotune.model.bodies.body import body_of
-from autotune.model.bodies.remembered import Remembered
 from autotune.model.clusters import cluster
 from autotune.model.clusters.group import TIMEOUT_US, Group
 from autotune.model.constants import Machine, machine_named
 from autotune.model.cost import UnknownWorkError
+from autotune.model.kernel_costs.kernel_cost import kernel_cost_of
+from autotune.model.kernel_costs.remembered import Remembered
 from autotune.pipeline.candidate import Candidate, Sizes
 from autotune.pipeline.race import FORMATS, Result
 from moe_triton import Tuning
 from moe_triton.backends import CAPABILITIES
 from moe_triton.core.errors import ArgumentError
 from moe_triton.schemes import make_scheme
+from moe_triton.schemes.rank_context import RankContext
 from moe_triton.schemes.scheme import Scheme
-from moe_triton.schemes.site import Site
 from moe_triton.tables import kept
 
 NS_PER_US = 1000
@@ -58,7 +58,7 @@ class TunedGroup(Group):
         blocks = int(machine.cores) if self.num_blocks is None else self.num_blocks
         self.tuning.check(blocks)
         at = rank, blocks, TIMEOUT_US, CAPABILITIES["npu"]
-        return make_scheme(Site(self.config, *at, tuning=self.tuning))
+        return make_scheme(RankContext(self.config, *at, tuning=self.tuning))
 
 
 class Modelled:
@@ -72,7 +72,7 @@ class Modelled:
     def __init__(self, sizes: Sizes, product: str = "A3") -> None:
         self.sizes = sizes
         self.machine: Machine = machine_named(product)
-        self._bodies = Remembered(body_of)
+        self._kernel_costs = Remembered(kernel_cost_of)
         self._known: dict[str, float] = {}
         self._tables: kept.Kept = {}
 
@@ -95,4 +95,4 @@ class Modelled:
         groups = [TunedGroup.of(self.sizes, candidate, quantize) for quantize in FORMATS]
         if not groups[0].may_be_captured(self.machine):
             groups = [replace(group, mode="stream") for group in groups]
-        return sum(cluster.price(group, self.machine, self._bodies).us for group in groups)
+        return sum(cluster.price(group, self.machine, self._kernel_costs).us for group in groups)

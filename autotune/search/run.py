@@ -28,7 +28,7 @@ from moe_triton.processes import MAIN, main_hidden
 
 GRACE_S = 60.0  # for a worker to end what it is at
 POLL_S = 0.2
-PRELOAD = ["torch", "autotune.model.clusters.group", "autotune.model.bodies.body"]
+PRELOAD = ["torch", "autotune.model.clusters.group", "autotune.model.kernel_costs.kernel_cost"]
 """What a process that workers are forked from imports once."""
 
 Tasks = Callable[[], Sequence[Task]]

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from autotune.model.bodies.counted.run import standing_for
 from autotune.model.constants import Machine
-from autotune.model.cost import Body, Place, Work, work_of
+from autotune.model.cost import KernelCost, Place, Work, work_of
+from autotune.model.kernel_costs.counted.run import standing_for
 from autotune.model.topology import tiers
 from autotune.model.traffic import Traffic, traffic_of
 from autotune.selftest_reports.constants import bad, machine_of_report, read_document
@@ -24,7 +24,7 @@ from moe_triton.core.plan import Plan, synced_phases
 from moe_triton.core.row_formats import ROW_FORMATS
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.schemes import make_scheme
-from moe_triton.schemes.site import Site
+from moe_triton.schemes.rank_context import RankContext
 from moe_triton.tools.selftest.cases import inputs_of
 from moe_triton.tools.selftest.checks import timing
 from moe_triton.tools.selftest.checks.operators import SCHEMES
@@ -129,15 +129,17 @@ def _times_of(check: Mapping[str, Any], seed: int) -> list[StepTime]:
 
 
 class StepModel:
-    """What the model says of steps: the sum of the bodies of a step's launches.
+    """What the model says of steps: the sum of the kernels' costs of a step's launches.
 
     Args:
-        bodies: of kernels.
+        kernel_costs: of kernels.
         blocks: that each kernel ran on.
     """
 
-    def __init__(self, bodies: Callable[[AscendCKernel | TritonKernel], Body], blocks: int) -> None:
-        self._bodies, self._blocks = bodies, blocks
+    def __init__(
+        self, kernel_costs: Callable[[AscendCKernel | TritonKernel], KernelCost], blocks: int
+    ) -> None:
+        self._kernel_costs, self._blocks = kernel_costs, blocks
         self._works: dict[tuple[object, ...], dict[tuple[str, str], list[_Phase]]] = {}
 
     def waits(self, time: StepTime) -> bool:
@@ -156,7 +158,7 @@ class StepModel:
         """
         total_us = 0.0
         for phase in self._of(time):
-            cost = self._bodies(phase.work.kernel)(phase.work, machine)
+            cost = self._kernel_costs(phase.work.kernel)(phase.work, machine)
             total_us += (cost.after_sync(machine.sync_all_us) if phase.is_synced else cost).us
         return total_us
 
@@ -173,7 +175,7 @@ class StepModel:
 
 @dataclass(frozen=True)
 class _Phase:
-    """A launch or a phase of one with its holes filled, and whether it begins with a SyncAll."""
+    """A launch or a phase of one with its placeholders filled, and whether it begins with a SyncAll."""
 
     work: Work
     is_synced: bool
@@ -199,13 +201,13 @@ def _plans_and_traffic(time: StepTime, blocks: int) -> tuple[list[Plan], Traffic
     config = case.config
     ids = np.stack([inputs_of(case, rank, 0).topk_idx.numpy() for rank in range(time.ranks)])
     traffic = traffic_of(config, 0, ids, tiers(config.product, time.ranks, 0))
-    scheme = make_scheme(Site(config, 0, blocks, TIMEOUT_US, CAPABILITIES["npu"]))
-    plain = DispatchVariant(case.dtype, ROW_FORMATS[quantize], keeps_own=scheme.keeps_own)
+    scheme = make_scheme(RankContext(config, 0, blocks, TIMEOUT_US, CAPABILITIES["npu"]))
+    plain = DispatchVariant(case.dtype, ROW_FORMATS[quantize], local_bypass=scheme.local_bypass)
     dispatch = replace(plain, given_ids=torch.int32)
     in_place = scheme.place("results", case.dtype.itemsize) is not None
-    combine = CombineVariant(case.dtype, weights=True, in_place=in_place, keeps_own=scheme.keeps_own)
+    combine = CombineVariant(case.dtype, weights=True, in_place=in_place, local_bypass=scheme.local_bypass)
     plans = [
-        scheme.whole(dispatch, 0, scheme.site.parts("dispatch", time.tokens)),
-        scheme.whole(combine, 0, scheme.site.parts("combine", time.tokens)),
+        scheme.whole(dispatch, 0, scheme.context.parts("dispatch", time.tokens)),
+        scheme.whole(combine, 0, scheme.context.parts("combine", time.tokens)),
     ]
     return plans, traffic

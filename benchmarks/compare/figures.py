@@ -374,13 +374,13 @@ def shares_table(samples: Samples, route: str, cores: int) -> TextTable:
 
 def share_records(samples: Samples, cores: int, routes: Sequence[str] = PROFILED) -> list[Record]:
     """Every share as a figure."""
-    found: list[Record] = []
+    of_shares: list[Record] = []
     for case in samples.cases:
         for route in routes:
             of = shares(samples, case, route, cores)
             figures = {f"share_{column.replace(' ', '_')}": share for column, share in of.items()}
-            found += records_of("compare", {**case.as_record(), "route": route}, figures)
-    return found
+            of_shares += records_of("compare", {**case.as_record(), "route": route}, figures)
+    return of_shares
 
 
 @dataclass(frozen=True)
@@ -480,11 +480,13 @@ def _cells(route: str, case: Case) -> tuple[str, ...]:
 
 def scaling_records(kind: SweepKind, samples: Samples) -> list[Record]:
     """A figure for every size, and one for every sweep."""
-    found: list[Record] = []
+    of_sweeps: list[Record] = []
     for sweep in sweeps_of(kind, samples):
         about = {"route": sweep.route, "sweep": kind}
         for case, spread in sweep.per_byte.items():
             times = {"time_per_byte_vs_smallest": spread.p50, "p50_us": samples.median(case, sweep.route)}
-            found += records_of("compare_scaling", {**case.as_record(), **about}, times)
-        found += records_of("compare_scaling", {"quantize": sweep.quantize, **about}, dict([sweep.figure]))
-    return found
+            of_sweeps += records_of("compare_scaling", {**case.as_record(), **about}, times)
+        of_sweeps += records_of(
+            "compare_scaling", {"quantize": sweep.quantize, **about}, dict([sweep.figure])
+        )
+    return of_sweeps

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from autotune.model.bodies import movement
 from autotune.model.clusters.a2 import Flow, mean_flow, operator_cost, rdma_us
 from autotune.model.clusters.group import OPERATORS
 from autotune.model.constants import Machine, machine_named
+from autotune.model.kernel_costs import movement
 from benchmarks.harness import Record, print_table, records_of
 from moe_triton.backends import CAPABILITIES
 from moe_triton.core.config import Config
@@ -23,8 +23,8 @@ from moe_triton.core.tuning import POSTS, Tuning
 from moe_triton.operators.variants import DispatchVariant
 from moe_triton.schemes import make_scheme
 from moe_triton.schemes.common.waits import arguments_of
+from moe_triton.schemes.rank_context import RankContext
 from moe_triton.schemes.scheme import Scheme
-from moe_triton.schemes.site import Site
 
 SERVERS, CARDS, TOKENS, TOPK, SERVERS_PER_TOKEN, HIDDEN = 8, 8, 16, 8, 4, 7168
 # What the published figures follow from.
@@ -67,7 +67,7 @@ def made(scheme: str, posts: str | None = None) -> Scheme:
     sizes = SERVERS * CARDS, TOKENS, HIDDEN, TOPK, 4 * SERVERS * CARDS
     config = Config(*sizes, product="A2", scheme=scheme, ranks_per_server=CARDS)
     tuning = Tuning(posts=posts) if posts else Tuning()  # type: ignore[arg-type]
-    return make_scheme(Site(config, 0, 48, 1_000_000, CAPABILITIES["cpu"], tuning=tuning))
+    return make_scheme(RankContext(config, 0, 48, 1_000_000, CAPABILITIES["cpu"], tuning=tuning))
 
 
 def hierarchy(posts: str) -> Wires:

@@ -68,16 +68,16 @@ PyObject* New(PyTypeObject* type, PyObject* args, PyObject* keywords) {
 // What can be checked of a plan before it is added.
 PyObject* AddPlan(PyObject* object, PyObject* tuple) {
     const auto& program = BodyOf<CallProgram>(object);
-    PyObject *key, *values, *steps, *holes, *plan, *executable, *outputs, *output_type, *bindings, *kept, *tensors,
-        *fields, *mark;
-    if (!PyArg_ParseTuple(tuple, "SSSSSOO!OO!SOO!S", &key, &values, &steps, &holes, &plan, &executable, &PyTuple_Type,
-                          &outputs, &output_type, &PyTuple_Type, &bindings, &kept, &tensors, &PyTuple_Type, &fields,
-                          &mark)) {
+    PyObject *key, *values, *steps, *placeholders, *plan, *executable, *outputs, *output_type, *bindings, *kept,
+        *tensors, *fields, *mark;
+    if (!PyArg_ParseTuple(tuple, "SSSSSOO!OO!SOO!S", &key, &values, &steps, &placeholders, &plan, &executable,
+                          &PyTuple_Type, &outputs, &output_type, &PyTuple_Type, &bindings, &kept, &tensors,
+                          &PyTuple_Type, &fields, &mark)) {
         return nullptr;
     }
     const PreparedPlan read(tuple);
     const size_t count = Items<int64_t>(program.values.get()).count + read.values.count;
-    if (!AreSteps(read.steps, count) || !AreIn(read.holes, count) || !AreIn(read.kept, count)) return nullptr;
+    if (!AreSteps(read.steps, count) || !AreIn(read.placeholders, count) || !AreIn(read.kept, count)) return nullptr;
     if (read.mark.count != 0 &&
         (read.mark.count != 2 || read.mark[0] >= PyTuple_GET_SIZE(outputs) || read.mark[1] >= count)) {
         Refuse("one of the outputs is marked, with a register");
@@ -129,7 +129,7 @@ PreparedPlan::PreparedPlan(PyObject* tuple)
     : key(PyTuple_GET_ITEM(tuple, 0)),
       values(PyTuple_GET_ITEM(tuple, 1)),
       steps(PyTuple_GET_ITEM(tuple, 2)),
-      holes(PyTuple_GET_ITEM(tuple, 3)),
+      placeholders(PyTuple_GET_ITEM(tuple, 3)),
       plan(PyTuple_GET_ITEM(tuple, 4)),
       executable(PyTuple_GET_ITEM(tuple, 5)),
       outputs(PyTuple_GET_ITEM(tuple, 6)),

@@ -3,8 +3,8 @@
 // Between two layers of a model, megabytes go through the caches, and then each line of Python costs tens of times
 // what it costs in a loop. So common calls are checked, given outputs and run here, by programs that Python writes
 // (moe_triton/core/call_program.py): what an operator's arguments must be, which plan they select, its outputs and
-// the contents of its holes. Any other call, wrong or only rare, returns None before it has changed anything; Python
-// then raises the error, or runs it.
+// the contents of its placeholders. Any other call, wrong or only rare, returns None before it has changed anything;
+// Python then raises the error, or runs it.
 #ifndef MOE_CALLS_CALL_PROGRAM_H
 #define MOE_CALLS_CALL_PROGRAM_H
 
@@ -91,7 +91,7 @@ struct PreparedPlan {
     Items<int64_t> key;  // what the program's key registers hold then
     Items<int64_t> values;  // of the registers behind the program's, at first
     Items<Step> steps;
-    Items<uint16_t> holes;  // registers
+    Items<uint16_t> placeholders;  // registers
     Items<uint64_t> plan;  // address
     PyObject* executable;  // owns the plan
     PyObject* outputs;  // tuple of specs and of objects as they are; the handle follows where there is one

@@ -7,7 +7,7 @@ namespace moe::calls {
 
 namespace {
 
-using RunPlan = int64_t (*)(uint64_t plan, const uint64_t* holes);
+using RunPlan = int64_t (*)(uint64_t plan, const uint64_t* placeholders);
 using TakeIds = int64_t (*)(int64_t ids, uint32_t id_bytes, int64_t taken, uint64_t num_tokens, uint64_t topk,
                             int64_t num_experts, int32_t* rule);
 using DigestIds = int64_t (*)(int64_t ids, uint64_t count, const uint8_t* mask, uint64_t per_flag);
@@ -158,14 +158,14 @@ private:
 };
 
 int64_t Run(const CallProgram& program, const PreparedPlan& plan, const Frame& frame) {
-    uint64_t holes[MAX_REGISTERS];
-    uint64_t* next = holes;
-    for (const uint16_t hole : plan.holes) *next++ = static_cast<uint64_t>(frame[hole]);
+    uint64_t placeholders[MAX_REGISTERS];
+    uint64_t* next = placeholders;
+    for (const uint16_t placeholder : plan.placeholders) *next++ = static_cast<uint64_t>(frame[placeholder]);
     const auto run = reinterpret_cast<RunPlan>(program.run_plan);
     int64_t result = 0;
     frame.rounds().Begin(program.id);
     Py_BEGIN_ALLOW_THREADS;
-    result = run(plan.plan[0], holes);
+    result = run(plan.plan[0], placeholders);
     Py_END_ALLOW_THREADS;
     frame.rounds().End(program.id, result == 0, false);
     return result;

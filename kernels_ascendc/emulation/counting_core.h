@@ -15,7 +15,7 @@
 
 namespace moe::emulation {
 
-// What a block does, as it is noted: `autotune/model/bodies/counted/library.py` reads it.
+// What a block does, as it is noted: `autotune/model/kernel_costs/counted/library.py` reads it.
 enum class Did : uint8_t {
     LOAD,     // a copy to UB: `amount` bytes from `address`
     STORE,    // a copy out of UB: to `address`

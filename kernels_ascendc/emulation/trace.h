@@ -102,7 +102,7 @@ struct TraceLog {
     }
 };
 
-// A plan whose runs are traced, and the holes with the numbers that a trace shows; -1 for none.
+// A plan whose runs are traced, and the placeholders with the numbers that a trace shows; -1 for none.
 struct TracedPlan {
     TraceLog* log;
     uint32_t number;
@@ -116,7 +116,7 @@ struct TracedPlan {
 // A call of a plan; if that is not traced, the plan is null and nothing is recorded.
 class CallTrace {
 public:
-    CallTrace(const TracedPlan* plan, const uint64_t* holes) : plan_(plan), holes_(holes) {
+    CallTrace(const TracedPlan* plan, const uint64_t* placeholders) : plan_(plan), placeholders_(placeholders) {
         if (plan_ == nullptr) return;
         ++plan_->log->num_calls;
         begin_ns_ = MonotonicNs();
@@ -126,7 +126,7 @@ public:
         if (plan_ == nullptr) return result;
         TraceLog& log = *plan_->log;
         const uint64_t number = log.num_calls;
-        const int32_t tokens = plan_->tokens_hole < 0 ? -1 : static_cast<int32_t>(holes_[plan_->tokens_hole]);
+        const int32_t tokens = plan_->tokens_hole < 0 ? -1 : static_cast<int32_t>(placeholders_[plan_->tokens_hole]);
         const int32_t rows = plan_->rows_hole < 0 || result != 0 ? -1 : Rows();
         TraceCall& call = log.calls[number % log.max_calls];
         call = {begin_ns_, MonotonicNs(), number, plan_->number, tokens, rows, static_cast<int32_t>(result), {}};
@@ -135,7 +135,9 @@ public:
     }
 
 private:
-    int32_t Rows() const { return reinterpret_cast<const int32_t*>(holes_[plan_->rows_hole])[plan_->last_entry]; }
+    int32_t Rows() const {
+        return reinterpret_cast<const int32_t*>(placeholders_[plan_->rows_hole])[plan_->last_entry];
+    }
 
     void SumTraffic(int64_t* counters) const {
         for (uint32_t i = 0; i < NUM_COUNTERS; ++i) {
@@ -147,7 +149,7 @@ private:
     }
 
     const TracedPlan* plan_;
-    const uint64_t* holes_;
+    const uint64_t* placeholders_;
     uint64_t begin_ns_ = 0;
 };
 

@@ -92,11 +92,11 @@ struct MoeLaunch {
     uint32_t first;      // number of its first phase among the plan's
 };
 
-// Sets `*word` to hole `hole` plus `offset` before the walk; or, for a number, to the begin or the size of one of its
-// `parts` parts.
+// Sets `*word` to placeholder `placeholder` plus `offset` before the walk; or, for a number, to the begin or the size
+// of one of its `parts` parts.
 struct MoePatch {
     uint64_t* word;
-    uint64_t hole;
+    uint64_t placeholder;
     uint64_t offset;
     uint32_t part;
     uint32_t parts;
@@ -123,10 +123,10 @@ struct MoePlan {
 
 namespace {
 
-uint64_t ValueOf(const MoePatch& patch, uint64_t hole) {
-    if (patch.parts == 0) return hole + patch.offset;
-    const uint64_t first = hole * patch.part / patch.parts;
-    return patch.is_count == 0 ? first : hole * (patch.part + 1) / patch.parts - first;
+uint64_t ValueOf(const MoePatch& patch, uint64_t placeholder) {
+    if (patch.parts == 0) return placeholder + patch.offset;
+    const uint64_t first = placeholder * patch.part / patch.parts;
+    return patch.is_count == 0 ? first : placeholder * (patch.part + 1) / patch.parts - first;
 }
 
 // What the profiler calls the phases; null where none looks.
@@ -227,10 +227,10 @@ void moe_use_profiler(bool (*is_on)(), decltype(moe::TorchProfiler::start) start
 // Returns 0; 1 + i if phase i reported something (in plan->report), or did not begin or end because the plan's control
 // was stopped; -1 - i if the launch that begins with phase i failed (moe_last_error says why). Phases are counted over
 // the whole plan. Later launches have not run.
-int64_t moe_run_plan(const MoePlan* plan, const uint64_t* holes) {
+int64_t moe_run_plan(const MoePlan* plan, const uint64_t* placeholders) {
     for (uint64_t i = 0; i < plan->num_patches; ++i) {
         const MoePatch& patch = plan->patches[i];
-        *patch.word = ValueOf(patch, holes[patch.hole]);
+        *patch.word = ValueOf(patch, placeholders[patch.placeholder]);
     }
     for (uint64_t i = 0; i < plan->report_words; ++i) {
         plan->report[i] = 0;
@@ -238,7 +238,7 @@ int64_t moe_run_plan(const MoePlan* plan, const uint64_t* holes) {
     moe::ThreadSettings() = plan->settings;
     const bool is_profiled = moe::IsProfiled();
     const moe::ProfiledRange range(is_profiled ? plan->name : nullptr);
-    const moe::CallTrace trace(plan->trace, holes);
+    const moe::CallTrace trace(plan->trace, placeholders);
     const int64_t result = trace.End(Walk(plan, is_profiled ? plan->steps : nullptr));
     moe::ThreadSettings() = nullptr;
     return result;

@@ -20,14 +20,14 @@ public:
     // Between Order<S_MTE2> and Order<MTE2_S>, as `Table::Load`.
     __aicore__ inline void Load(int64_t first, int64_t last) {
         ids_.Load(args_->topk_idx, first * args_->topk, (last - first) * args_->topk);
-        if (args_->active != 0) {
-            active_.Load(args_->active, first, last - first);
+        if (args_->active_index != 0) {
+            active_.Load(args_->active_index, first, last - first);
         }
     }
 
     // A bit for each result. Entries that were sent nowhere get none.
     __aicore__ inline int32_t Of(int64_t token) const {
-        if (args_->active != 0 && active_.At(token) < 0) {
+        if (args_->active_index != 0 && active_.At(token) < 0) {
             return 0;
         }
         int32_t expected = ((1 << num_results_) - 1) & -(1 << args_->topk);

@@ -113,7 +113,7 @@ class Executable(Protocol):
         """Runs every launch in order.
 
         Args:
-            bindings: a tensor or an integer for each hole that is not fixed.
+            bindings: a tensor or an integer for each placeholder that is not fixed.
 
         Returns:
             0, or a report code (`moe_triton.core.ascendc`) of the first launch that reported one; later
@@ -145,7 +145,7 @@ class CallSetting(NamedTuple):
         handle_type: of dispatch's handle.
         waits: of its calls.
         failed: raises the error of a failed run. Called with the operator, the executable, a function that
-            returns the report code or raises why there is none, and the contents of holes.
+            returns the report code or raises why there is none, and the contents of placeholders.
     """
 
     owner: int
@@ -294,7 +294,7 @@ class Backend(Protocol):
         Args:
             plan: what to run.
             report: the tensor that its kernels report to, shared by all plans.
-            fixed: contents of the holes that are the same in every call.
+            fixed: contents of the placeholders that are the same in every call.
             log: of `make_trace_log`, to trace its runs.
         """
 

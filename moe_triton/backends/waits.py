@@ -20,7 +20,7 @@ class Waiting(NamedTuple):
         awaited: by block that is still waiting, the first and the number of the tokens, entries or rows that
             it waits for.
         seconds: that it has waited.
-        goes_on: whether it still waits; callable from any thread.
+        pending: whether it still waits; callable from any thread.
     """
 
     plan: Plan
@@ -28,7 +28,7 @@ class Waiting(NamedTuple):
     words: Sequence[int]
     awaited: Mapping[int, tuple[int, int]]
     seconds: float
-    goes_on: Callable[[], bool]
+    pending: Callable[[], bool]
 
 
 class Waits:

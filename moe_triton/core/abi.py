@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from moe_triton.core import ascendc, reach, records
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel
-from moe_triton.core.plan import Hole, Launch, Phases, fused_kernel_of, num_first_blocks
+from moe_triton.core.plan import Launch, Phases, Placeholder, fused_kernel_of, num_first_blocks
 from moe_triton.core.records import DEVICE_RECORDS, Record
 from moe_triton.core.region import REGION_DIMS
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # `moe_triton.tools.codegen` runs where torch is not installe
 
 WORD_BYTES = 8
 REPORT = "report"
-"""The hole for where an Ascend C kernel reports."""
+"""The placeholder for where an Ascend C kernel reports."""
 
 # What both sides count with, beside the arguments. The generated header has them by these names.
 CONSTANTS: dict[str, int] = {
@@ -172,37 +172,38 @@ def _name_in(line: str) -> str:
     return line.partition(" ")[0]
 
 
-def words(launch: Launch) -> tuple[list[int], list[tuple[int, Hole]]]:
+def words(launch: Launch) -> tuple[list[int], list[tuple[int, Placeholder]]]:
     """The words of a launch's arguments, and which of them a call fills in.
 
     Returns:
-        The words, as unsigned 64-bit integers, 0 where a hole is; and the holes with their positions.
+        The words, as unsigned 64-bit integers, 0 where a placeholder is; and the placeholders with their
+        positions.
 
     Raises:
         ValueError: a value that its argument cannot take: a region's words for a number, too few of them,
             or a number of more than 64 bits.
     """
     packed: list[int] = []
-    holes: list[tuple[int, Hole]] = []
+    placeholders: list[tuple[int, Placeholder]] = []
     for arg, value in zip(launch.kernel.args, launch.values, strict=True):
         given = len(value) if isinstance(value, tuple) else 1
         if given != words_of(arg) or isinstance(value, tuple) != (arg.type in REGION_DIMS):
             raise ValueError(
                 f"{launch.kernel.name}: {arg.name} is {value}, but {arg.type} takes {words_of(arg)} word(s)"
             )
-        if isinstance(value, Hole):
-            holes.append((len(packed), value))
+        if isinstance(value, Placeholder):
+            placeholders.append((len(packed), value))
             packed.append(0)
             continue
         for word in value if isinstance(value, tuple) else (value,):
             if not -(1 << 63) <= word < 1 << 64:
                 raise ValueError(f"{launch.kernel.name}: {arg.name} is {value}, more than 64 bits")
             packed.append(word % (1 << 64))
-    return packed, holes
+    return packed, placeholders
 
 
 TIMES = "times"
-"""The hole for where a launch of several phases writes their times: see `FusedKernel.HEAD`."""
+"""The placeholder for where a launch of several phases writes their times: see `FusedKernel.HEAD`."""
 
 
 class PhaseWords(NamedTuple):
@@ -210,14 +211,14 @@ class PhaseWords(NamedTuple):
 
     Attributes:
         kernel: whose launcher takes them.
-        words: unsigned 64-bit integers, 0 where a hole is.
-        holes: with their positions; `TIMES` among them where there are several phases.
+        words: unsigned 64-bit integers, 0 where a placeholder is.
+        placeholders: with their positions; `TIMES` among them where there are several phases.
         firsts: the first word of each phase.
     """
 
     kernel: AscendCKernel | FusedKernel
     words: list[int]
-    holes: list[tuple[int, Hole]]
+    placeholders: list[tuple[int, Placeholder]]
     firsts: list[int]
 
 
@@ -234,25 +235,25 @@ def phase_words(phases: Phases, report_bytes: int = 0) -> PhaseWords:
     first = phases[0].kernel
     assert isinstance(first, AscendCKernel)
     if len(phases) == 1:
-        packed, holes = words(phases[0])
-        return PhaseWords(first, packed, holes, [0])
+        packed, placeholders = words(phases[0])
+        return PhaseWords(first, packed, placeholders, [0])
     kernel, mask = fused_kernel_of(phases)
     *places, size = first_words(kernel)
     running = [place for number, place in enumerate(places) if mask >> number & 1]
-    packed, holes = [0] * size, [(1, Hole(TIMES))]
+    packed, placeholders = [0] * size, [(1, Placeholder(TIMES))]
     packed[0], packed[2] = mask, num_first_blocks(phases)
     for number, (phase, place) in enumerate(zip(phases, running, strict=True)):
         own, unfilled = words(phase)
         packed[place : place + len(own)] = own
-        for position, hole in unfilled:
-            if hole.name == REPORT:
-                hole = replace(hole, offset=hole.offset + number * report_bytes)
-            holes.append((place + position, hole))
-    return PhaseWords(kernel, packed, holes, running)
+        for position, placeholder in unfilled:
+            if placeholder.name == REPORT:
+                placeholder = replace(placeholder, offset=placeholder.offset + number * report_bytes)
+            placeholders.append((place + position, placeholder))
+    return PhaseWords(kernel, packed, placeholders, running)
 
 
 def word_of(bound: torch.Tensor | int) -> int:
-    """The word of a hole's content: its address, or the number itself."""
+    """The word of a placeholder's content: its address, or the number itself."""
     return bound if isinstance(bound, int) else bound.data_ptr()
 
 

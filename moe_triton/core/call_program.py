@@ -1,4 +1,5 @@
-"""A call as data: checks on its arguments, the plan that they select, its outputs, the contents of holes.
+"""A call as data: checks on its arguments, the plan that they select, its outputs, the contents of
+placeholders.
 
 A back end's native code runs it in place of Python (kernels_ascendc/calls/call_program.h, which lists the
 operations) and knows no operator by name. Everything is a number in a register: sizes, addresses, dtypes.
@@ -243,7 +244,7 @@ class PlanProgram:
         name: of the operator, or the label of its program.
         key: contents of the program's key registers for this plan.
         registers: following the program's.
-        holes: the register of each of the plan's holes.
+        placeholders: the register of each of the plan's placeholders.
         outputs: tensors, and other objects unchanged.
         output_type: type of the tuple of outputs; None for a single output.
         bindings: what the error of a failed run needs: tensors, and registers of numbers.
@@ -255,7 +256,7 @@ class PlanProgram:
     name: str
     key: tuple[int | torch.dtype, ...]
     registers: Registers
-    holes: Mapping[str, int]
+    placeholders: Mapping[str, int]
     outputs: tuple[Any, ...]
     output_type: type | None = None
     bindings: Mapping[str, TensorAt | int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""A plan: the launches of one operator, in order, with holes that a call fills.
+"""A plan: the launches of one operator, in order, with placeholders that a call fills.
 
 Nothing in a plan depends on data, so it is built once, handed to a back end once, and can be printed,
 costed and compared without running anything.
@@ -17,7 +17,7 @@ Stream = Literal["compute", "communication"]
 
 
 @dataclass(frozen=True)
-class Hole:
+class Placeholder:
     """What a call fills in: a tensor's address plus ``offset`` bytes, or an integer."""
 
     name: str
@@ -25,7 +25,7 @@ class Hole:
 
 
 @dataclass(frozen=True)
-class Part(Hole):
+class Part(Placeholder):
     """The begin or the size of one of several parts of a number that a call brings.
 
     Attributes:
@@ -44,7 +44,7 @@ class Part(Hole):
         return total * (self.index + 1) // self.parts - first if self.is_count else first
 
 
-Value = Hole | int | tuple[int, ...]
+Value = Placeholder | int | tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -218,10 +218,10 @@ class Plan:
         return self.overlap and any(launch.alongside for launch in self.launches)
 
     @property
-    def holes(self) -> tuple[str, ...]:
-        """Names of the holes, in order of first use."""
+    def placeholders(self) -> tuple[str, ...]:
+        """Names of the placeholders, in order of first use."""
         values: Iterable[Value] = (value for launch in self.launches for value in launch.values)
-        return tuple(dict.fromkeys(value.name for value in values if isinstance(value, Hole)))
+        return tuple(dict.fromkeys(value.name for value in values if isinstance(value, Placeholder)))
 
     @property
     def half(self) -> str:
@@ -256,6 +256,6 @@ def _show(value: Value) -> str:
     if isinstance(value, Part):
         what = "size" if value.is_count else "start"
         return f"<{what} of part {value.index} of {value.parts} of {value.name}>"
-    if isinstance(value, Hole):
+    if isinstance(value, Placeholder):
         return f"<{value.name}+{value.offset}>" if value.offset else f"<{value.name}>"
     return str(value)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from moe_triton.core.records import TRAFFIC
 
-HOLE = "traffic"
+PLACEHOLDER = "traffic"
 """The memory in which the blocks of a launch count: `TRAFFIC` for each block."""
 NUM_COUNTERS = len(TRAFFIC.fields)
 

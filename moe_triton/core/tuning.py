@@ -62,7 +62,7 @@ class Tuning:
             cores of their own, few if they share them.
         receiving_blocks: of a rank's blocks, those that put received rows in their places while the others
             send, in a dispatch of fullmesh_v1; 0 lets all of them do one after the other. None: 0 on a CPU,
-            on an NPU what `moe_triton.schemes.site.Site.receiving_blocks` says.
+            on an NPU what `moe_triton.schemes.rank_context.RankContext.receiving_blocks` says.
         posts: hierarchy: who posts to other servers. "aiv": a core for each of them, token by token, while
             the other cores pass on what has come; "aicpu": all tokens for a server as one message, and
             nothing is passed on before all has come. None: "aiv".
@@ -70,7 +70,7 @@ class Tuning:
             $MOE_TRITON_TABLES, or where `moe-triton tune kernels` writes them.
         post_parts: A2's fullmesh between servers: parts of some ranks each in which blocks are made, each
             posted while the next one is made; 1 posts when all are made, and no more than ranks count. None:
-            what `moe_triton.schemes.site.usual_post_parts` says.
+            what `moe_triton.schemes.rank_context.usual_post_parts` says.
 
     Examples:
         >>> tuning = Tuning(combine_tokens=16)

@@ -16,7 +16,7 @@ import torch
 
 from moe_triton.core.checks import check_positive
 from moe_triton.core.kernel import Arg, TritonKernel, numbers
-from moe_triton.core.plan import Hole
+from moe_triton.core.plan import Placeholder
 from moe_triton.core.records import STAMP
 from moe_triton.core.row_formats import QUANTIZED
 from moe_triton.core.space import Space, named_features
@@ -171,7 +171,7 @@ def _append_inputs(s: Shape, r: Draw) -> Inputs:
     words, row_words = s.slot_bytes // 4, s.slot.row_bytes // 4
     return {
         "slots": r.words(r.tokens, words),
-        "slot_scales": Hole("slots"),
+        "slot_scales": Placeholder("slots"),
         "counts": torch.tensor([3, r.tokens - 1], dtype=I32),
         "out_rows": blank(2 * r.tokens, row_words),
         "out_scales": blank(2 * r.tokens, s.slot.num_scales, dtype=F32),

@@ -24,7 +24,7 @@ import torch
 
 from moe_triton.core.checks import check_positive
 from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers
-from moe_triton.core.plan import Hole
+from moe_triton.core.plan import Placeholder
 from moe_triton.core.records import STATUS_ENTRY
 from moe_triton.core.row_formats import QUANTIZED
 from moe_triton.kernels.cases import F32, I32, Draw, Family, Features, Inputs, Shape, blank
@@ -263,22 +263,22 @@ def arrange_kernel(
     )
 
 
-def _received(r: Draw, keeps_own: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _received(r: Draw, local_bypass: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows from each rank for each expert (E, W); of each result, its number within its expert (T * K)."""
     received = r.integers(0, r.most_rows + 1, r.num_local, r.num_ranks)
-    if keeps_own:
+    if local_bypass:
         own = r.ids[r.ids >= 0].bincount(minlength=r.num_experts).view(r.num_ranks, r.num_local)
         received[:, r.rank] = own[r.rank]
     return received, expand_index(r.ids, r.num_experts)
 
 
-def _table(s: Shape, r: Draw, received: torch.Tensor, keeps_own: bool) -> torch.Tensor:
+def _table(s: Shape, r: Draw, received: torch.Tensor, local_bypass: bool) -> torch.Tensor:
     """The slot of each row; this rank's own are in none."""
     per_slot, slots = s.slot_bytes // UB_ALIGN, []
     for expert, counts in enumerate(received.tolist()):
         for source, count in enumerate(counts):
             first = (source * r.num_local + expert) * r.most_rows
-            is_kept = keeps_own and source == r.rank
+            is_kept = local_bypass and source == r.rank
             slots += [-1 if is_kept else (first + i) * per_slot for i in range(count)]
     return torch.tensor(slots, dtype=I32)
 
@@ -290,22 +290,22 @@ def _of_a_part(r: Draw, received: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
     return before, taken
 
 
-def _inputs(s: Shape, r: Draw, keeps_own: bool) -> Inputs:
-    received, expand_idx = _received(r, keeps_own)
+def _inputs(s: Shape, r: Draw, local_bypass: bool) -> Inputs:
+    received, expand_idx = _received(r, local_bypass)
     ends = received.flatten().cumsum(0, dtype=I32)
     rows, row_words, packed = int(ends[-1]), s.slot.row_bytes // WORD_BYTES, s.slot.packed_bytes // WORD_BYTES
     before, taken = _of_a_part(r, received)
     moved = 2 * (row_words + ORIGIN.num_words + s.slot.num_scales + s.has("weights")) + 1
     return {
         "slots": r.words(r.num_ranks * r.num_local * r.most_rows, s.slot_bytes // WORD_BYTES),
-        "slot_scales": Hole("slots"),
-        "row_slots": _table(s, r, received, keeps_own),
+        "slot_scales": Placeholder("slots"),
+        "row_slots": _table(s, r, received, local_bypass),
         "num_rows": torch.tensor([rows], dtype=I32),
         "rows_before": before,
         "rows_taken": taken,
         "entries": r.words(r.entries, STATUS_ENTRY.num_words),
         "rows": r.words(r.tokens * (s.topk + s.shared if s.has("smooth") else 1), packed),
-        "scales": Hole("rows", s.slot.scale_offset),
+        "scales": Placeholder("rows", s.slot.scale_offset),
         "topk_idx": r.ids,
         "topk_weights": r.uniform(r.tokens, s.topk),
         "expand_idx": expand_idx,
@@ -324,7 +324,7 @@ def _inputs(s: Shape, r: Draw, keeps_own: bool) -> Inputs:
         "num_ranks": r.num_ranks,
         "rank": r.rank,
         "num_tokens": r.tokens,
-        "bytes_moved": WORD_BYTES * (rows * moved + keeps_own * 2 * r.tokens * s.topk),
+        "bytes_moved": WORD_BYTES * (rows * moved + local_bypass * 2 * r.tokens * s.topk),
     }
 
 
@@ -347,7 +347,7 @@ def _of_window(name: str, *, parted: bool) -> Family:
     return Family(
         name,
         arrange_kernel,
-        lambda s, r: _inputs(s, r, keeps_own=False),
+        lambda s, r: _inputs(s, r, local_bypass=False),
         lambda s: arrange_kernel(_slot(s), s.has("weights"), zoned=s.zoned, parted=parted),
         axes=("hidden",),
         features=(*QUANTIZED, "weights"),
@@ -365,7 +365,7 @@ FAMILIES = (
     Family(
         "arrange_own",
         arrange_kernel,
-        lambda s, r: _inputs(s, r, keeps_own=True),
+        lambda s, r: _inputs(s, r, local_bypass=True),
         _build_own,
         axes=("hidden", "topk", "shared"),
         features=_FEATURES,

@@ -68,13 +68,13 @@ def _block_places_kernel(
             is_count = item < num_groups
             at = tl.where(is_count, item, item - num_groups) * ROWS + lanes
             is_id = at < tl.where(is_count, 0, num_entries)
-            found = tl.load(topk_idx + at, mask=is_id, other=-1)
-            found = tl.where((found >= 0) & (found < num_experts), found, -1).to(tl.float32)
+            expert = tl.load(topk_idx + at, mask=is_id, other=-1)
+            expert = tl.where((expert >= 0) & (expert < num_experts), expert, -1).to(tl.float32)
             # half an expert more: no rounding leads to another rank
-            rank = tl.where(is_count, at.to(tl.float32), tl.floor((found + 0.5) * ranks_per_expert))
+            rank = tl.where(is_count, at.to(tl.float32), tl.floor((expert + 0.5) * ranks_per_expert))
             first = rank * num_local_experts.to(tl.float32)
             # behind the last one of a rank everything comes before
-            own = tl.where(is_count, first + num_local_experts.to(tl.float32), found)[:, None]
+            own = tl.where(is_count, first + num_local_experts.to(tl.float32), expert)[:, None]
             row = tl.where(is_count, -1, at).to(tl.float32)[:, None]
             number = tl.zeros((ROWS, COLS), tl.float32)
             for c in range(0, tl.cdiv(num_entries, COLS)):
@@ -87,7 +87,7 @@ def _block_places_kernel(
             if is_count:
                 tl.store(expected_rows + at, place.to(tl.int32), mask=at < num_ranks)
             else:
-                is_routed = found >= 0
+                is_routed = expert >= 0
                 offset = rank.to(tl.int64) * block_stride + place.to(tl.int64) * row_stride
                 tl.store(offsets + at, tl.where(is_routed, offset, 0), mask=is_id)
 

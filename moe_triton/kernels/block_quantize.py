@@ -22,7 +22,7 @@ import torch
 
 from moe_triton.core.dtypes import NAMES
 from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers
-from moe_triton.core.plan import Hole
+from moe_triton.core.plan import Placeholder
 from moe_triton.core.records import ORIGIN
 from moe_triton.core.space import double_buffers
 from moe_triton.kernels.cases import I8, I32, Draw, Family, Inputs, Shape, blank
@@ -54,7 +54,7 @@ def _quotients(row, peaks, s):
 
 @triton.jit
 def _block_quantize_kernel(
-    rows, origins, active, recv_offsets, packed, packed_scales,
+    rows, origins, active_index, recv_offsets, packed, packed_scales,
     num_entries, capacity, row_stride, scale_stride, first_token, end_token,
     HIDDEN: tl.constexpr, BLOCK: tl.constexpr, FLOAT_MAX: tl.constexpr, ORIGIN_WORDS: tl.constexpr,
     TOKEN_WORD: tl.constexpr,
@@ -69,8 +69,8 @@ def _block_quantize_kernel(
         if origins is not None:
             token = tl.load(origins + i * ORIGIN_WORDS + TOKEN_WORD)
             is_wanted = (token >= first_token) & (token < end_token)
-        elif active is not None:
-            is_wanted = tl.load(active + i) >= 0
+        elif active_index is not None:
+            is_wanted = tl.load(active_index + i) >= 0
         if is_wanted:
             blocks = tl.arange(0, HIDDEN // BLOCK)
             cols = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -98,8 +98,8 @@ def _block_quantize_fallback(a: Arguments) -> None:
     if a.origins is not None:
         tokens = a.origins[: num_rows * a.ORIGIN_WORDS].view(num_rows, a.ORIGIN_WORDS)[:, a.TOKEN_WORD]
         wanted = (tokens >= a.first_token) & (tokens < a.end_token)
-    elif a.active is not None:
-        wanted = a.active[:num_rows] >= 0
+    elif a.active_index is not None:
+        wanted = a.active_index[:num_rows] >= 0
     a.packed.as_strided(q.shape, (a.row_stride, 1))[wanted] = q[wanted]
     a.packed_scales.as_strided(scales.shape, (a.scale_stride, 1))[wanted] = scales[wanted]
 
@@ -118,8 +118,8 @@ def block_quantize_kernel(
     ``rows`` is contiguous. ``packed`` and ``packed_scales`` are where row 0 and its scales go; the strides,
     in elements of each pointer's type, lead from one packed row to the next. Where ``parted``, only rows
     whose token, by ``origins`` (A, 3), is at least ``first_token`` and less than ``end_token``. Where
-    ``masked``, n is ``capacity``, and rows are left out for which ``active`` (A,) is negative. ``block``
-    elements share a scale.
+    ``masked``, n is ``capacity``, and rows are left out for which ``active_index`` (A,) is negative.
+    ``block`` elements share a scale.
     """
     check_float_dtype(dtype)
     check_hidden(hidden)
@@ -128,7 +128,7 @@ def block_quantize_kernel(
         (
             (True, Arg("rows", f"*{element}", "in")),
             (parted, Arg("origins", "*i32", "in")),
-            (masked, Arg("active", "*i32", "in")),
+            (masked, Arg("active_index", "*i32", "in")),
             (not masked, Arg("recv_offsets", "*i32", "in")),
             (True, Arg("packed", "*i8", "out")),
             (True, Arg("packed_scales", f"*{element}", "out", interleaved_with="packed")),
@@ -162,10 +162,10 @@ def _inputs(s: Shape, r: Draw) -> Inputs:
         "origins": torch.stack([torch.arange(r.tokens, dtype=I32)] * ORIGIN.num_words, 1),
         "first_token": r.range["first_token"],
         "end_token": r.tokens,
-        "active": r.active(),
+        "active_index": r.active_index(),
         "recv_offsets": torch.tensor([1, r.tokens - 1], dtype=I32),
         "packed": blank(r.tokens, stride, dtype=I8),
-        "packed_scales": Hole("packed", s.hidden),
+        "packed_scales": Placeholder("packed", s.hidden),
         "num_entries": 2,
         "capacity": r.tokens,
         "row_stride": stride,

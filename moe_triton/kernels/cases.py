@@ -20,7 +20,7 @@ from moe_triton.core.checks import check_choice, check_positive
 from moe_triton.core.dtypes import DTYPES
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import TritonKernel
-from moe_triton.core.plan import Hole
+from moe_triton.core.plan import Placeholder
 from moe_triton.core.row_formats import AS_THEY_ARE, QUANTIZED, RowFormat, row_format_of
 from moe_triton.kernels.checks import Launch
 from moe_triton.layout import SLOT_ALIGN, SlotLayout, align
@@ -31,7 +31,7 @@ NUM_SPECIAL = 2  # of each kind: zero, copy and constant experts
 CANARY = 0x5A  # in every byte that has not been written
 
 Features: TypeAlias = tuple[str, ...]
-Inputs: TypeAlias = dict[str, torch.Tensor | Hole | int]
+Inputs: TypeAlias = dict[str, torch.Tensor | Placeholder | int]
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Draw:
         rows[1] = 0
         return rows.clamp(-60000, 60000).to(dtype)
 
-    def active(self) -> torch.Tensor:
+    def active_index(self) -> torch.Tensor:
         """(T,) int32: numbers of the tokens that take part, -1 for the others."""
         takes_part = self.uniform(self.tokens) < 0.7
         return torch.where(takes_part, takes_part.cumsum(0) - 1, -1).int()
@@ -280,7 +280,7 @@ class Case:
     family: Family
     shape: Shape
     sizes: Sizes = field(default_factory=Sizes)
-    given: Mapping[str, torch.Tensor | Hole | int] = field(default_factory=dict, compare=False)
+    given: Mapping[str, torch.Tensor | Placeholder | int] = field(default_factory=dict, compare=False)
 
     @property
     def name(self) -> str:
@@ -307,22 +307,28 @@ class Case:
         return made
 
     @cached_property
-    def values(self) -> dict[str, Hole | int]:
+    def values(self) -> dict[str, Placeholder | int]:
         """By argument: a number, or a place in `memory`."""
         made = {arg.name: self.inputs[arg.name] for arg in self.kernel.args}
-        return {n: Hole(n) if isinstance(value, torch.Tensor) else value for n, value in made.items()}
+        return {n: Placeholder(n) if isinstance(value, torch.Tensor) else value for n, value in made.items()}
 
     @cached_property
     def memory(self) -> dict[str, torch.Tensor]:
         """The tensors, by the argument that is at their beginning."""
-        names = dict.fromkeys(hole.name for hole in self.values.values() if isinstance(hole, Hole))
+        names = dict.fromkeys(
+            placeholder.name for placeholder in self.values.values() if isinstance(placeholder, Placeholder)
+        )
         return {name: tensor for name in names if isinstance(tensor := self.inputs[name], torch.Tensor)}
 
     @property
     def outputs(self) -> list[str]:
         """Names of the memory that the kernel writes to."""
-        holes = [self.values[arg.name] for arg in self.kernel.args if arg.direction in ("out", "inout")]
-        return sorted({hole.name for hole in holes if isinstance(hole, Hole)})
+        placeholders = [
+            self.values[arg.name] for arg in self.kernel.args if arg.direction in ("out", "inout")
+        ]
+        return sorted(
+            {placeholder.name for placeholder in placeholders if isinstance(placeholder, Placeholder)}
+        )
 
     @property
     def bytes_moved(self) -> int | None:
@@ -338,7 +344,7 @@ class Case:
         arguments: dict[str, torch.Tensor | int] = {}
         for arg in self.kernel.args:
             value = self.values[arg.name]
-            if isinstance(value, Hole):
+            if isinstance(value, Placeholder):
                 flat = memory[value.name].view(-1).view(torch.uint8)
                 arguments[arg.name] = flat[value.offset :].view(arg.dtype)
             else:

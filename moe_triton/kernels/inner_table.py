@@ -39,7 +39,7 @@ def _local(word, first_expert, server_experts, SHIFT: tl.constexpr):
 
 @triton.jit
 def _inner_table_kernel(
-    tokens, rail_counts, inner_ids, inner_positions, inner_weights, inner_active, zone,
+    tokens, rail_counts, inner_ids, inner_positions, inner_weights, inner_active_index, zone,
     num_servers, max_tokens, first_expert, server_experts, server_stride, token_stride, zone_stride,
     TOPK: tl.constexpr, WORDS: tl.constexpr, SHIFT: tl.constexpr, SCALAR: tl.constexpr,
 ):  # fmt: skip
@@ -52,7 +52,7 @@ def _inner_table_kernel(
         number = row % max_tokens
         # a count that came from another rank must not lead past the end: numbers do not
         is_there = number < tl.load(rail_counts + server)
-        tl.store(inner_active + row, tl.where(is_there, 0, -1))
+        tl.store(inner_active_index + row, tl.where(is_there, 0, -1))
         # a loop of one turn or none: in a branch, the CPU's compiler would never free the stores' buffers
         for _ in range(0, is_there.to(tl.int32)):
             token = tokens + server.to(tl.int64) * server_stride + number.to(tl.int64) * token_stride
@@ -104,7 +104,7 @@ def _inner_table_fallback(a: Arguments) -> None:
     tokens = in_zone(a.tokens, a.zone, a.zone_stride)
     total = a.num_servers * a.max_tokens
     is_there = torch.arange(a.max_tokens) < a.rail_counts[: a.num_servers, None]
-    a.inner_active[:total] = torch.where(is_there, 0, -1).view(-1).int()
+    a.inner_active_index[:total] = torch.where(is_there, 0, -1).view(-1).int()
     servers, numbers_there = is_there.nonzero(as_tuple=True)
     if not len(servers):
         return
@@ -131,7 +131,7 @@ def inner_table_kernel(topk: int, target: str = "cpu", zoned: bool = False) -> T
         inner_ids[s * N + i, j] = s * X + the j-th expert's number on this server; then -1
         inner_positions[s * N + i, j] = the token's number among its rank's for that expert; then 0
         inner_weights[s * N + i, j] = its weight, as int32 bits; then 0
-        inner_active[s * N + i] = 0; -1 where i >= rail_counts[s], for which nothing else is written
+        inner_active_index[s * N + i] = 0; -1 where i >= rail_counts[s], for which nothing else is written
 
     Word 0 of token i of server s is ``s * server_stride + i * token_stride`` words after ``tokens``; expert
     ``first_expert`` is the first one of this server. With ``zoned``, ``tokens`` is zone 0's, and
@@ -150,7 +150,7 @@ def inner_table_kernel(topk: int, target: str = "cpu", zoned: bool = False) -> T
         inner_ids = [0, 1]
         inner_positions = [0, 1]
         inner_weights = [8, 7]
-        inner_active = [0, -1]
+        inner_active_index = [0, -1]
     """
     check_positive("topk", topk)
     args, absent = chosen_args(
@@ -159,7 +159,7 @@ def inner_table_kernel(topk: int, target: str = "cpu", zoned: bool = False) -> T
             (True, Arg("rail_counts", "*i32", "in")),
             *(
                 (True, Arg(f"inner_{name}", "*i32", "out"))
-                for name in ("ids", "positions", "weights", "active")
+                for name in ("ids", "positions", "weights", "active_index")
             ),
             (zoned, ZONE),
             *((True, arg) for arg in numbers("i32", "num_servers max_tokens first_expert server_experts")),
@@ -200,7 +200,7 @@ def _inputs(s: Shape, r: Draw) -> Inputs:
         "inner_ids": blank(most, s.topk),
         "inner_positions": blank(most, s.topk),
         "inner_weights": blank(most, s.topk),
-        "inner_active": blank(most),
+        "inner_active_index": blank(most),
         "num_servers": NUM_SERVERS,
         "max_tokens": r.tokens,
         "first_expert": r.num_experts // NUM_SERVERS,

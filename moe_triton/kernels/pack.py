@@ -28,7 +28,7 @@ from moe_triton.core.checks import check_positive
 from moe_triton.core.dtypes import NAMES
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers
-from moe_triton.core.plan import Hole
+from moe_triton.core.plan import Placeholder
 from moe_triton.core.row_formats import QUANTIZED
 from moe_triton.core.space import double_buffers, named_features
 from moe_triton.kernels.cases import AXES, I8, Draw, Family, Inputs, Shape, blank
@@ -143,9 +143,9 @@ def _pack_fallback(a: Arguments) -> None:
         chosen = chosen * a.smooth_scales[: a.num_scale_rows * a.HIDDEN].view(-1, a.HIDDEN)[scale_rows]
         first_row *= a.TOPK + a.NUM_SHARED
     q, scales = map(torch.from_numpy, quantize_rows(chosen.view(-1, a.BLOCK or a.HIDDEN).numpy()))
-    for out, stride, found in ((a.rows, a.row_stride, q), (a.scales, a.scale_stride, scales)):
-        found = found.view(len(chosen), -1)
-        out.as_strided(found.shape, (stride, 1), out.storage_offset() + first_row * stride).copy_(found)
+    for out, stride, packed in ((a.rows, a.row_stride, q), (a.scales, a.scale_stride, scales)):
+        packed = packed.view(len(chosen), -1)
+        out.as_strided(packed.shape, (stride, 1), out.storage_offset() + first_row * stride).copy_(packed)
 
 
 @functools.cache
@@ -219,7 +219,7 @@ def pack_inputs(s: Shape, r: Draw, rows_per_token: int) -> Inputs:
         "topk_idx": r.ids,
         "smooth_scales": r.uniform(r.num_experts + s.shared, s.hidden) + 0.5,
         "rows": blank(r.tokens * rows_per_token, slot.packed_bytes, dtype=I8),
-        "scales": Hole("rows", slot.scale_offset),
+        "scales": Placeholder("rows", slot.scale_offset),
         **r.range,
         "scale_row_offset": s.shared,
         "num_scale_rows": r.num_experts + s.shared,

@@ -55,7 +55,7 @@ def row_columns(HIDDEN: tl.constexpr, LANES: tl.constexpr):
 
 @triton.jit
 def _rms_norm_kernel(
-    acc, residual, gamma, active, eps, y, rstd, x_out, zone, turned,
+    acc, residual, gamma, active_index, eps, y, rstd, x_out, zone, turned,
     first_token, num_tokens,
     HIDDEN: tl.constexpr, RECIPROCAL: tl.constexpr, LANES: tl.constexpr, CLEAR_TILE: tl.constexpr,
 ):  # fmt: skip
@@ -64,8 +64,8 @@ def _rms_norm_kernel(
     for i in range(begin, end):
         token = (first_token + i).to(tl.int64)
         number = 0
-        if active is not None:
-            number = tl.load(active + token)
+        if active_index is not None:
+            number = tl.load(active_index + token)
         if number >= 0:
             at = token * HIDDEN + cols
             xf = tl.load(acc + at) + tl.load(residual + at).to(tl.float32)
@@ -75,7 +75,7 @@ def _rms_norm_kernel(
             normed = (xf * inverse).to(y.dtype.element_ty).to(tl.float32)
             normed = normed * tl.load(gamma + cols).to(tl.float32)
             tl.store(y + at, normed.to(y.dtype.element_ty))
-        elif active is not None:
+        elif active_index is not None:
             tl.store(rstd + token, 0.0)
             clear_row(x_out + token * HIDDEN, number, HIDDEN, CLEAR_TILE)
             clear_row(y + token * HIDDEN, number, HIDDEN, CLEAR_TILE)
@@ -91,8 +91,8 @@ def _rms_norm_fallback(a: Arguments) -> None:
     def rows(flat: torch.Tensor) -> torch.Tensor:
         return flat[:end].view(-1, a.HIDDEN)
 
-    if a.active is not None:
-        left_out = a.active[a.first_token : a.first_token + a.num_tokens] < 0
+    if a.active_index is not None:
+        left_out = a.active_index[a.first_token : a.first_token + a.num_tokens] < 0
         for written in (rows(a.y), a.rstd, rows(a.x_out)):
             written[tokens[left_out]] = 0
         tokens = tokens[~left_out]
@@ -111,7 +111,7 @@ def rms_norm_kernel(
     """Normalise tokens [first_token, first_token + num_tokens).
 
     ``acc`` (T, H) is fp32; ``residual`` (T, H), ``gamma`` (H,), ``y`` and ``x_out`` (T, H) are bf16;
-    ``eps`` (1,) and ``rstd`` (T,) are fp32. With ``masked``, tokens whose entry of ``active`` (T,) is
+    ``eps`` (1,) and ``rstd`` (T,) are fp32. With ``masked``, tokens whose entry of ``active_index`` (T,) is
     negative get zeros. With ``turns``, the operator ends here: ``turned`` (1,) becomes the zone that
     ``zone`` (1,) does not name.
     """
@@ -124,7 +124,7 @@ def rms_norm_kernel(
         (True, Arg("acc", "*fp32", "in")),
         (True, Arg("residual", "*bf16", "in")),
         (True, Arg("gamma", "*bf16", "in")),
-        (masked, Arg("active", "*i32", "in")),
+        (masked, Arg("active_index", "*i32", "in")),
         (True, Arg("eps", "*fp32", "in")),
         (True, Arg("y", "*bf16", "out")),
         (True, Arg("rstd", "*fp32", "out")),
@@ -159,7 +159,7 @@ def _inputs(s: Shape, r: Draw) -> Inputs:
         "acc": r.normal(r.tokens, s.hidden),
         "residual": r.normal(r.tokens, s.hidden, dtype=BF16),
         "gamma": r.normal(s.hidden, dtype=BF16),
-        "active": r.active(),
+        "active_index": r.active_index(),
         "eps": torch.tensor([1e-6]),
         "y": blank(r.tokens, s.hidden, dtype=BF16),
         "rstd": blank(r.tokens, dtype=F32),

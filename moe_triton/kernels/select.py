@@ -30,7 +30,7 @@ BLOCKS = 16, 32, 64, 128
 
 @triton.jit
 def _select_kernel(
-    expert_ids, mask, topk_idx, active, num_active,
+    expert_ids, mask, topk_idx, active_index, num_active,
     num_tokens,
     TOPK: tl.constexpr, PER_ENTRY: tl.constexpr, SCALAR: tl.constexpr, BLOCK: tl.constexpr,
     ID_LIMIT: tl.constexpr,
@@ -52,7 +52,7 @@ def _select_kernel(
                 for k in range(0, TOPK):
                     expert = load_id(expert_ids, t * TOPK + k, ID_LIMIT)
                     tl.store(topk_idx + t * TOPK + k, tl.where(takes_part > 0, expert, -1))
-            tl.store(active + t, tl.where(takes_part > 0, total, -1))
+            tl.store(active_index + t, tl.where(takes_part > 0, total, -1))
             total += takes_part
     else:
         lanes = tl.arange(0, BLOCK)
@@ -76,7 +76,7 @@ def _select_kernel(
                 trues += tl.sum(is_true, 0)
                 experts = tl.where(takes_part[:, None] > 0, experts, -1)
             tl.store(topk_idx + at, experts, mask=inside[:, None])
-            tl.store(active + tokens, tl.where(takes_part > 0, trues_up_to - 1, -1), mask=inside)
+            tl.store(active_index + tokens, tl.where(takes_part > 0, trues_up_to - 1, -1), mask=inside)
             total += tl.sum(takes_part, 0)
     # a loop of one turn or none: in a branch, the CPU's compiler would give the store a buffer never freed
     for _ in range(0, is_first):
@@ -94,7 +94,7 @@ def _select_fallback(a: Arguments) -> None:
         entries = takes_part[:, None].expand(a.num_tokens, a.TOPK)
     a.topk_idx[:num_entries] = torch.where(entries.reshape(-1), taken_ids(a.expert_ids[:num_entries]), -1)
     number = takes_part.cumsum(0, dtype=torch.int32)
-    a.active[: a.num_tokens] = torch.where(takes_part, number - 1, -1)
+    a.active_index[: a.num_tokens] = torch.where(takes_part, number - 1, -1)
     a.num_active[0] = takes_part.sum()
 
 
@@ -102,8 +102,8 @@ def _select_fallback(a: Arguments) -> None:
 def select_kernel(topk: int, per_entry: bool, target: str = "cpu", int64: bool = False) -> TritonKernel:
     """Ids that an active mask leaves, and numbers of the tokens that take part.
 
-    ``topk_idx`` gets the id of each entry that is active and -1 for the others; ``active`` the number of
-    each token among those that take part, or -1; ``num_active`` how many those are. ``mask`` is the
+    ``topk_idx`` gets the id of each entry that is active and -1 for the others; ``active_index`` the number
+    of each token among those that take part, or -1; ``num_active`` how many those are. ``mask`` is the
     memory of a bool tensor, (T, K) with ``per_entry`` and (T,) without. The first program does all. Ids are
     int32, or ``int64``, of which those of `ID_LIMIT` or more, of either sign, become -1.
 
@@ -113,7 +113,7 @@ def select_kernel(topk: int, per_entry: bool, target: str = "cpu", int64: bool =
         mask = [1, 1, 0, 1]
         num_tokens = 4
         topk_idx = [4, 5, 6, 7, -1, -1, -1, -1]
-        active = [0, 1, -1, -1]
+        active_index = [0, 1, -1, -1]
         num_active = [2]
     """
     check_positive("topk", topk)
@@ -130,7 +130,7 @@ def select_kernel(topk: int, per_entry: bool, target: str = "cpu", int64: bool =
             Arg("expert_ids", "*i64" if int64 else "*i32", "in"),
             Arg("mask", "*i8", "in"),
             Arg("topk_idx", "*i32", "out"),
-            Arg("active", "*i32", "out"),
+            Arg("active_index", "*i32", "out"),
             Arg("num_active", "*i32", "out"),
             Arg("num_tokens", "i32", "value"),
         ),
@@ -155,7 +155,7 @@ def _inputs(s: Shape, r: Draw) -> Inputs:
         "expert_ids": far_ids(s, r),
         "mask": r.integers(0, 2, r.tokens, s.topk, dtype=I8) if s.has("per_entry") else by_token,
         "topk_idx": blank(r.tokens, s.topk),
-        "active": blank(r.tokens),
+        "active_index": blank(r.tokens),
         "num_active": blank(1),
         "num_tokens": r.tokens,
     }

@@ -34,7 +34,7 @@ BLOCKS = 16, 32, 64, 128, 256
 
 @triton.jit
 def _share_kernel(
-    active, shared_ranks, shared_slots, shared_counts,
+    active_index, shared_ranks, shared_slots, shared_counts,
     num_tokens, num_shared_experts, num_shared_ranks, rank,
     MASKED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -48,7 +48,7 @@ def _share_kernel(
         tokens = b * BLOCK + lanes
         slots = tokens
         if MASKED:
-            slots = tl.load(active + tokens, mask=tokens < num_tokens, other=-1)
+            slots = tl.load(active_index + tokens, mask=tokens < num_tokens, other=-1)
         tl.store(shared_slots + tokens, slots, mask=tokens < num_tokens)
 
     begin, end = _items_from(num_blocks, num_blocks)
@@ -57,7 +57,7 @@ def _share_kernel(
         left_out = lanes * 0
         if MASKED:
             # the sign: to compare takes an instruction for each element where a store has a stride
-            left_out = tl.load(active + tokens, mask=tokens < num_tokens, other=-1) >> 31
+            left_out = tl.load(active_index + tokens, mask=tokens < num_tokens, other=-1) >> 31
         for s in range(0, num_shared_experts):
             ranks = left_out | (lanes * 0 + s * replicas + replica)
             tl.store(shared_ranks + tokens * num_shared_experts + s, ranks, mask=tokens < num_tokens)
@@ -67,7 +67,7 @@ def _share_kernel(
     if MASKED:
         for b in range(0, tl.where(begin < end, num_blocks, 0)):
             tokens = b * BLOCK + lanes
-            slots = tl.load(active + tokens, mask=tokens < num_tokens, other=0)
+            slots = tl.load(active_index + tokens, mask=tokens < num_tokens, other=0)
             sent += tl.sum(slots >> 31, 0)
     for m in range(begin, end):
         tl.store(shared_counts + m, tl.where(m % replicas == replica, sent, 0))
@@ -87,14 +87,14 @@ def _share_by_position_kernel(
     shared_ranks, shared_slots, shared_counts, num_tokens, num_shared_ranks, rank, BLOCK: tl.constexpr
 ):
     lanes = tl.arange(0, BLOCK)
-    keeps_own = rank < num_shared_ranks
+    local_bypass = rank < num_shared_ranks
     before = rank * num_tokens // num_shared_ranks
     first, last = part_of(num_shared_ranks)
     for m in range(first, last):
         begin = (rank + m) * num_tokens // num_shared_ranks - before
         end = (rank + m + 1) * num_tokens // num_shared_ranks - before
-        begin = tl.where(keeps_own, 0, begin)
-        end = tl.where(keeps_own, tl.where(m == rank, num_tokens, 0), end)
+        begin = tl.where(local_bypass, 0, begin)
+        end = tl.where(local_bypass, tl.where(m == rank, num_tokens, 0), end)
         tl.store(shared_counts + m, end - begin)
         for b in range(0, tl.cdiv(end - begin, BLOCK)):
             slots = b * BLOCK + lanes
@@ -107,7 +107,7 @@ def _share_fallback(a: Arguments) -> None:
     replicas = a.num_shared_ranks // a.num_shared_experts
     slots = torch.arange(a.num_tokens, dtype=torch.int32)
     if a.MASKED:
-        slots = a.active[: a.num_tokens]
+        slots = a.active_index[: a.num_tokens]
     to = torch.arange(a.num_shared_experts, dtype=torch.int32) * replicas + a.rank % replicas
     sent = slots >= 0
     ranks = torch.where(sent[:, None], to, -1)
@@ -142,7 +142,7 @@ def share_kernel(by_position: bool, masked: bool, target: str = "cpu") -> Triton
 
     Args:
         by_position: V1's rule; V2's otherwise. V1 has one shared expert and no mask.
-        masked: ``active`` numbers the tokens that take part and is negative for the others (`select`).
+        masked: ``active_index`` numbers the tokens that take part and is negative for the others (`select`).
         target: the same form serves every target; on an NPU blocks are wider.
 
     Example, of 3 tokens of rank 3 with two ranks of shared experts, by position::
@@ -184,13 +184,13 @@ def share_kernel(by_position: bool, masked: bool, target: str = "cpu") -> Triton
         name="share",
         fn=_share_kernel,
         args=(
-            *((Arg("active", "*i32", "in"),) if masked else ()),
+            *((Arg("active_index", "*i32", "in"),) if masked else ()),
             *outputs,
             num_tokens,
             Arg("num_shared_experts", "i32", "value"),
             *ranks,
         ),
-        constants=constants if masked else {"active": None, **constants},
+        constants=constants if masked else {"active_index": None, **constants},
         fallback=_share_fallback,
         bytes_moved=bytes_moved,
         space=Space({"BLOCK": BLOCKS}, named_features(masked=masked)),
@@ -200,7 +200,7 @@ def share_kernel(by_position: bool, masked: bool, target: str = "cpu") -> Triton
 def _inputs(s: Shape, r: Draw) -> Inputs:
     experts = 1 if s.has("by_position") else 2
     return {
-        "active": r.active(),
+        "active_index": r.active_index(),
         "shared_ranks": blank(r.tokens, experts),
         "shared_slots": blank(r.tokens),
         "shared_counts": blank(4),

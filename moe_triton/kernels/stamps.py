@@ -15,7 +15,7 @@ import functools
 import torch
 
 from moe_triton.core.kernel import Arg, TritonKernel, chosen_args
-from moe_triton.core.plan import Hole
+from moe_triton.core.plan import Placeholder
 from moe_triton.core.row_formats import QUANTIZED
 from moe_triton.core.space import Space, named_features
 from moe_triton.kernels.cases import F32, Draw, Family, Inputs, Shape, blank
@@ -132,7 +132,7 @@ def _inputs(s: Shape, r: Draw) -> Inputs:
     stamps[:, WEIGHT_WORD : SCALE_WORD + 1] = r.uniform(r.tokens, 2).view(torch.int32)
     return {
         "stamps": stamps,
-        "stamp_floats": Hole("stamps"),
+        "stamp_floats": Placeholder("stamps"),
         "scales": r.uniform(r.tokens, s.slot.scale_stride // 4),
         "num_rows": torch.tensor([r.tokens - 1], dtype=torch.int32),
         "out_origins": blank(r.tokens, 3),

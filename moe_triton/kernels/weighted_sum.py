@@ -40,7 +40,7 @@ from moe_triton.core.checks import check_positive
 from moe_triton.core.dtypes import NAMES
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers
-from moe_triton.core.plan import Hole
+from moe_triton.core.plan import Placeholder
 from moe_triton.core.space import MULTIBUFFER, Settings, Space, named_features
 from moe_triton.kernels.cases import AXES, F32, I8, NUM_SPECIAL, Draw, Family, Inputs, Shape, blank, subsets
 from moe_triton.kernels.checks import check_float_dtype, check_hidden
@@ -169,7 +169,7 @@ def _sum_columns(
 @triton.jit
 def _sum_tokens(
     first, count, num_tokens, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets, recv_offsets,
-    active, tokens, shared_x, ori_x, alphas, const_v, out, token_stride, slot_stride, expert_stride,
+    active_index, tokens, shared_x, ori_x, alphas, const_v, out, token_stride, slot_stride, expert_stride,
     index_stride, own_results, num_experts, max_index, first_expert, num_local_experts, num_ranks, rank,
     num_zero, num_copy, num_const,
     PARTS: tl.constexpr, TILE: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, TOPK: tl.constexpr,
@@ -187,8 +187,8 @@ def _sum_tokens(
         if tokens is not None:  # no entry of a list may become an address outside the tables
             is_active = (token >= 0) & (token < num_tokens)
             token = tl.where(is_active, token, 0)
-        if active is not None:
-            number = tl.load(active + token)
+        if active_index is not None:
+            number = tl.load(active_index + token)
             if is_active & (number < 0) if CLEAR_TILE else False:
                 clear_row(out + token * HIDDEN + first_column, number, COLUMNS, CLEAR_TILE)
             is_active = is_active & (number >= 0)
@@ -235,7 +235,7 @@ def _sum_tokens(
 def _weighted_sum_kernel(
     slots, slot_scales,
     topk_idx, topk_weights, expand_idx, offsets, recv_offsets,
-    active, tokens, bounds,
+    active_index, tokens, bounds,
     shared_x, ori_x, alphas, const_v,
     out, zone, turned,
     token_stride, slot_stride, expert_stride, index_stride, own_results,
@@ -258,17 +258,19 @@ def _weighted_sum_kernel(
     if SPLIT * count <= tl.num_programs(0) if SPLIT > 1 else False:
         _sum_tokens(
             first, count, num_tokens, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets,
-            recv_offsets, active, tokens, shared_x, ori_x, alphas, const_v, out, token_stride, slot_stride,
-            expert_stride, index_stride, own_results, num_experts, max_index, first_expert, num_local_experts,
-            num_ranks, rank, num_zero, num_copy, num_const,
+            recv_offsets, active_index, tokens, shared_x, ori_x, alphas, const_v, out,
+            token_stride, slot_stride, expert_stride, index_stride, own_results,
+            num_experts, max_index, first_expert, num_local_experts, num_ranks, rank,
+            num_zero, num_copy, num_const,
             SPLIT, SPLIT_TILE, HIDDEN, BLOCK, TOPK, NUM_SHARED, HAS_WEIGHTS, UNROLL, CLEAR_TILE,
         )  # fmt: skip
     else:
         _sum_tokens(
             first, count, num_tokens, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets,
-            recv_offsets, active, tokens, shared_x, ori_x, alphas, const_v, out, token_stride, slot_stride,
-            expert_stride, index_stride, own_results, num_experts, max_index, first_expert, num_local_experts,
-            num_ranks, rank, num_zero, num_copy, num_const,
+            recv_offsets, active_index, tokens, shared_x, ori_x, alphas, const_v, out,
+            token_stride, slot_stride, expert_stride, index_stride, own_results,
+            num_experts, max_index, first_expert, num_local_experts, num_ranks, rank,
+            num_zero, num_copy, num_const,
             1, TILE, HIDDEN, BLOCK, TOPK, NUM_SHARED, HAS_WEIGHTS, UNROLL, CLEAR_TILE,
         )  # fmt: skip
     turn_zone(zone, turned)
@@ -286,8 +288,8 @@ def _weighted_sum_fallback(a: Arguments) -> None:
         tokens = a.tokens[begin:stop].long()
         tokens = tokens[(tokens >= 0) & (tokens < end)]
     out = a.out[: end * hidden].view(-1, hidden)
-    if a.active is not None:
-        left_out = a.active[tokens] < 0
+    if a.active_index is not None:
+        left_out = a.active_index[tokens] < 0
         if a.CLEAR_TILE:
             out[tokens[left_out]] = 0
         tokens = tokens[~left_out]
@@ -354,7 +356,7 @@ class SumFeatures:
     """What a sum does beyond adding up slots. Each feature brings arguments that only it needs.
 
     Attributes:
-        masked: a token is left out, its output not written, where ``active`` (T,) is negative.
+        masked: a token is left out, its output not written, where ``active_index`` (T,) is negative.
         shared_x: a row of ``shared_x`` (T, H) is added last.
         special: ids from ``num_experts`` on may name special experts. ``ori_x`` (T, H) is read for copy and
             constant experts, ``alphas`` (T, K, 2) and ``const_v`` (N, H) for constant ones only; what no id
@@ -447,7 +449,7 @@ def _arguments_of(features: SumFeatures, element: str) -> Iterator[tuple[bool, A
     yield f.by_expert or f.own, Arg("expand_idx", "*i32", "in")
     yield f.by_offset, Arg("offsets", "*i64", "in")
     yield f.own, Arg("recv_offsets", "*i32", "in")
-    yield f.masked, Arg("active", "*i32", "in")
+    yield f.masked, Arg("active_index", "*i32", "in")
     yield f.listed, Arg("tokens", "*i32", "in")
     yield f.listed, Arg("bounds", "*i32", "in")
     yield f.shared_x, Arg("shared_x", f"*{element}", "in")
@@ -604,18 +606,18 @@ def _inputs(s: Shape, r: Draw) -> Inputs:
         slots[:, s.hidden : s.hidden + 2 * scales.shape[1]] = scales.view(I8)
     else:
         slots = r.normal(number, s.hidden, dtype=dtype)
-    ids, active = r.special_ids() if s.has("special") else r.ids, r.active()
+    ids, active_index = r.special_ids() if s.has("special") else r.ids, r.active_index()
     tokens = torch.randperm(r.tokens, generator=r.generator).int()
     tokens[-1] = r.tokens  # is none
     return {
         "slots": slots,
-        "slot_scales": Hole("slots", s.hidden),
+        "slot_scales": Placeholder("slots", s.hidden),
         "topk_idx": ids,
         "topk_weights": r.uniform(r.tokens, s.topk),
         "expand_idx": r.integers(0, rows_of_expert, r.tokens, s.topk),
         "offsets": (torch.randperm(r.tokens * width, generator=r.generator) * s.hidden).view(-1, width),
         "recv_offsets": r.ends,
-        "active": active,
+        "active_index": active_index,
         "tokens": tokens,
         "bounds": torch.tensor([r.range["first_token"], r.tokens], dtype=torch.int32),
         "shared_x": r.normal(r.tokens, s.hidden, dtype=dtype),
@@ -640,20 +642,22 @@ def _inputs(s: Shape, r: Draw) -> Inputs:
         "num_zero": NUM_SPECIAL,
         "num_copy": NUM_SPECIAL,
         "num_const": NUM_SPECIAL,
-        "bytes_moved": _bytes_read_and_written(s, r, ids, active, tokens[r.range["first_token"] : -1].long()),
+        "bytes_moved": _bytes_read_and_written(
+            s, r, ids, active_index, tokens[r.range["first_token"] : -1].long()
+        ),
     }
 
 
 def _bytes_read_and_written(
-    s: Shape, r: Draw, ids: torch.Tensor, active: torch.Tensor, listed: torch.Tensor
+    s: Shape, r: Draw, ids: torch.Tensor, active_index: torch.Tensor, listed: torch.Tensor
 ) -> int:
     """What depends on the data: tokens that are left out, and entries that have no slot."""
     slot_bytes = s.hidden + 2 * s.hidden // _block(s) if s.has("quantized") else 2 * s.hidden
     if s.has("listed"):
-        ids, active = ids[listed], active[listed]
-    cleared = int((active < 0).sum()) if s.has("clears") else 0
+        ids, active_index = ids[listed], active_index[listed]
+    cleared = int((active_index < 0).sum()) if s.has("clears") else 0
     if s.has("masked"):
-        ids = ids[active >= 0]
+        ids = ids[active_index >= 0]
     first_copy = r.num_experts + NUM_SPECIAL
     first_const = first_copy + NUM_SPECIAL
     slots = int(((ids >= 0) & (ids < r.num_experts)).sum()) + len(ids) * s.shared

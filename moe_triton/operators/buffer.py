@@ -14,7 +14,7 @@ from moe_triton.operators.description import Operator, Output, Symbols, TensorAr
 from moe_triton.operators.dispatch import COUNTS, DISPATCH, INDEX, ROWS
 
 TABLES = "tables"
-"""The hole of what a dispatch keeps for its combine (`moe_triton.schemes.scheme.KeptTables`)."""
+"""The placeholder of what a dispatch keeps for its combine (`moe_triton.schemes.scheme.KeptTables`)."""
 
 NAMES = {
     "expert_ids": "topk_idx",
@@ -101,7 +101,7 @@ DISPATCH_OF_BUFFER = replace(
     ),
     modes={
         **DISPATCH.modes,
-        "keeps_own": lambda s: s["keeps_own"],
+        "local_bypass": lambda s: s["local_bypass"],
         "keeps_tables": lambda s: s["table_words"] > 0,
     },
     unreturned=(),
@@ -109,22 +109,22 @@ DISPATCH_OF_BUFFER = replace(
 )
 
 _OF_COMBINE = {
-    "expand_idx": replace(ORIGINS, name="expand_idx", shape="(BS * K,)", holes=("expand_idx",)),
-    "assist_info_for_combine": replace(ORIGINS, shape=ASSIST_INFO, holes=("origins",)),
-    "ep_send_counts": replace(ORIGINS, name="ep_send_counts", shape=OFFSETS, holes=("recv_offsets",)),
+    "expand_idx": replace(ORIGINS, name="expand_idx", shape="(BS * K,)", placeholders=("expand_idx",)),
+    "assist_info_for_combine": replace(ORIGINS, shape=ASSIST_INFO, placeholders=("origins",)),
+    "ep_send_counts": replace(ORIGINS, name="ep_send_counts", shape=OFFSETS, placeholders=("recv_offsets",)),
 }
 COMBINE_OF_BUFFER = replace(
     COMBINE,
     tensors=(
         *(_OF_COMBINE.get(t.name, t) for t in COMBINE.tensors if t.name not in NOT_TAKEN),
         TensorArgument(
-            "kept_tables", "(table_words,)", torch.int32, holes=(TABLES,), only_with="table_words"
+            "kept_tables", "(table_words,)", torch.int32, placeholders=(TABLES,), only_with="table_words"
         ),
     ),
     modes={
         **COMBINE.modes,
         "in_place": lambda s: s["in_place"],
-        "keeps_own": lambda s: s["keeps_own"],
+        "local_bypass": lambda s: s["local_bypass"],
     },
     names=NAMES | {name: f"handle.{field}" for name, field in OF_HANDLE.items()},
 )

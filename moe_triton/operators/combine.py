@@ -10,13 +10,15 @@ from moe_triton.operators.description import Modes, Operator, Output, TensorArgu
 from moe_triton.operators.dispatch import ELASTIC, FLOATS, IDS, MASK, TICKET, WAITS, WEIGHTS
 from moe_triton.operators.variants import BLOCK_QUANTIZE_MODE, CombineVariant
 
-RESULTS = TensorArgument("expand_x", "(rows, H)", FLOATS, holes=("y",))
-ORIGINS = TensorArgument("assist_info_for_combine", "(n,)", torch.int32, holes=("origins", "expand_idx"))
+RESULTS = TensorArgument("expand_x", "(rows, H)", FLOATS, placeholders=("y",))
+ORIGINS = TensorArgument(
+    "assist_info_for_combine", "(n,)", torch.int32, placeholders=("origins", "expand_idx")
+)
 ALPHA = TensorArgument(
     "const_expert_alpha_1",
     "(C,)",
     "x",
-    holes=("alpha1",),
+    placeholders=("alpha1",),
     mode="const_per_element",
     other_shape="(C, H)",
     by_dims=(False, True),
@@ -27,19 +29,26 @@ TENSORS = (
     IDS,
     ORIGINS,
     replace(ORIGINS, name="expand_idx"),
-    TensorArgument("ep_send_counts", "(n,)", torch.int32, holes=("recv_offsets",)),
+    TensorArgument("ep_send_counts", "(n,)", torch.int32, placeholders=("recv_offsets",)),
     WEIGHTS,
-    TensorArgument("tp_send_counts", "(2,)", torch.int32, holes=("exchange_counts",), only_with="exchange"),
+    TensorArgument(
+        "tp_send_counts", "(2,)", torch.int32, placeholders=("exchange_counts",), only_with="exchange"
+    ),
     MASK,
     TensorArgument(
-        "shared_expert_x", "(BS, H)", "x", holes=("shared_x",), mode="shared_x", other_shape="(a, BS // a, H)"
+        "shared_expert_x",
+        "(BS, H)",
+        "x",
+        placeholders=("shared_x",),
+        mode="shared_x",
+        other_shape="(a, BS // a, H)",
     ),
-    TensorArgument("ori_x", "(BS, H)", "x", holes=("ori_x",)),
+    TensorArgument("ori_x", "(BS, H)", "x", placeholders=("ori_x",)),
     ALPHA,
-    replace(ALPHA, name="const_expert_alpha_2", holes=("alpha2",), mode="", dims_of=ALPHA.name),
-    TensorArgument("const_expert_v", "(C, H)", "x", holes=("const_v",)),
-    TensorArgument("residual_x", "(BS, 1, H)", torch.bfloat16, holes=("residual",)),
-    TensorArgument("gamma", "(H,)", torch.bfloat16, holes=("gamma",)),
+    replace(ALPHA, name="const_expert_alpha_2", placeholders=("alpha2",), mode="", dims_of=ALPHA.name),
+    TensorArgument("const_expert_v", "(C, H)", "x", placeholders=("const_v",)),
+    TensorArgument("residual_x", "(BS, 1, H)", torch.bfloat16, placeholders=("residual",)),
+    TensorArgument("gamma", "(H,)", torch.bfloat16, placeholders=("gamma",)),
     ELASTIC,
     WAITS,
     TensorArgument("quant_expand_x", "(n, Hs)", torch.int8, of_setup=True),

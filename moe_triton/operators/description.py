@@ -33,7 +33,7 @@ class TensorArgument:
         shape: that it must have; "" where nobody looks at the tensor, or other code checks it.
         dtype: that it must have, or several.
         read_as: dtype that kernels read; a tensor of another one is converted.
-        holes: of a plan that it fills. EPBuffer's argument has the name of the first.
+        placeholders: of a plan that it fills. EPBuffer's argument has the name of the first.
         mode: field of the variant that is True where it is given.
         other_shape: that it may have instead, where it has as many dimensions.
         by_dims: values of ``mode`` for ``shape`` and for ``other_shape``, instead of True.
@@ -51,7 +51,7 @@ class TensorArgument:
     shape: str = ""
     dtype: Dtype | tuple[Dtype, ...] = ()
     read_as: torch.dtype | None = None
-    holes: tuple[str, ...] = ()
+    placeholders: tuple[str, ...] = ()
     mode: str = ""
     other_shape: str = ""
     by_dims: tuple[Any, Any] = (True, True)
@@ -73,7 +73,7 @@ class Output:
         name: torch_npu's.
         shape: of it.
         dtype: of it.
-        hole: of a plan that it fills; "" where no kernel writes it.
+        placeholder: of a plan that it fills; "" where no kernel writes it.
         with_argument: an argument with which its shape is another, and that shape.
         only_with: attribute of the variant without which there is none.
     """
@@ -81,7 +81,7 @@ class Output:
     name: str
     shape: str
     dtype: Dtype
-    hole: str = ""
+    placeholder: str = ""
     with_argument: tuple[str, str] = ("", "")
     only_with: str = ""
 

@@ -12,12 +12,14 @@ from moe_triton.operators.variants import DispatchVariant
 
 FLOATS = (torch.bfloat16, torch.float16)
 
-IDS = TensorArgument("expert_ids", "(BS, K)", (torch.int32, torch.int64), holes=("topk_idx",), is_usual=True)
+IDS = TensorArgument(
+    "expert_ids", "(BS, K)", (torch.int32, torch.int64), placeholders=("topk_idx",), is_usual=True
+)
 MASK = TensorArgument(
     "x_active_mask",
     "(BS,)",
     torch.bool,
-    holes=("mask",),
+    placeholders=("mask",),
     mode="mask",
     other_shape="(BS, K)",
     by_dims=("tokens", "entries"),
@@ -27,19 +29,24 @@ WEIGHTS = TensorArgument(
     "(BS, K)",
     (torch.float32, *FLOATS),
     read_as=torch.float32,
-    holes=("topk_weights",),
+    placeholders=("topk_weights",),
     mode="weights",
     is_usual=True,
 )
 ELASTIC = TensorArgument("elastic_info", mode="elastic", on_any_device=True)
 WAITS = TensorArgument(
-    "performance_info", "(EP,)", torch.int64, holes=("performance_info",), mode="waits", is_written=True
+    "performance_info",
+    "(EP,)",
+    torch.int64,
+    placeholders=("performance_info",),
+    mode="waits",
+    is_written=True,
 )
 STATS = TensorArgument(
     "cumulative_local_expert_recv_stats",
     "(localE,)",
     torch.int32,
-    holes=("recv_stats",),
+    placeholders=("recv_stats",),
     mode="recv_stats",
     is_written=True,
     is_usual=True,
@@ -47,10 +54,10 @@ STATS = TensorArgument(
 TICKET = TensorArgument("comm_cmd_info", "(n,)", torch.int32, of_setup=True)
 
 TENSORS = (
-    TensorArgument("x", "(BS, H)", FLOATS, holes=("x",), is_usual=True),
+    TensorArgument("x", "(BS, H)", FLOATS, placeholders=("x",), is_usual=True),
     IDS,
     TensorArgument(
-        "scales", "(S + M, H)", torch.float32, holes=("smooth_scales",), mode="smooth", is_usual=True
+        "scales", "(S + M, H)", torch.float32, placeholders=("smooth_scales",), mode="smooth", is_usual=True
     ),
     MASK,
     replace(WEIGHTS, empty_is_none=True),

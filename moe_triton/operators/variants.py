@@ -30,7 +30,7 @@ class DispatchVariant:
         exchange: rows and counts of the tensor-parallel peer follow.
         waits: how long each source rank was waited for is recorded.
         recv_stats: whether counts of rows are added to the caller's.
-        keeps_own: routed rows for this rank's own experts do not go through the window.
+        local_bypass: routed rows for this rank's own experts do not go through the window.
         elastic: whether there is an elastic_info.
         keeps_tables: of a buffer: tables are kept for combine (`moe_triton.operators.buffer.TABLES`).
         given_ids: dtype of the caller's ids, where the first kernel that reads them makes the int32 copy that
@@ -46,7 +46,7 @@ class DispatchVariant:
     exchange: bool = False
     waits: bool = False
     recv_stats: bool = False
-    keeps_own: bool = False
+    local_bypass: bool = False
     elastic: bool = False
     keeps_tables: bool = False
     given_ids: torch.dtype | None = None
@@ -95,7 +95,7 @@ class CombineVariant:
         norm: the sum is added to a residual and normalised.
         waits: how long each source rank was waited for is recorded.
         in_place: direct: the results are in this rank's window already.
-        keeps_own: results of this rank's own experts for its own tokens do not go through the window.
+        local_bypass: results of this rank's own experts for its own tokens do not go through the window.
         elastic: whether there is an elastic_info.
     """
 
@@ -110,7 +110,7 @@ class CombineVariant:
     norm: bool = False
     waits: bool = False
     in_place: bool = False
-    keeps_own: bool = False
+    local_bypass: bool = False
     elastic: bool = False
 
     @property

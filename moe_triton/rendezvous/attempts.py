@@ -203,7 +203,7 @@ class Attempt:
             if self._elsewhere:
                 raise MetElsewhereError(self._elsewhere)
             if state:
-                by, named = self._who_gave_up(key, state)
+                by, named = self._who_timed_out(key, state)
                 if by == self._rank:
                     raise RoundGivenUpError(by, self._found)
                 if not is_first:
@@ -300,7 +300,7 @@ class Attempt:
             raise BadStateError(f"{key}/state", state)
         return RefusedError(rank, reason)
 
-    def _who_gave_up(self, key: str, state: str) -> tuple[int, tuple[int, ...]]:
+    def _who_timed_out(self, key: str, state: str) -> tuple[int, tuple[int, ...]]:
         """The rank that gave a round up, and those that it named."""
         try:
             by, named = state.split()

@@ -249,19 +249,19 @@ class Notes:
         self._has_last_word = False
         self._writing = threading.Lock()
 
-    def leave(self, call: str, ranks: Sequence[int], goes_on: Callable[[], bool]) -> None:
+    def leave(self, call: str, ranks: Sequence[int], pending: Callable[[], bool]) -> None:
         """Leaves a note, renews it while the wait goes on, and takes it back then. Returns at once.
 
         Args:
             call: operator and number.
             ranks: that this rank waits for.
-            goes_on: whether it still waits.
+            pending: whether it still waits.
         """
         # Its error is dropped: a store that is gone has no readers.
-        in_thread(lambda: _run(self.renewing(call, ranks, goes_on)), "note")
+        in_thread(lambda: _run(self.renewing(call, ranks, pending)), "note")
 
     def renewing(
-        self, call: str, ranks: Sequence[int], goes_on: Callable[[], bool]
+        self, call: str, ranks: Sequence[int], pending: Callable[[], bool]
     ) -> Generator[float, None, None]:
         """What `leave` does, with a pause of some seconds at each step."""
         self._latest = mine = object()
@@ -273,9 +273,9 @@ class Notes:
                 text = read_key(store, str(rank))
                 if self._before.get(rank, ("", 0.0))[0] != text:
                     self._before[rank] = text, renewed
-            while goes_on() and self._clock() < renewed + PERIOD_S:
+            while pending() and self._clock() < renewed + PERIOD_S:
                 yield _LOOK_S
-            if not goes_on():
+            if not pending():
                 self._write(store, note._replace(state="over"), mine)
                 return
 

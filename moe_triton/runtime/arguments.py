@@ -223,7 +223,7 @@ def check_results(y: torch.Tensor, handle: DispatchHandle, communicator: Communi
             are, and so need all.
     """
     capacity = communicator.capacity
-    if communicator.site.exchange_rank is not None:
+    if communicator.context.exchange_rank is not None:
         needed, rule = 2 * capacity, "tensor-parallel ranks add all {} rows that dispatch's tokens have"
     elif y.shape[0] >= capacity:
         return  # counting received rows waits for the device
@@ -275,15 +275,15 @@ def check_argument(s: Symbols, argument: TensorArgument, tensor: Any, device: to
 def inputs_of(
     s: Symbols, named: Mapping[str, Any]
 ) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, torch.dtype], ...]]:
-    """Hole and argument of each tensor that kernels read, and the holes of those to copy, by dtype."""
+    """Placeholder and argument of each tensor that kernels read; placeholders of those to copy, by dtype."""
     given = [t for t in s.operator.tensors if s.is_given(t.name)]
-    inputs = tuple((hole, t.name) for t in given for hole in t.holes)
+    inputs = tuple((placeholder, t.name) for t in given for placeholder in t.placeholders)
     copied = []
     for argument in given:
         tensor = named[argument.name]
         dtype = argument.read_as or tensor.dtype
         if not tensor.is_contiguous() or tensor.dtype != dtype:
-            copied += [(hole, dtype) for hole in argument.holes]
+            copied += [(placeholder, dtype) for placeholder in argument.placeholders]
     return inputs, tuple(copied)
 
 

@@ -1,6 +1,6 @@
 """The programs by which native code makes `EPBuffer`'s usual calls, from the operators' descriptions.
 
-Sizes by name: T tokens, "rows" of results. The rest are numbers of the site.
+Sizes by name: T tokens, "rows" of results. The rest are numbers of the rank's context.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from moe_triton.operators.buffer import COMBINE_OF_BUFFER, DISPATCH_OF_BUFFER, a
 from moe_triton.operators.description import Operator, Symbols
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.runtime.executables import PlanCalls
-from moe_triton.schemes.site import OPERATORS, Site
+from moe_triton.schemes.rank_context import OPERATORS, RankContext
 
 TOKEN_DTYPES = (torch.bfloat16, torch.float16)
 # The tensors that native code takes of a dispatch, in this order.
@@ -49,7 +49,7 @@ class BufferCalls(PlanCalls):
     """The native calls of one buffer.
 
     Args:
-        site: where its plans run.
+        context: where its plans run.
         calls: the back end's.
         buffer_id: which buffer it is.
         window_base: address of this rank's window.
@@ -64,7 +64,7 @@ class BufferCalls(PlanCalls):
 
     def __init__(
         self,
-        site: Site,
+        context: RankContext,
         calls: Calls,
         buffer_id: int,
         window_base: int,
@@ -72,7 +72,7 @@ class BufferCalls(PlanCalls):
         output_type: type,
     ) -> None:
         super().__init__(calls)
-        self._site, self._buffer_id = site, buffer_id
+        self._context, self._buffer_id = context, buffer_id
         self._window_base, self._output_type = window_base, output_type
         self._dispatch, self._seen = self._dispatch_program()
         self._combine, self._kept = self._combine_program(results)
@@ -83,45 +83,45 @@ class BufferCalls(PlanCalls):
         self, variant: Variant, zone: int, parts: int, tokens: torch.Tensor | None, executable: Executable
     ) -> None:
         """Lets native code run calls like this one, where they are usual."""
-        own = self._site.keeps_own
+        own = self._context.local_bypass
         if isinstance(variant, DispatchVariant):
-            plain = DispatchVariant(variant.dtype, variant.row_format, keeps_own=own)
+            plain = DispatchVariant(variant.dtype, variant.row_format, local_bypass=own)
             if variant == replace(plain, **_usual_modes(variant)):
                 self._calls.add(self._dispatch_plan(variant, zone, parts, tokens), executable)
         elif variant == CombineVariant(
-            variant.dtype, variant.weights, in_place=variant.in_place, keeps_own=own
+            variant.dtype, variant.weights, in_place=variant.in_place, local_bypass=own
         ):
             self._calls.add(self._combine_plan(variant, zone, parts), executable)
 
     def _dispatch_program(self) -> tuple[CallProgram, dict[str, Seen]]:
-        config, registers = self._site.config, Registers()
+        config, registers = self._context.config, Registers()
         arguments = self._arguments(DISPATCH_OF_BUFFER)
         names = [r.name for r in ROW_FORMATS.values() if r.fits(config.hidden)]
         quantize = registers.choice(0, 0, len(names))
         seen = {
-            tensor.holes[0]: registers.tensor(slot, arguments[tensor.holes[0]])
+            tensor.placeholders[0]: registers.tensor(slot, arguments[tensor.placeholders[0]])
             for slot, tensor in enumerate(USUAL, start=1)
         }
         registers.check("AT_MOST", registers.size(T), registers.constant(config.num_max_tokens_per_rank))
         registers.check("AT_MOST", seen["smooth_scales"].given, quantize)
-        given = (seen[tensor.holes[0]].given for tensor in USUAL if tensor.mode)
-        each = registers.constant(self._site.part_tokens["dispatch"].tokens)
+        given = (seen[tensor.placeholders[0]].given for tensor in USUAL if tensor.mode)
+        each = registers.constant(self._context.part_tokens["dispatch"].tokens)
         key = seen["x"].dtype, quantize, *given, registers.do("ZONE"), self._parts(registers, each)
         return CallProgram(DISPATCH, "dispatch", 1 + len(USUAL), registers, key, tuple(names)), seen
 
     def _symbols(self, operator: Operator, dtype: torch.dtype, **modes: Any) -> Symbols:
         """Sizes of a call whose number of tokens is not known yet."""
-        config = self._site.config
-        attributes = attributes_of(config, self._site.rank)
+        config = self._context.config
+        attributes = attributes_of(config, self._context.rank)
         return symbols_like(operator, config, dtype, BS=T, rows=ROWS, **attributes, **modes)
 
     def _arguments(self, operator: Operator) -> dict[str, Argument]:
-        """What native code takes of an operator's tensors, by the names of their holes."""
+        """What native code takes of an operator's tensors, by the names of their placeholders."""
         s = self._symbols(operator, torch.bfloat16)
         taken = {}
-        for position, each in enumerate(t for t in operator.tensors if t.shape and t.holes):
+        for position, each in enumerate(t for t in operator.tensors if t.shape and t.placeholders):
             dtypes = s.dtypes(each) if each.read_as is None else (each.read_as,)
-            name = each.holes[0]
+            name = each.placeholders[0]
             taken[name] = Argument(name, s.expected(each), dtypes, optional=position > 1)
         return taken
 
@@ -129,7 +129,7 @@ class BufferCalls(PlanCalls):
         self, variant: DispatchVariant, zone: int, parts: int, tokens: torch.Tensor | None
     ) -> PlanProgram:
         seen, registers = self._seen, Registers(self._dispatch.registers)
-        config, operator = self._site.config, DISPATCH_OF_BUFFER
+        config, operator = self._context.config, DISPATCH_OF_BUFFER
         s = self._symbols(operator, variant.dtype, row_format=variant.row_format)
         described = operator.returned(variant)
         *small, rows = (Output(o.name, *s.spec(o)) for o in described)
@@ -141,19 +141,19 @@ class BufferCalls(PlanCalls):
         limits = registers.constant(config.num_topk), registers.constant(config.num_experts)
         taken = made["topk_idx"]
         registers.check("TAKE_IDS", given.address, given.dtype, taken.address, count, *limits)
-        holes = {name: tensor.address for name, tensor in seen.items()}
-        holes |= {o.hole: made[o.name].address for o in described if o.name in made}
-        holes |= {"topk_idx": taken.address, "num_tokens": count}
-        holes["num_ids"] = registers.size(T * config.num_topk)
+        placeholders = {name: tensor.address for name, tensor in seen.items()}
+        placeholders |= {o.placeholder: made[o.name].address for o in described if o.name in made}
+        placeholders |= {"topk_idx": taken.address, "num_tokens": count}
+        placeholders["num_ids"] = registers.size(T * config.num_topk)
         if tokens is not None:
-            holes["tokens"] = registers.new(tokens)
+            placeholders["tokens"] = registers.new(tokens)
         names = ("scales", "tokens_per_expert", "weights")
         quantize = self._dispatch.objects.index(variant.row_format.name)
         return PlanProgram(
             "dispatch",
             (variant.dtype, quantize, *map(int, _usual_modes(variant).values()), zone, parts),
             registers,
-            holes,
+            placeholders,
             (made["tokens"] if tokens is None else tokens, *map(made.get, names)),
             self._output_type,
             {"topk_idx": taken, "num_tokens": count},
@@ -164,12 +164,12 @@ class BufferCalls(PlanCalls):
         tensors = [made[name] for name in KEPT_TENSORS]
         numbers = (
             registers.size(T),
-            registers.size(T * self._site.config.num_topk),
-            registers.constant(self._site.config.num_topk),
+            registers.size(T * self._context.config.num_topk),
+            registers.constant(self._context.config.num_topk),
             *tensors[2].sizes,
             *tensors[3].sizes,
             registers.constant(variant.dtype),
-            registers.do("DIGEST", tensors[0].address, registers.size(T * self._site.config.num_topk)),
+            registers.do("DIGEST", tensors[0].address, registers.size(T * self._context.config.num_topk)),
         )
         kept = (*numbers, *(tensor.address for tensor in tensors))
         attributes: dict[str, TensorAt | int] = {
@@ -180,7 +180,7 @@ class BufferCalls(PlanCalls):
         return Kept(kept, attributes, {"buffer_id": self._buffer_id, "dtype": variant.dtype})
 
     def _combine_program(self, results: Sequence[torch.Tensor]) -> tuple[CallProgram, dict[str, int]]:
-        site, registers = self._site, Registers()
+        context, registers = self._context, Registers()
         first = registers.do("KEPT", 1, DISPATCH, 0, size=MAX_KEPT)
         kept = dict(zip((*KEPT, *KEPT_TENSORS), range(first, first + MAX_KEPT), strict=False))
         registers.symbols[T] = kept["T"]
@@ -189,8 +189,8 @@ class BufferCalls(PlanCalls):
         weights = registers.tensor(2, arguments["topk_weights"])
         y = registers.tensor(0, arguments["y"])
         registers.check("EQUAL", y.dtype, kept["dtype"])
-        last = registers.plus(kept["recv_offsets"], registers.constant(4 * (site.num_entries - 1)))
-        rows = registers.do("MINIMUM", registers.do("LOAD", last), registers.constant(site.capacity))
+        last = registers.plus(kept["recv_offsets"], registers.constant(4 * (context.num_entries - 1)))
+        rows = registers.do("MINIMUM", registers.do("LOAD", last), registers.constant(context.capacity))
         registers.check("AT_MOST", rows, registers.size(ROWS))
         zone = registers.do("ZONE")
         in_place = registers.constant(0)
@@ -198,7 +198,7 @@ class BufferCalls(PlanCalls):
             # Addresses: this outlives the window, which goes when nobody holds a tensor of it.
             place = registers.do("PICK", registers.new(*(view.data_ptr() for view in results)), zone)
             in_place = registers.do("STARTS", y.address, place, registers.constant(results[0].nbytes))
-        each = registers.constant(site.part_tokens["combine"].tokens)
+        each = registers.constant(context.part_tokens["combine"].tokens)
         key = y.dtype, weights.given, in_place, zone, self._parts(registers, each)
         kept |= {"y": y.address, "topk_weights": weights.address}
         return CallProgram(COMBINE, "combine", 3, registers, key), kept
@@ -211,8 +211,8 @@ class BufferCalls(PlanCalls):
         ahead = registers.plus(kept["y"], registers.constant(-self._window_base))
         own_results = registers.do("DIVIDE", ahead, registers.constant(dtype.itemsize))
         names = ("y", "topk_weights", "topk_idx", "expand_idx", "recv_offsets")
-        holes = {name: kept[name] for name in names}
-        holes |= {
+        placeholders = {name: kept[name] for name in names}
+        placeholders |= {
             "origins": kept["assist_info"],
             "num_rows": registers.size(ROWS),
             "num_tokens": registers.size(T),
@@ -225,7 +225,7 @@ class BufferCalls(PlanCalls):
             "combine",
             (dtype, int(variant.weights), int(variant.in_place), zone, parts),
             registers,
-            holes,
+            placeholders,
             (made["out"],),
             bindings={"topk_idx": ids, "num_tokens": registers.size(T)},
         )

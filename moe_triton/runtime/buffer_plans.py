@@ -21,8 +21,8 @@ from moe_triton.runtime import arguments
 from moe_triton.runtime.arguments import call_of, check_argument, inputs_of, other_ids_error
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.in_flight import SentCalls
-from moe_triton.runtime.operator_plan import Bindings, CallSite, Deployment, Named, Native, OperatorPlan
 from moe_triton.runtime.plan_cache import PlanCache
+from moe_triton.runtime.prepared_call import Bindings, CallSite, Deployment, Named, Native, PreparedCall
 from moe_triton.schemes.rules import check_call, check_given
 
 # Large tensors are not copied in silence.
@@ -35,7 +35,7 @@ UNUSUAL = ("x_active_mask", "performance_info", "shared_expert_x")
 
 @dataclass
 class BufferAccess:
-    """A buffer's own communicator: see `moe_triton.runtime.operator_plan.Access`."""
+    """A buffer's own communicator: see `moe_triton.runtime.prepared_call.Access`."""
 
     found: Communicator
     native: Native | None = False
@@ -47,11 +47,11 @@ class BufferAccess:
         return self.found
 
 
-class BufferPlan(OperatorPlan):
+class BufferPlan(PreparedCall):
     """A checked call of a buffer."""
 
     def bind(self, named: Named) -> Bindings:
-        """What the holes hold, outputs aside."""
+        """What the placeholders hold, outputs aside."""
         return self._bind(self.communicator, named)
 
     def make(self, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -61,9 +61,11 @@ class BufferPlan(OperatorPlan):
         return {**given, **dict(zip(names, made, strict=True))}
 
     def bound(self, outputs: Mapping[str, torch.Tensor]) -> Bindings:
-        """Outputs by their holes."""
+        """Outputs by their placeholders."""
         operator = self.symbols.operator
-        return {output.hole: outputs[output.name] for output in operator.outputs if output.name in outputs}
+        return {
+            output.placeholder: outputs[output.name] for output in operator.outputs if output.name in outputs
+        }
 
     @cached_property
     def specs(self) -> dict[str, TensorSpec]:
@@ -92,7 +94,7 @@ class CombineOfBuffer(BufferPlan):
         bindings["num_rows"] = y.shape[0]
         if self.tables and not communicator.backend.is_asynchronous:
             self.tables.check(bindings, self.called)
-        if self.variant.keeps_own:
+        if self.variant.local_bypass:
             bindings["own_results"] = (y.data_ptr() - communicator.window_base) // y.element_size()
 
 
@@ -113,11 +115,13 @@ class BufferPlans:
         self, communicator: Communicator, host: Host, buffer_id: int, special: tuple[int, int, int]
     ) -> None:
         self._communicator, self._host, self._buffer_id = communicator, host, buffer_id
-        site, c = communicator.site, communicator.config
-        self._site = CallSite(Deployment(c, site.rank), BufferAccess(communicator), site.exchange_rank)
+        context, c = communicator.context, communicator.config
+        self._context = CallSite(
+            Deployment(c, context.rank), BufferAccess(communicator), context.exchange_rank
+        )
         self._tables = communicator.scheme.tables_of(c)
         words = self._tables.num_words if self._tables else 0
-        self._attributes = attributes_of(c, site.rank, site.exchange_rank, special, words)
+        self._attributes = attributes_of(c, context.rank, context.exchange_rank, special, words)
         self._plans: PlanCache[BufferPlan] = PlanCache()
         self.sent = SentCalls(communicator.scheme.rounds.shared)
 
@@ -139,7 +143,7 @@ class BufferPlans:
         modes = {
             "row_format": row_format,
             "quant_mode": 2 * row_format.is_quantized,  # to rules, one quantisation is as good as another
-            "keeps_own": self._keeps_own(tensors, wait),
+            "local_bypass": self._local_bypass(tensors, wait),
             # a host that does not read ids leaves their copy to a kernel
             "given_ids": getattr(tensors["expert_ids"], "dtype", None)
             if self._host.is_asynchronous
@@ -201,10 +205,10 @@ class BufferPlans:
         tensors = tensors | {name: getattr(handle, field) for name, field in OF_HANDLE.items()}
         modes = {
             "comm_quant_mode": 0 if comm_quantize is None else 2,
-            "keeps_own": comm_quantize is None and self._keeps_own(tensors, wait),
+            "local_bypass": comm_quantize is None and self._local_bypass(tensors, wait),
             "in_place": False,
         }
-        if not modes["keeps_own"]:
+        if not modes["local_bypass"]:
             tensors["expand_idx"] = None
         shape = "n", communicator.config.hidden
         check_tensor("y", y, shape=shape, dtypes=(handle.dtype,), device=self._host.device)
@@ -232,10 +236,14 @@ class BufferPlans:
         self._plans.clear()
         self.sent.forget()
 
-    def _keeps_own(self, tensors: Named, wait: bool) -> bool:
+    def _local_bypass(self, tensors: Named, wait: bool) -> bool:
         """Whether rows of this rank for itself may go straight to their places: in plain calls only."""
-        site = self._communicator.site
-        if not (wait and site.keeps_own) or site.exchange_rank is not None or site.config.num_special_experts:
+        context = self._communicator.context
+        if (
+            not (wait and context.local_bypass)
+            or context.exchange_rank is not None
+            or context.config.num_special_experts
+        ):
             return False
         return all(tensors.get(name) is None for name in UNUSUAL)
 
@@ -282,7 +290,7 @@ class BufferPlans:
         check_given(self._communicator.scheme, config, s)
         if s["comm_quant_mode"]:
             self._communicator.scheme.check_offers("comm_quantize", "comm_quantize", "'int8'")
-        return kind(config, self._site, s.variant(), s, *inputs_of(s, tensors))
+        return kind(config, self._context, s.variant(), s, *inputs_of(s, tensors))
 
     def _run(self, plan: BufferPlan, bindings: Bindings, made: Any, wait: bool) -> Any:
         run, variant, operator = self._communicator.run, plan.variant, plan.symbols.operator.name

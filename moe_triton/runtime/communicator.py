@@ -33,7 +33,7 @@ from moe_triton.runtime.executables import Executables, Phase, PlanCalls, PlanMe
 from moe_triton.runtime.in_flight import InFlight, UnreadRuns
 from moe_triton.runtime.rounds import Rounds
 from moe_triton.runtime.traces import Trace
-from moe_triton.schemes.site import Operator
+from moe_triton.schemes.rank_context import Operator
 
 # Orders the uses of a process's communicators; it is the same on every rank, since all make the same calls.
 _clock = itertools.count(1)
@@ -82,12 +82,12 @@ class Communicator(Exclusive):
         """Makes everything; ``made`` gives it back."""
         self._meetings = meetings
         self.scheme, self.backend = prepared.scheme, prepared.backend
-        self.site, self.kernel_settings = self.scheme.site, prepared.kernel_settings
-        self.config, self.rank = self.site.config, self.site.rank
-        self.layout, self.capacity = self.scheme.layout, self.site.capacity
+        self.context, self.kernel_settings = self.scheme.context, prepared.kernel_settings
+        self.config, self.rank = self.context.config, self.context.rank
+        self.layout, self.capacity = self.scheme.layout, self.context.capacity
         self._rounds = Rounds(self.scheme.rounds)
         self.counts = self._rounds.counts
-        of_trace = self.site, self.backend, self.counts, meetings
+        of_trace = self.context, self.backend, self.counts, meetings
         self._trace = Trace(prepared.file, *of_trace) if prepared.file else None
         log = self._trace.log if self._trace else None
         self._windows: list[Window] = []
@@ -124,7 +124,7 @@ class Communicator(Exclusive):
 
         Args:
             variant: what it is specialised for.
-            bindings: a tensor or an integer for each hole of its plan that is not scratch.
+            bindings: a tensor or an integer for each placeholder of its plan that is not scratch.
             phase: which half.
 
         Raises:
@@ -149,7 +149,7 @@ class Communicator(Exclusive):
         zone = self._rounds.zone(operator)
         tokens = bindings.get("num_tokens", 0)  # combine's setup works on rows
         assert isinstance(tokens, int)
-        parts = self.site.parts(operator, tokens)
+        parts = self.context.parts(operator, tokens)
         executable = self._executables.operator(variant, zone, phase, parts)
         number = self.counts[operator]
         try:
@@ -241,7 +241,7 @@ class Communicator(Exclusive):
         if calls is None or self.scheme.tables_of(self.config):  # whose weights are compared in Python
             return None
         results = self._executables.results_in_window()
-        made = BufferCalls(self.site, calls, buffer_id, self.window_base, results, output_type)
+        made = BufferCalls(self.context, calls, buffer_id, self.window_base, results, output_type)
         self.use_calls(made)
         return made
 
@@ -303,7 +303,7 @@ class Communicator(Exclusive):
         assert launch is not None
         report, in_flight = executable.failed_report, self._in_flight.variants
         why, error = failure(
-            self.site, run, launch, code, report, self._fixed, in_flight, self._notes.culprits
+            self.context, run, launch, code, report, self._fixed, in_flight, self._notes.culprits
         )
         self._give_up(why)
         try:
@@ -421,14 +421,14 @@ class Communicator(Exclusive):
         def note(waiting: Waiting) -> None:
             communicator = me()
             if communicator is not None:
-                note_of(communicator.site, waiting, communicator.counts, communicator._notes)
+                note_of(communicator.context, waiting, communicator.counts, communicator._notes)
 
         def tell(waiting: Waiting) -> None:
             communicator = me()
             if communicator is not None:
-                tell_of(communicator.site, waiting, communicator.counts)
+                tell_of(communicator.context, waiting, communicator.counts)
                 if communicator.on_long_wait:
                     communicator.on_long_wait(waiting)
 
-        timeout_s = self.site.timeout_us / 1e6
+        timeout_s = self.context.timeout_us / 1e6
         self._waits.tell_after(noted_after_s(timeout_s), note, patience_s(timeout_s), tell)

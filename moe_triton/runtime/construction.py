@@ -25,9 +25,9 @@ from moe_triton.rendezvous.agreement import KERNELS, agree
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.runtime.traces import TraceFile, TracePath
 from moe_triton.schemes import make_scheme, scheme_type
+from moe_triton.schemes.rank_context import RankContext
 from moe_triton.schemes.rules import check_config
 from moe_triton.schemes.scheme import Scheme
-from moe_triton.schemes.site import Site
 from moe_triton.tables import KernelSettings, machine_of
 from moe_triton.tables.installed import version_of
 from moe_triton.tables.pipelines import filled
@@ -65,7 +65,7 @@ class Prepared:
     """An order, checked and resolved on this rank.
 
     Attributes:
-        scheme: how tokens travel, with its site.
+        scheme: how tokens travel, with its rank's context.
         kernel_settings: those of its Triton kernels.
         backend: what plans run on.
         file: of the trace, or None.
@@ -78,20 +78,20 @@ class Prepared:
 
     def settings(self) -> dict[str, Any]:
         """What the ranks of a group compare, by name."""
-        site = self.scheme.site
-        sizes = {f"{operator}_tokens": part.tokens for operator, part in site.part_tokens.items()}
-        tuning = dataclasses.asdict(site.tuning) | sizes
+        context = self.scheme.context
+        sizes = {f"{operator}_tokens": part.tokens for operator, part in context.part_tokens.items()}
+        tuning = dataclasses.asdict(context.tuning) | sizes
         del tuning["tables"]  # a folder of this rank's; what its tables say is compared
-        tuning |= {"posts": site.posts, "post_parts": site.post_parts}
+        tuning |= {"posts": context.posts, "post_parts": context.post_parts}
         return {
             "protocol": PROTOCOL_VERSION,
             "moe_triton": version_of("moe_triton"),
             "torch": torch.__version__,
-            **dataclasses.asdict(site.config) | {RANKS_PER_SERVER: site.config.topology.sizes},
+            **dataclasses.asdict(context.config) | {RANKS_PER_SERVER: context.config.topology.sizes},
             **self.backend.identity(),
-            "num_blocks": site.num_blocks,
-            "keeps_order": site.keeps_order,
-            "timeout_s": site.timeout_us / 1e6,
+            "num_blocks": context.num_blocks,
+            "keeps_order": context.keeps_order,
+            "timeout_s": context.timeout_us / 1e6,
             **{f"tuning.{name}": value for name, value in tuning.items()},
             KERNELS: self.kernel_settings.compared,
         }
@@ -238,7 +238,7 @@ def check(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:
     exchange_rank = exchange.rank if exchange else None
     timeout_us = int(timeout_s * 1e6)
     at = meeting.rank, blocks, timeout_us, backend.capabilities, exchange_rank, tuning, pipeline.sources
-    scheme = make_scheme(Site(config, *at, backend.keeps_order))
+    scheme = make_scheme(RankContext(config, *at, backend.keeps_order))
     windows = scheme.windows
     order.check_window(sum(window.data_bytes for window in windows if window.peers.group == "expert"))
     for window in windows:

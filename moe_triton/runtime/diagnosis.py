@@ -29,24 +29,24 @@ from moe_triton.layout import CALL_WORD, FLAG_BITS, WORD_BYTES
 from moe_triton.layout.call_word import differences, operator_of
 from moe_triton.rendezvous.notes import Culprits, Notes
 from moe_triton.schemes import scheme_type
-from moe_triton.schemes.common.waits import POSTS, GaveUp, counts_of, int32_at, region_in
-from moe_triton.schemes.site import Site
+from moe_triton.schemes.common.waits import POSTS, TimedOut, counts_of, int32_at, region_in
+from moe_triton.schemes.rank_context import RankContext
 
 REPORTED_EXPECTED, REPORTED_FOUND = REPORT.word("expected_call"), REPORT.word("found_call")
 
 
-def group_of(site: Site, launch: Launch) -> str:
+def group_of(context: RankContext, launch: Launch) -> str:
     """The group's name as messages put it before ranks; empty for the expert-parallel group."""
-    return "tensor-parallel " if site.scheme.peers_of(launch).group == "tensor" else ""
+    return "tensor-parallel " if context.scheme.peers_of(launch).group == "tensor" else ""
 
 
-def in_words(site: Site, launch: Launch, ranks: Sequence[int]) -> str:
+def in_words(context: RankContext, launch: Launch, ranks: Sequence[int]) -> str:
     """Ranks that a launch waits for as messages name them, with their group where it is the other one."""
-    group = group_of(site, launch)
-    return f"{group}rank(s) {list(ranks)}" if group else site.config.topology.in_words(ranks)
+    group = group_of(context, launch)
+    return f"{group}rank(s) {list(ranks)}" if group else context.config.topology.in_words(ranks)
 
 
-def differing_fields(wait: GaveUp) -> list[str]:
+def differing_fields(wait: TimedOut) -> list[str]:
     """Each field in which calls differ, with its values and their ranks.
 
     Args:
@@ -54,8 +54,8 @@ def differing_fields(wait: GaveUp) -> list[str]:
     """
     mismatches = wait.report[wait.report[:, 0] == REPORT_MISMATCH].tolist()
     expected = mismatches[0][REPORTED_EXPECTED]
-    finder = scheme_type(wait.site.config).finders[wait.launch.kernel.name]
-    own = {wait.site.scheme.peers_of(wait.launch).rank: expected}
+    finder = scheme_type(wait.context.config).finders[wait.launch.kernel.name]
+    own = {wait.context.scheme.peers_of(wait.launch).rank: expected}
     if finder.rank_of is not None and finder.words is not None:
         reported = {finder.rank_of(wait, row[1]): row[REPORTED_FOUND] for row in mismatches}
         return differences({**dict(finder.words(wait)), **reported, **own})
@@ -71,7 +71,7 @@ def differing_fields(wait: GaveUp) -> list[str]:
     return differences({**words, **own})
 
 
-def posted_instead(wait: GaveUp, operator: str, missing: Sequence[int], in_flight: Collection[str]) -> str:
+def posted_instead(wait: TimedOut, operator: str, missing: Sequence[int], in_flight: Collection[str]) -> str:
     """What missing ranks have posted for other operators, as sentences; empty if nothing.
 
     Args:
@@ -80,8 +80,8 @@ def posted_instead(wait: GaveUp, operator: str, missing: Sequence[int], in_fligh
         missing: ranks whose flags are missing.
         in_flight: pending operators, whose flags are expected.
     """
-    scheme, status = wait.site.scheme, wait.arguments.get("status")
-    if group_of(wait.site, wait.launch):
+    scheme, status = wait.context.scheme, wait.arguments.get("status")
+    if group_of(wait.context, wait.launch):
         return ""
     window = _window(wait)
     if status and status.kind == "dispatch_status":  # a rank that has arrived since then was only late
@@ -114,7 +114,7 @@ def _wordless(senders: Sequence[Collection[int]], missing: Sequence[int]) -> lis
     return said + [f"one of ranks {list(ranks)} posted flags of a combine" for ranks in sorted(unknown)]
 
 
-def _window(wait: GaveUp) -> torch.Tensor:
+def _window(wait: TimedOut) -> torch.Tensor:
     """The window of this rank that a wait looks at, as int32 words."""
     window = wait.tensor("window")
     return window[: len(window) // WORD_BYTES * WORD_BYTES].view(torch.int32)
@@ -144,7 +144,7 @@ class Run:
     Attributes:
         operator: "dispatch", "combine" or "barrier".
         number: index of the run among those of its operator, from 0.
-        memory: contents of its plan's holes, at least of those that `missing_ranks` reads.
+        memory: contents of its plan's placeholders, at least of those that `missing_ranks` reads.
     """
 
     operator: str
@@ -153,7 +153,7 @@ class Run:
 
 
 def failure(
-    site: Site,
+    context: RankContext,
     run: Run,
     launch: Launch,
     code: int,
@@ -165,31 +165,31 @@ def failure(
     """Why a communicator is broken, and what to raise.
 
     Args:
-        site: where it ran.
+        context: where it ran.
         run: the failed run.
         launch: the launch that reported.
         code: the first code that it reported.
         report: (blocks, words) int32, on the host.
-        fixed: contents of the holes that are the same in every call.
+        fixed: contents of the placeholders that are the same in every call.
         in_flight: pending operators.
         culprits: returns who holds up the missing ranks (`moe_triton.rendezvous.notes.Notes.culprits`).
     """
     name = f"{run.operator} number {run.number}"
     memory = {**fixed, **run.memory}
     if code == REPORT_MISMATCH:
-        return _mismatch(site, name, launch, memory, report)
+        return _mismatch(context, name, launch, memory, report)
     zone = int(report[report[:, 0] != 0][0, REPORTED_ZONE])
-    wait = GaveUp(site, launch, zone, memory, report)
+    wait = TimedOut(context, launch, zone, memory, report)
     if code != REPORT_TIMEOUT:
         why = f"{name} met {_refused(wait, code)}"
         return why, BufferStateError(f"{why}. Rebuild the buffer on every rank.")
     missing = missing_ranks(wait)
     instead = posted_instead(wait, run.operator, missing, in_flight)
-    if group_of(site, launch):
+    if group_of(context, launch):
         suspects = Culprits.unknown(missing, "what they wait for in their other group is not seen here")
     else:
         suspects = culprits(name, missing)
-    named = in_words(site, launch, suspects.ranks)
+    named = in_words(context, launch, suspects.ranks)
     why = f"{name} timed out waiting for {named}"
     return why, CommunicationTimeoutError(
         run.operator,
@@ -203,9 +203,9 @@ def failure(
     )
 
 
-def _how(wait: GaveUp, missing: Sequence[int]) -> str:
+def _how(wait: TimedOut, missing: Sequence[int]) -> str:
     """What is known of the missing ranks: relays have given them up, or their flags did not come in time."""
-    finder = scheme_type(wait.site.config).finders[wait.launch.kernel.name]
+    finder = scheme_type(wait.context.config).finders[wait.launch.kernel.name]
     told = finder.told(wait) if finder.told else {}
     said = [
         f"rank {relay}, which relays for rank(s) {list(ranks)}, got nothing more of them"
@@ -219,7 +219,7 @@ def _how(wait: GaveUp, missing: Sequence[int]) -> str:
     return f"{'; '.join(said)}."
 
 
-def _refused(wait: GaveUp, code: int) -> str:
+def _refused(wait: TimedOut, code: int) -> str:
     if code == REPORT_STRAY:
         stray = wait.report[wait.report[:, 0] == REPORT_STRAY]
         first, number = int(stray[:, REPORT.word("first")].min()), int(stray[:, REPORT.word("number")].sum())
@@ -227,35 +227,39 @@ def _refused(wait: GaveUp, code: int) -> str:
             f"{number} result(s) that its ids and mask do not ask for, the first of token {first}: they are "
             "not those that its dispatch had"
         )
-    finder = scheme_type(wait.site.config).finders.get(wait.launch.kernel.name)
+    finder = scheme_type(wait.context.config).finders.get(wait.launch.kernel.name)
     if finder is not None and finder.refused is not None:
         return finder.refused(wait)
     sent_by = ""
     if finder is not None and finder.rank_of is not None:
         refused = wait.report[wait.report[:, 0] == code]
         ranks = sorted({finder.rank_of(wait, first) for first in refused[:, 1].tolist()})
-        sent_by = f", from {in_words(wait.site, wait.launch, ranks)}"
+        sent_by = f", from {in_words(wait.context, wait.launch, ranks)}"
     return f"a row that names no place in this group{sent_by}; it was not sent"
 
 
 def _mismatch(
-    site: Site, name: str, launch: Launch, memory: Mapping[str, torch.Tensor | int], report: torch.Tensor
+    context: RankContext,
+    name: str,
+    launch: Launch,
+    memory: Mapping[str, torch.Tensor | int],
+    report: torch.Tensor,
 ) -> tuple[str, MoeTritonError]:
     zone = int(report[report[:, 0] == REPORT_MISMATCH][0, REPORTED_ZONE])
-    why = f"{name}: {group_of(site, launch)}ranks made different calls"
-    wait = GaveUp(site, launch, zone, memory, report)
+    why = f"{name}: {group_of(context, launch)}ranks made different calls"
+    wait = TimedOut(context, launch, zone, memory, report)
     lines = "".join(f"\n  {line}" for line in differing_fields(wait))
     return why, ConfigMismatchError(
         f"{why}:{lines}\nMake the same calls on every rank, and rebuild the buffer on every rank."
     )
 
 
-def missing_ranks(wait: GaveUp) -> list[int]:
+def missing_ranks(wait: TimedOut) -> list[int]:
     """The ranks that a launch waited for until its deadline, as numbered in the group of its window."""
-    peers = wait.site.scheme.peers_of(wait.launch)
+    peers = wait.context.scheme.peers_of(wait.launch)
     if peers.group == "tensor":
         return [1 - peers.rank]
-    return scheme_type(wait.site.config).finders[wait.launch.kernel.name].gave_up(wait)
+    return scheme_type(wait.context.config).finders[wait.launch.kernel.name].timed_out(wait)
 
 
 MAX_PATIENCE_S = 5.0
@@ -267,33 +271,33 @@ def patience_s(timeout_s: float) -> float:
     return min(MAX_PATIENCE_S, timeout_s / 2)
 
 
-def note_of(site: Site, waiting: Waiting, counts: Mapping[str, int], notes: Notes) -> None:
+def note_of(context: RankContext, waiting: Waiting, counts: Mapping[str, int], notes: Notes) -> None:
     """Leaves a note of a wait for peers; none of a launch that does not wait for them.
 
     Args:
-        site: where it waits.
+        context: where it waits.
         waiting: the launch.
         counts: runs of each operator that have ended.
         notes: of this rank, read by ranks that wait for it.
     """
-    ranks = awaited_ranks(site, waiting)
+    ranks = awaited_ranks(context, waiting)
     if ranks is None:
         return
     call = f"{waiting.plan.operator} number {counts[waiting.plan.operator]}"
-    if group := group_of(site, waiting.launch):  # whose numbers are others
+    if group := group_of(context, waiting.launch):  # whose numbers are others
         call, ranks = f"{call}, for its {group}peer", []
-    notes.leave(call, ranks, waiting.goes_on)
+    notes.leave(call, ranks, waiting.pending)
 
 
-def tell_of(site: Site, waiting: Waiting, counts: Mapping[str, int]) -> None:
+def tell_of(context: RankContext, waiting: Waiting, counts: Mapping[str, int]) -> None:
     """Logs a warning about a long wait: operator, number, zone, time and ranks.
 
     Args:
-        site: where it waits.
+        context: where it waits.
         waiting: the launch; nothing is logged if it does not wait for peers.
         counts: runs of each operator that have ended.
     """
-    ranks = awaited_ranks(site, waiting)
+    ranks = awaited_ranks(context, waiting)
     if ranks is None:
         return
     operator, zone = waiting.plan.operator, waiting.plan.zone
@@ -303,23 +307,23 @@ def tell_of(site: Site, waiting: Waiting, counts: Mapping[str, int]) -> None:
         counts[operator],
         zone,
         waiting.seconds,
-        in_words(site, waiting.launch, ranks),
+        in_words(context, waiting.launch, ranks),
     )
 
 
-def awaited_ranks(site: Site, waiting: Waiting) -> list[int] | None:
+def awaited_ranks(context: RankContext, waiting: Waiting) -> list[int] | None:
     """Ranks whose flags have not arrived yet, or None for a launch that does not wait for peers.
 
     Where a launch posts, none of its blocks may have anything to wait for: queues have room.
 
     Args:
-        site: where it waits.
+        context: where it waits.
         waiting: the launch, which is still running.
     """
-    finder = scheme_type(site.config).finders.get(waiting.launch.kernel.name)
+    finder = scheme_type(context.config).finders.get(waiting.launch.kernel.name)
     if finder is None or (finder is POSTS and not waiting.awaited):
         return None
-    peers = site.scheme.peers_of(waiting.launch)
+    peers = context.scheme.peers_of(waiting.launch)
     if peers.group == "tensor":
         return [1 - peers.rank]
     arguments = _arguments(waiting)
@@ -327,7 +331,7 @@ def awaited_ranks(site: Site, waiting: Waiting) -> list[int] | None:
         arguments["zone"] = int32_at(arguments["zone_at"])
     missing: set[int] = set()
     for first, count in waiting.awaited.values():
-        missing |= set(finder.goes_on(site, arguments, range(first, first + count)))
+        missing |= set(finder.pending(context, arguments, range(first, first + count)))
     return sorted(missing)
 
 

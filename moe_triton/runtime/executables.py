@@ -15,16 +15,16 @@ from moe_triton.core.errors import BufferStateError
 from moe_triton.core.kernel import MAX_PHASES
 from moe_triton.core.plan import Plan
 from moe_triton.core.records import TRAFFIC
-from moe_triton.core.traffic import HOLE, Traffic
+from moe_triton.core.traffic import PLACEHOLDER, Traffic
 from moe_triton.operators.buffer import COMBINE_OF_BUFFER, DISPATCH_OF_BUFFER, attributes_of, symbols_like
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
+from moe_triton.schemes.rank_context import CALL_WORDS, COUNTED, OPERATORS, Operator
 from moe_triton.schemes.scheme import Output, Scheme
-from moe_triton.schemes.site import CALL_WORDS, COUNTED, OPERATORS, Operator
 from moe_triton.tables import KernelSettings
 
 
 class PlanMemory:
-    """The contents of holes that are the same in every call.
+    """The contents of placeholders that are the same in every call.
 
     Args:
         scheme: whose plans share it.
@@ -32,34 +32,36 @@ class PlanMemory:
         device: of all tensors made here.
 
     Attributes:
-        bindings: by the name of the hole.
+        bindings: by the name of the placeholder.
         report: (phases of a launch, blocks, words) int32.
         posts: whether queues lead to some of this rank's peers.
     """
 
     def __init__(self, scheme: Scheme, windows: Sequence[Window], device: torch.device) -> None:
         self._scheme, self._device = scheme, device
-        site = scheme.site
+        context = scheme.context
         self.posts = bool(scheme.queued_peers)
-        self.report = torch.zeros(MAX_PHASES, site.num_blocks, REPORT_WORDS, dtype=torch.int32, device=device)
+        self.report = torch.zeros(
+            MAX_PHASES, context.num_blocks, REPORT_WORDS, dtype=torch.int32, device=device
+        )
         self.bindings: dict[str, torch.Tensor] = {}
         for spec, window in zip(scheme.windows, windows, strict=True):
             prefix = spec.peers.prefix
             self.bindings[f"{prefix}window"] = window.tensor()
             self.bindings[f"{prefix}peers"] = torch.tensor(window.peers, dtype=torch.int64, device=device)
-        if site.zones_on_device:
+        if context.zones_on_device:
             self.bindings["zones"] = torch.zeros(2 * len(OPERATORS), dtype=torch.int32, device=device)
         self.bindings["call_words"] = torch.zeros(CALL_WORDS, dtype=torch.int32, device=device)
         self.bindings["report"] = self.report
 
-    def add_scratch(self, holes: Iterable[str]) -> None:
-        """Allocates the scratch memory of these holes that does not exist yet."""
+    def add_scratch(self, placeholders: Iterable[str]) -> None:
+        """Allocates the scratch memory of these placeholders that does not exist yet."""
         scratch = self._scheme.scratch()
-        for hole in holes:
-            if hole in scratch and hole not in self.bindings:
-                elements, dtype, is_zeroed = scratch[hole]
+        for placeholder in placeholders:
+            if placeholder in scratch and placeholder not in self.bindings:
+                elements, dtype, is_zeroed = scratch[placeholder]
                 make = torch.zeros if is_zeroed else torch.empty
-                self.bindings[hole] = make(elements, dtype=dtype, device=self._device)
+                self.bindings[placeholder] = make(elements, dtype=dtype, device=self._device)
 
     def traffic(self, operator: Operator) -> Traffic | None:
         """What the last dispatch or combine has posted; None where queues lead to no peer.
@@ -69,7 +71,7 @@ class PlanMemory:
         """
         if not self.posts:
             return None
-        memory = self.bindings.get(HOLE)
+        memory = self.bindings.get(PLACEHOLDER)
         if memory is None:
             raise BufferStateError(f"there was no {operator} yet, or the buffer is closed")
         counters = memory.view(len(COUNTED), -1, TRAFFIC.num_words)[COUNTED.index(operator)]
@@ -176,7 +178,7 @@ class Executables:
                 f"a {plan.operator} of this kind has not run before, and nothing can be prepared inside a "
                 f"graph. Run the same calls once before the capture."
             )
-        self._memory.add_scratch(plan.holes)
+        self._memory.add_scratch(plan.placeholders)
         return self._backend.compile(plan, self._memory.report, self._memory.bindings, self.log)
 
     def _prepare(self, key: Key, executable: Executable) -> None:
@@ -205,13 +207,13 @@ class Executables:
         key = output, zone, dtype
         view = self._views.get(key)
         if view is None and (region := self._scheme.place(output, dtype.itemsize)):
-            site = self._scheme.site
-            start, num_bytes = region.offset(zone=zone), site.capacity * region.stride("index")
+            context = self._scheme.context
+            start, num_bytes = region.offset(zone=zone), context.capacity * region.stride("index")
             window = self._memory.bindings.get("window")
             if window is None:  # another thread closes
                 raise BufferStateError("the buffer is closed. Construct a new one.")
             flat = window[start : start + num_bytes].view(dtype)
-            view = self._views[key] = flat.view(site.capacity, site.config.hidden)
+            view = self._views[key] = flat.view(context.capacity, context.config.hidden)
         return view
 
     def results_in_window(self) -> list[torch.Tensor]:
@@ -257,13 +259,13 @@ def call_bytes(scheme: Scheme) -> int:
 
     Scratch memory, outputs, and what the process itself takes.
     """
-    site, dtype = scheme.site, torch.bfloat16
-    config = site.config
-    tables, is_paired = scheme.tables_of(config), site.exchange_rank is not None
+    context, dtype = scheme.context, torch.bfloat16
+    config = context.config
+    tables, is_paired = scheme.tables_of(config), context.exchange_rank is not None
     keeps = tables is not None  # and then takes weights
     words = tables.num_words if tables else 0
-    attributes = attributes_of(config, site.rank, site.exchange_rank, table_words=words)
-    sizes = {"BS": config.num_max_tokens_per_rank, "rows": site.capacity, **attributes}
+    attributes = attributes_of(config, context.rank, context.exchange_rank, table_words=words)
+    sizes = {"BS": config.num_max_tokens_per_rank, "rows": context.capacity, **attributes}
     outputs = 0
     dispatched = DispatchVariant(dtype, weights=keeps, keeps_tables=keeps, exchange=is_paired)
     combined = CombineVariant(dtype, weights=keeps, exchange=is_paired)

@@ -18,7 +18,7 @@ from moe_triton.core.call_program import CallProgram, Output, PlanProgram, Regis
 from moe_triton.operators.variants import Variant
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.executables import PlanCalls
-from moe_triton.schemes.site import OPERATORS
+from moe_triton.schemes.rank_context import OPERATORS
 
 # Outputs that have memory of their own: the others are small beside them.
 LARGE = ("expand_x", "out", "y", "x")
@@ -63,9 +63,9 @@ class PlanCall:
 
     Args:
         operator: "dispatch" or "combine".
-        inputs: hole and argument of each tensor.
+        inputs: placeholder and argument of each tensor.
         dims: dimensions of each argument.
-        outputs: name, hole, shape and dtype of each.
+        outputs: name, placeholder, shape and dtype of each.
         constants: what each call binds alike.
         num_ids: legal ids.
         ids: rows and columns of the ids.
@@ -91,11 +91,11 @@ class PlanCall:
             name: registers.do("TENSOR", slot, count, size=2 + count)
             for slot, (name, count) in enumerate(dims.items())
         }
-        self._holes = {hole: address[name] for hole, name in inputs}
+        self._placeholders = {placeholder: address[name] for placeholder, name in inputs}
         if most_rows:
             most, last = most_rows
             total = registers.do(
-                "LOAD", registers.plus(self._holes["recv_offsets"], registers.constant(4 * last))
+                "LOAD", registers.plus(self._placeholders["recv_offsets"], registers.constant(4 * last))
             )
             registers.check("AT_MOST", registers.constant(0), total)
             registers.check("AT_MOST", total, registers.constant(most))
@@ -124,24 +124,26 @@ class PlanCall:
             elif name not in self._nothing:
                 small.append(Output(name, shape, dtype))
         made |= registers.allocate(small, hold=0)
-        ids, taken = self._holes["topk_idx"], made["topk_idx"]
+        ids, taken = self._placeholders["topk_idx"], made["topk_idx"]
         rows, columns = (registers.constant(size) for size in self._ids)
         limit = registers.constant(self._num_ids)
         registers.check("TAKE_IDS", ids, ids + 1, taken.address, rows, columns, limit)  # the dtype follows
         digest = registers.do("DIGEST", taken.address, registers.constant(math.prod(self._ids)))
         if self._looks:
             registers.check("MARKED", self._position, digest)
-        holes = {hole: registers.new(value) for hole, value in self._constants.items()}
-        holes |= self._holes
-        for name, hole, _, _ in self._outputs:
-            holes[hole] = made[name].address if name in made else registers.new(self._nothing[name])
-        holes["topk_idx"] = taken.address
+        placeholders = {placeholder: registers.new(value) for placeholder, value in self._constants.items()}
+        placeholders |= self._placeholders
+        for name, placeholder, _, _ in self._outputs:
+            placeholders[placeholder] = (
+                made[name].address if name in made else registers.new(self._nothing[name])
+            )
+        placeholders["topk_idx"] = taken.address
         outputs = tuple(made.get(name) or self._nothing[name] for name, *_ in self._outputs)
         return PlanProgram(
             self.program.label,
             (zone,),
             registers,
-            holes,
+            placeholders,
             outputs,
             tuple if len(outputs) > 1 else None,
             {"topk_idx": taken, "num_tokens": rows},

@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Iterator, Mapping
 
 from moe_triton.core.errors import BufferStateError
-from moe_triton.schemes.site import OPERATORS, Operator, RoundFacts
+from moe_triton.schemes.rank_context import OPERATORS, Operator, RoundFacts
 
 _NUMBERS: dict[str, int] = {operator: number for number, operator in enumerate(OPERATORS)}
 _PerOperator = ctypes.c_uint64 * len(OPERATORS)

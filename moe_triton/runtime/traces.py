@@ -28,10 +28,10 @@ from moe_triton.backends.base import Backend, TracedCall, TraceEvent
 from moe_triton.core import ascendc
 from moe_triton.core.config import Config
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
-from moe_triton.core.plan import Hole, Launch, Part
+from moe_triton.core.plan import Launch, Part, Placeholder
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.schemes.fullmesh.ascendc import COMBINE_READY, COMBINE_WAIT
-from moe_triton.schemes.site import Site
+from moe_triton.schemes.rank_context import RankContext
 
 TracePath = str | os.PathLike[str]
 
@@ -319,7 +319,7 @@ def _bytes_moved(traced: TracedRank, launch: Launch, tokens: int) -> Json:
     for arg, value in zip(launch.kernel.args, launch.values, strict=True):
         if isinstance(value, int):
             known[arg.name] = value
-        elif isinstance(value, Hole) and value.name in brought:
+        elif isinstance(value, Placeholder) and value.name in brought:
             total = brought[value.name]
             known[arg.name] = value.of(total) if isinstance(value, Part) else total
     return {"launch_bytes": count(**known)}
@@ -354,7 +354,7 @@ class Trace:
 
     Args:
         file: where it is written.
-        site: where plans run.
+        context: where plans run.
         backend: whose kernels are traced.
         counts: runs of each operator so far; kept up to date.
         meetings: the group, and the tensor-parallel group if there is one.
@@ -366,16 +366,16 @@ class Trace:
     def __init__(
         self,
         file: TraceFile,
-        site: Site,
+        context: RankContext,
         backend: Backend,
         counts: Mapping[str, int],
         meetings: Sequence[Meeting],
     ) -> None:
         ranks, *others = (meeting.world_ranks() for meeting in meetings)
-        self._traced = TracedRank(site.config, site.rank, site.num_blocks, ranks, *others)
+        self._traced = TracedRank(context.config, context.rank, context.num_blocks, ranks, *others)
         self.file, self._counts, self._closed = file, counts, False
-        self.log = backend.make_trace_log(MAX_EVENTS, site.num_entries - 1)
-        file.start(is_first=site.rank == 0)  # last: a back end without traces leaves the file alone
+        self.log = backend.make_trace_log(MAX_EVENTS, context.num_entries - 1)
+        file.start(is_first=context.rank == 0)  # last: a back end without traces leaves the file alone
 
     def write(self) -> None:
         """Appends what has happened since the last write to the file.

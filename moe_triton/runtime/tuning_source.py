@@ -26,10 +26,12 @@ def tuning_source(scheme: Scheme, settings: KernelSettings, dtype: torch.dtype) 
         By name, ``dispatch_tokens``, ``combine_tokens``, what else a table of pipelines has set, and
         ``<operator>.<kernel>``: the value and source.
     """
-    site = scheme.site
-    sources = {f"{name}_tokens": f"{part.tokens}: {part.source}" for name, part in site.part_tokens.items()}
-    for name, source in site.sources.items():
-        value = site.num_blocks if name == "num_blocks" else getattr(site.tuning, name)
+    context = scheme.context
+    sources = {
+        f"{name}_tokens": f"{part.tokens}: {part.source}" for name, part in context.part_tokens.items()
+    }
+    for name, source in context.sources.items():
+        value = context.num_blocks if name == "num_blocks" else getattr(context.tuning, name)
         sources[name] = f"{value}: {source}"
     for operator, kernel in launched(scheme, dtype):
         chosen = settings.chosen(kernel)
@@ -39,17 +41,17 @@ def tuning_source(scheme: Scheme, settings: KernelSettings, dtype: torch.dtype) 
 
 def launched(scheme: Scheme, dtype: torch.dtype) -> Iterator[tuple[str, TritonKernel]]:
     """The kernels of plain calls that there is anything to choose of: dispatches with and without int8."""
-    site = scheme.site
-    own = scheme.keeps_own and site.exchange_rank is None and not site.config.num_special_experts
-    given = torch.int32 if site.capabilities.is_asynchronous else None  # the host has copied them
+    context = scheme.context
+    own = scheme.local_bypass and context.exchange_rank is None and not context.config.num_special_experts
+    given = torch.int32 if context.capabilities.is_asynchronous else None  # the host has copied them
     formats = (row_format for name, row_format in ROW_FORMATS.items() if name in (None, "int8"))
     dispatches = (
-        DispatchVariant(dtype, each, False, True, keeps_own=own, given_ids=given) for each in formats
+        DispatchVariant(dtype, each, False, True, local_bypass=own, given_ids=given) for each in formats
     )
     variants: list[tuple[str, Variant]] = [("dispatch", each) for each in dispatches]
-    tokens = site.config.num_max_tokens_per_rank
-    for operator, variant in (*variants, ("combine", CombineVariant(dtype, True, keeps_own=own))):
-        for launch in scheme.whole(variant, 0, site.parts(operator, tokens)).launches:
+    tokens = context.config.num_max_tokens_per_rank
+    for operator, variant in (*variants, ("combine", CombineVariant(dtype, True, local_bypass=own))):
+        for launch in scheme.whole(variant, 0, context.parts(operator, tokens)).launches:
             kernel = launch.kernel
             if isinstance(kernel, TritonKernel) and kernel.space is not None:
                 yield operator, kernel

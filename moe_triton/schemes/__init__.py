@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     from moe_triton.core.config import Config, Product
     from moe_triton.layout import Layout
+    from moe_triton.schemes.rank_context import RankContext
     from moe_triton.schemes.scheme import Scheme
-    from moe_triton.schemes.site import Site
 
 # Where a `Scheme` is, by product and ``comm_alg``. A product's first one is its default.
 SCHEMES: dict[str, dict[str, str]] = {
@@ -52,9 +52,9 @@ def schemes_with(feature: str, product: str) -> list[str]:
     return [name for name, place in SCHEMES[product].items() if feature not in class_at(place).refuses]
 
 
-def make_scheme(site: Site) -> Scheme:
-    """The scheme that a site's config names, on that site's rank."""
-    return scheme_type(site.config)(site)
+def make_scheme(context: RankContext) -> Scheme:
+    """The scheme that a context's config names, on that context's rank."""
+    return scheme_type(context.config)(context)
 
 
 def layout_of(config: Config) -> Layout:

@@ -13,7 +13,7 @@ from moe_triton.core import traffic
 from moe_triton.core.capabilities import Capabilities
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.plan import Hole, Launch, Plan
+from moe_triton.core.plan import Launch, Placeholder, Plan
 from moe_triton.core.reach import Queues
 from moe_triton.core.records import TRAFFIC
 from moe_triton.core.region import Region
@@ -27,7 +27,7 @@ from moe_triton.limits.rule import RuleSet
 from moe_triton.operators.variants import Variant
 from moe_triton.schemes.common.steps import barrier_plan
 from moe_triton.schemes.common.waits import ENTRY_FINDERS, Finder, arguments_of
-from moe_triton.schemes.site import COUNTED, Peers, RoundFacts, SchemeFacts, Site
+from moe_triton.schemes.rank_context import COUNTED, Peers, RankContext, RoundFacts, SchemeFacts
 
 # Choices of `Scheme.space`.
 BLOCKS = (1, 2, 4)
@@ -40,7 +40,7 @@ OTHER_OR_ONE_SERVER = "Use comm_alg='fullmesh_v1', or make a group of each serve
 
 
 class Scratch(NamedTuple):
-    """Memory of one hole.
+    """Memory of one placeholder.
 
     Attributes:
         elements: how many.
@@ -59,7 +59,7 @@ class WindowSpec(NamedTuple):
     Attributes:
         window_bytes: what the rank allocates.
         data_bytes: what HCCL_BUFFSIZE has to cover.
-        peers: who reaches it, and the names of its holes.
+        peers: who reaches it, and the names of its placeholders.
         queues: to peers that are not written to directly; None for none.
     """
 
@@ -99,7 +99,7 @@ class KeptTables(ABC):
         """Keeps what the host has for a combine, before a dispatch runs.
 
         Args:
-            bindings: what the dispatch's holes hold, the tensor among them
+            bindings: what the dispatch's placeholders hold, the tensor among them
                 (`moe_triton.operators.buffer.TABLES`).
         """
 
@@ -108,8 +108,9 @@ class KeptTables(ABC):
         """Checks that a combine is given what its dispatch left.
 
         Args:
-            bindings: what the combine's holes hold, outputs aside.
-            called: what its caller calls that, by hole; holes that it does not name are not looked at.
+            bindings: what the combine's placeholders hold, outputs aside.
+            called: what its caller calls that, by placeholder; placeholders that it does not name are not
+                looked at.
 
         Raises:
             ArgumentError: it is not. Nothing was sent.
@@ -120,7 +121,7 @@ class Scheme(SchemeFacts):
     """A scheme on one rank. The defaults are what most schemes have.
 
     Args:
-        site: the rank.
+        context: the rank.
     """
 
     refuses: ClassVar[Mapping[str, Refusal]] = {}
@@ -144,14 +145,15 @@ class Scheme(SchemeFacts):
     crosses_servers: ClassVar[bool] = False
     """Whether it reaches ranks of other servers, where ``refuses`` does not say why not."""
     plans: ClassVar[Mapping[type[Variant], Callable[..., Any]]]
-    """What builds the plans of variants: called with the site, one of them, a zone and a number of parts, an
-    object whose ``whole()`` is the plan of the operator; its ``setup()`` and ``teardown()`` those of halves.
+    """What builds the plans of variants: called with the rank's context, one of them, a zone and a number of
+    parts, it gives an object whose ``whole()`` is the plan of the operator, and whose ``setup()`` and
+    ``teardown()`` are those of halves.
     """
     sums_alike: ClassVar[bool] = True
     """Whether combine's sums have the bits of the product's other schemes: then any may stand for it."""
 
-    def __init__(self, site: Site) -> None:
-        self.site = site.of(self)
+    def __init__(self, context: RankContext) -> None:
+        self.context = context.of(self)
 
     @classmethod
     def space(cls, config: Config, capabilities: Capabilities, cores: int) -> Space:
@@ -194,40 +196,40 @@ class Scheme(SchemeFacts):
             zone: that it is built for; 0 where kernels look it up.
             parts: that its tokens are cut into.
         """
-        plan: Plan = self.plans[type(variant)](self.site, variant, zone, parts).whole()
+        plan: Plan = self.plans[type(variant)](self.context, variant, zone, parts).whole()
         return plan
 
     def barrier(self, zone: int, timeout_us: int | None = None) -> Plan:
-        """A flag to every rank, and the wait for every rank's; None for the site's deadline."""
-        return barrier_plan(self.site, self.layout.barrier_status, zone, timeout_us)
+        """A flag to every rank, and the wait for every rank's; None for the context's deadline."""
+        return barrier_plan(self.context, self.layout.barrier_status, zone, timeout_us)
 
     @cached_property
     def layout(self) -> Layout:
         """Tells what lies where in the scheme's own window, the same on every rank."""
-        return self.layout_of(self.site.config)
+        return self.layout_of(self.context.config)
 
     @cached_property
     def windows(self) -> tuple[WindowSpec, ...]:
         """Every window that this rank needs; `layout` is the first one's."""
         sizes = self.layout.window_bytes, self.layout.data_bytes
-        return (WindowSpec(*sizes, self.site.peers, self.queues),)
+        return (WindowSpec(*sizes, self.context.peers, self.queues),)
 
     @property
     def queued_peers(self) -> frozenset[int]:
         """Names the ranks that this one reaches by a queue: those of other servers."""
-        config = self.site.config
-        return frozenset(range(config.num_ranks)) - frozenset(config.topology.neighbours(self.site.rank))
+        config = self.context.config
+        return frozenset(range(config.num_ranks)) - frozenset(config.topology.neighbours(self.context.rank))
 
     @property
     def queues(self) -> Queues | None:
         """Those to `queued_peers`, if there are any."""
         peers = self.queued_peers
-        return Queues(peers, self.site.config.topology.servers, self.layout.in_bytes) if peers else None
+        return Queues(peers, self.context.config.topology.servers, self.layout.in_bytes) if peers else None
 
     @cached_property
     def rounds(self) -> RoundFacts:
         """Its zones, and which of its operators wait for every rank."""
-        return RoundFacts(on_device=self.site.capabilities.captures_graphs)
+        return RoundFacts(on_device=self.context.capabilities.captures_graphs)
 
     def place(self, output: Output, itemsize: int) -> Region | None:
         """Where (A, H) elements of an output lie in this rank's window; None for a tensor of its own.
@@ -240,48 +242,53 @@ class Scheme(SchemeFacts):
 
     def peers_of(self, launch: Launch) -> Peers:
         """Who reaches the window that a launch looks at."""
-        hole = arguments_of(launch).get("window")
-        name = hole.name if isinstance(hole, Hole) else "window"
+        placeholder = arguments_of(launch).get("window")
+        name = placeholder.name if isinstance(placeholder, Placeholder) else "window"
         return next(spec.peers for spec in self.windows if f"{spec.peers.prefix}window" == name)
 
     def scratch(self) -> dict[str, Scratch]:
-        """What its plans keep between their launches, by the name of its hole; only what they use is made.
+        """What its plans keep between their launches, by the name of its placeholder; only what they use is
+        made.
 
         Here, what more than one scheme keeps: most of it in `schemes.common`'s steps.
         """
-        site, c = self.site, self.site.config
+        context, c = self.context, self.context.config
         tokens, results = c.num_max_tokens_per_rank, c.num_results_per_token
         packed = max(SlotLayout.of(c.hidden, r, torch.bfloat16).packed_bytes for r in QUANTIZED.values())
-        counters = len(COUNTED) * site.num_blocks * TRAFFIC.num_words
+        counters = len(COUNTED) * context.num_blocks * TRAFFIC.num_words
         return {
             "counts": Scratch(c.num_experts),
-            "recv_counts": Scratch(site.num_entries),
-            "all_counts": Scratch(site.num_entries),
-            "row_slots": Scratch(site.capacity),
-            "true_offsets": Scratch(site.num_entries),
+            "recv_counts": Scratch(context.num_entries),
+            "all_counts": Scratch(context.num_entries),
+            "row_slots": Scratch(context.capacity),
+            "true_offsets": Scratch(context.num_entries),
             "barrier_counts": Scratch(c.num_ranks),
             "reduced_counts": Scratch(2),
             "packed": Scratch(tokens * packed, torch.uint8),
             "packed_results": Scratch(tokens * results * packed, torch.uint8),
-            "masked_ids": Scratch(tokens * c.num_topk),
-            "active": Scratch(tokens),
+            "active_ids": Scratch(tokens * c.num_topk),
+            "active_index": Scratch(tokens),
             "num_active": Scratch(1),
             "shared_ranks": Scratch(tokens * c.num_shared_experts),
             "shared_slots": Scratch(tokens),
             "shared_counts": Scratch(c.num_shared_ranks),
-            "waited": Scratch(max(site.num_entries, tokens * results)),
-            "reduced_rows": Scratch(site.capacity * c.hidden, torch.int16),
+            "waited": Scratch(max(context.num_entries, tokens * results)),
+            "reduced_rows": Scratch(context.capacity * c.hidden, torch.int16),
             "sums": Scratch(tokens * c.hidden, torch.float32),
             "result_offsets": Scratch(tokens * results, torch.int64),
             "round_numbers": Scratch(NUM_ZONES * len(COUNTED), is_zeroed=True),
-            traffic.HOLE: Scratch(counters, torch.int64, is_zeroed=True),
+            traffic.PLACEHOLDER: Scratch(counters, torch.int64, is_zeroed=True),
         }
 
     def workspace_bytes(self, *variants: Variant) -> int:
         """Private bytes between the kernels of operators, without making anything."""
         needed = self.scratch()
-        holes = {hole for variant in variants for hole in self.whole(variant, 0).holes} & needed.keys()
-        return sum(needed[hole].elements * needed[hole].dtype.itemsize for hole in holes)
+        placeholders = {
+            placeholder for variant in variants for placeholder in self.whole(variant, 0).placeholders
+        } & needed.keys()
+        return sum(
+            needed[placeholder].elements * needed[placeholder].dtype.itemsize for placeholder in placeholders
+        )
 
     @classmethod
     def check_offers(cls, feature: str, argument: str, value: object) -> None:
@@ -327,10 +334,10 @@ class SplitScheme(Scheme):
 
     def setup(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
         """The plan up to and including the flags; only a dispatch is cut into parts."""
-        plan: Plan = self.plans[type(variant)](self.site, variant, zone, parts).setup()
+        plan: Plan = self.plans[type(variant)](self.context, variant, zone, parts).setup()
         return plan
 
     def teardown(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
         """The plan from the wait on; only a combine is cut into parts."""
-        plan: Plan = self.plans[type(variant)](self.site, variant, zone, parts).teardown()
+        plan: Plan = self.plans[type(variant)](self.context, variant, zone, parts).teardown()
         return plan

@@ -17,7 +17,7 @@ from moe_triton.limits import Call, torch_npu_names
 from moe_triton.operators.description import Operator, Symbols
 from moe_triton.operators.dispatch import DISPATCH, DISPATCH_OF_A2
 from moe_triton.runtime.arguments import call_of, check_argument, inputs_of
-from moe_triton.runtime.operator_plan import CallSite, Named, OperatorPlan
+from moe_triton.runtime.prepared_call import CallSite, Named, PreparedCall
 from moe_triton.schemes import scheme_type, schemes_with
 from moe_triton.schemes.buffer_size import check_buffer_size
 from moe_triton.schemes.choice import offering, scheme_of
@@ -33,8 +33,8 @@ OF_PRODUCT = {("A2", DISPATCH): DISPATCH_OF_A2}
 
 
 def make_plan(
-    operator: Operator, kind: type[OperatorPlan], named: Named, words: tuple[int, ...] | None
-) -> OperatorPlan:
+    operator: Operator, kind: type[PreparedCall], named: Named, words: tuple[int, ...] | None
+) -> PreparedCall:
     """Checks every argument of a call that does not depend on data.
 
     Args:
@@ -58,10 +58,10 @@ def make_plan(
     call = call_of(s)
     environment = registry.environment_of(s["group_ep"])
     config = config_of(s, call, environment)
-    site = call_site_of(s, config, words, environment)
+    context = call_context_of(s, config, words, environment)
     for argument in operator.tensors[2:]:
         check_argument(s, argument, named.get(argument.name), device)
-    plan = kind(config, site, s.variant(), s, *inputs_of(s, named))
+    plan = kind(config, context, s.variant(), s, *inputs_of(s, named))
     check_room(plan)
     if call.is_combine:
         check_whole(plan, named)
@@ -130,7 +130,7 @@ def _tell(source: str) -> None:
     logger.warning("%s", source)
 
 
-def call_site_of(
+def call_context_of(
     s: Symbols, config: Config, words: tuple[int, ...] | None, environment: Mapping[str, str]
 ) -> CallSite:
     """Checks ranks and sizes against the groups, and what elastic_info says.
@@ -155,7 +155,7 @@ def call_site_of(
     return CallSite(deployment, registry.Access(place, environment), exchange_rank)
 
 
-def check_room(plan: OperatorPlan) -> None:
+def check_room(plan: PreparedCall) -> None:
     """Checks that ep_recv_counts, as published, has room for what a dispatch keeps for combine.
 
     Raises:
@@ -168,7 +168,7 @@ def check_room(plan: OperatorPlan) -> None:
         raise ArgumentError("ep_world_size", s["EP"], rule, "Use more ranks, or a larger global_bs.")
 
 
-def check_whole(plan: OperatorPlan, named: Named) -> None:
+def check_whole(plan: PreparedCall, named: Named) -> None:
     """Checks that combine is given dispatch's outputs whole where the original demands it.
 
     V2 does; so do two tensor-parallel ranks, whose rows are added before anybody knows how many there are.
@@ -198,7 +198,7 @@ def check_whole(plan: OperatorPlan, named: Named) -> None:
         check_tensor("tp_send_counts", named["tp_send_counts"], shape=(), dtypes=())
 
 
-def _check_counts(plan: OperatorPlan, given: int) -> None:
+def _check_counts(plan: PreparedCall, given: int) -> None:
     """Checks that combine is given a count for each pair of expert and rank, and the tables behind them.
 
     Raises:
@@ -215,7 +215,7 @@ def _check_counts(plan: OperatorPlan, given: int) -> None:
         raise ArgumentError("ep_send_counts", value, rule, remedy)
 
 
-def _index_words(plan: OperatorPlan) -> tuple[int, str]:
+def _index_words(plan: PreparedCall) -> tuple[int, str]:
     """How many words combine's index has at least, and how many of what.
 
     Operators that find results by the ids have a number for each of these, as A2's published host checks have

@@ -9,7 +9,7 @@ import torch
 from moe_triton.core.checks import check_tensor
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
-from moe_triton.runtime.operator_plan import Deployment
+from moe_triton.runtime.prepared_call import Deployment
 from moe_triton.schemes.rules import check_config
 from moe_triton.torch_npu_ops import settings
 

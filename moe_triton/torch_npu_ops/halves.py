@@ -18,14 +18,14 @@ from moe_triton.core.errors import ArgumentError, BufferStateError
 from moe_triton.layout import TRAILER_MARK, TRAILER_WORDS
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.executables import Phase
-from moe_triton.runtime.operator_plan import Bindings, CombinePlan, DispatchPlan, Named, OperatorPlan
+from moe_triton.runtime.prepared_call import Bindings, CombinePlan, DispatchPlan, Named, PreparedCall
 
 TICKET_WORDS = 2
 # What both halves take alike: fields of a variant, by the arguments that decide them.
 ALIKE = {"row_format": "quant_mode", "block_quantize": "comm_quant_mode", "dtype": "x"}
 
 
-class SetupPlan(OperatorPlan):
+class SetupPlan(PreparedCall):
     """A checked setup of one shape. Its last output is the ticket."""
 
     _phase: ClassVar[Phase] = "setup"
@@ -38,7 +38,7 @@ class SetupPlan(OperatorPlan):
         return made
 
 
-class TeardownPlan(OperatorPlan):
+class TeardownPlan(PreparedCall):
     """A checked teardown of one shape."""
 
     _phase: ClassVar[Phase] = "teardown"

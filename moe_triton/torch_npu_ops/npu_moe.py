@@ -24,7 +24,7 @@ from moe_triton.operators.combine import (
     COMBINE_V1,
 )
 from moe_triton.operators.dispatch import DISPATCH, DISPATCH_SETUP, DISPATCH_TEARDOWN, DISPATCH_V1
-from moe_triton.runtime.operator_plan import CombinePlan, DispatchPlan
+from moe_triton.runtime.prepared_call import CombinePlan, DispatchPlan
 from moe_triton.torch_npu_ops.halves import (
     CombineSetupPlan,
     CombineTeardownPlan,

@@ -22,7 +22,7 @@ from moe_triton.core import plain_tensors
 from moe_triton.core.checks import check_number, not_plain_error
 from moe_triton.core.errors import ArgumentError
 from moe_triton.operators.description import Operator
-from moe_triton.runtime.operator_plan import Named, OperatorPlan
+from moe_triton.runtime.prepared_call import Named, PreparedCall
 from moe_triton.torch_npu_ops import registry, settings
 from moe_triton.torch_npu_ops.check import make_plan, symbols_of
 from moe_triton.torch_npu_ops.declared import arguments_of, check_attribute, dtype_of, number_of
@@ -53,7 +53,7 @@ class Calls:
         written: names of the tensors that it writes to.
     """
 
-    def __init__(self, operator: Operator, kind: type[OperatorPlan], function: Callable[..., Any]) -> None:
+    def __init__(self, operator: Operator, kind: type[PreparedCall], function: Callable[..., Any]) -> None:
         self.operator, self._kind = operator, kind
         described = {t.name: t for t in operator.tensors}
         arguments = arguments_of(function)
@@ -77,7 +77,7 @@ class Calls:
             registry.plans.clear()
             return self._find(named).execute(named)
 
-    def plan(self, named: Named) -> OperatorPlan:
+    def plan(self, named: Named) -> PreparedCall:
         """The plan of a call, which nothing is executed of.
 
         Raises:
@@ -91,7 +91,7 @@ class Calls:
             return self._find(named)
         return plan
 
-    def _find(self, named: Named) -> OperatorPlan:
+    def _find(self, named: Named) -> PreparedCall:
         """The plan of a call, from the cache where its shape has come before.
 
         The key lacks HCCL's variables, which every call would have to read: `execute` refuses a plan that was
@@ -113,7 +113,7 @@ class Calls:
 
     def _make_plan(
         self, named: Named, shapes: tuple[Any, ...], words: tuple[int, ...] | None
-    ) -> OperatorPlan:
+    ) -> PreparedCall:
         named = {**named, **{a.name: check_attribute(a, named[a.name]) for a in self._attributes}}
         try:
             key = shapes, exactly(self._get_attributes(named))
@@ -177,7 +177,7 @@ class PlannedOperator(Protocol[P, R_co]):
         """Plans and executes a call that is given as all of its arguments by name: the function's body."""
         ...
 
-    def plan(self, *args: P.args, **kwargs: P.kwargs) -> OperatorPlan:
+    def plan(self, *args: P.args, **kwargs: P.kwargs) -> PreparedCall:
         """Checks the arguments of a call by every rule that does not depend on data.
 
         Nothing is sent, nothing is made, and no other rank has to do the same.
@@ -196,7 +196,7 @@ class PlannedOperator(Protocol[P, R_co]):
         ...
 
 
-def planned(kind: Operator, plan: type[OperatorPlan]) -> Callable[[Callable[P, R]], PlannedOperator[P, R]]:
+def planned(kind: Operator, plan: type[PreparedCall]) -> Callable[[Callable[P, R]], PlannedOperator[P, R]]:
     """Makes an operator of a function, and gives it its ``plan``, and the ``run`` that it returns.
 
     Args:

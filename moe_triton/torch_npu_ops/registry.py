@@ -27,8 +27,8 @@ from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.runtime import plan_calls
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.construction import Order, seconds_to_meet
-from moe_triton.runtime.operator_plan import Native, OperatorPlan
 from moe_triton.runtime.plan_cache import PlanCache
+from moe_triton.runtime.prepared_call import Native, PreparedCall
 from moe_triton.torch_npu_ops import settings
 from moe_triton.torch_npu_ops.declared import check_group, invalid
 from moe_triton.torch_npu_ops.tallies import Fields, Tallies, fields_of
@@ -70,7 +70,7 @@ Kept = dict[tuple[Place, settings.Settings], Communicator]
 _made_for: WeakValueDictionary[str, dist.ProcessGroup] = WeakValueDictionary()
 _communicators: dict[str, Kept] = {}
 # Of calls whose shapes may come again, for all groups.
-plans: PlanCache[OperatorPlan] = PlanCache()
+plans: PlanCache[PreparedCall] = PlanCache()
 _tallies: dict[str, Tallies] = {}
 # HCCL's variables as they were when a group's first communicator was made: HCCL, too, reads them then.
 _environments: dict[str, Mapping[str, str]] = {}
@@ -292,7 +292,7 @@ def _watch_call(place: Place, chosen: settings.Settings, waiting: Waiting) -> No
         place.fields,
         plan.operator,
         place.members,
-        waiting.goes_on,
+        waiting.pending,
         lambda lines: made.stop(_DIFFERENT.format(call, lines)),
     )
 

@@ -95,7 +95,7 @@ class Tallies:
         fields: Fields,
         operator: str,
         members: Sequence[int] | None,
-        goes_on: Callable[[], bool],
+        pending: Callable[[], bool],
         stop: Callable[[str], None],
         ended: Event | None = None,
         holds: Callable[[], bool] = lambda: True,
@@ -107,7 +107,7 @@ class Tallies:
             fields: of the window that this rank is in.
             operator: that it is called for; empty while the window is made.
             members: ranks of the group that take part, None for all.
-            goes_on: whether it still waits.
+            pending: whether it still waits.
             stop: ends the wait, with what is to be said of it.
             ended: set at the end of the wait, where there is somebody to do so.
             holds: whether what is said here still does then; it is taken back otherwise.
@@ -125,7 +125,7 @@ class Tallies:
         def run() -> None:
             store = self._store()
             store.set(self._key(self._rank), json.dumps(said))
-            while self._latest is mine and goes_on():
+            while self._latest is mine and pending():
                 if why := self._differing(store, said, others):
                     self.is_sound = False
                     stop(why)

@@ -156,7 +156,7 @@ class Routing:
     """
 
     ids: np.ndarray
-    active: np.ndarray
+    active_index: np.ndarray
     weights: np.ndarray
     rows: np.ndarray
     sent_ids: np.ndarray = field(init=False)
@@ -168,7 +168,7 @@ class Routing:
 
     def finish(self, config: Config, rank: int) -> None:
         """Makes the tables that follow from the ids and the mask."""
-        is_active = self.active >= 0
+        is_active = self.active_index >= 0
         self.sent_ids = np.where(is_active[:, None], self.ids, np.int32(-1))
         self.expand_idx = np.zeros_like(self.ids)
         self.counts = np.zeros(config.num_experts, dtype=np.int32)
@@ -190,7 +190,7 @@ class Routing:
 
     def is_expected(self, token: int, k: int, config: Config) -> bool:
         """Whether result ``k`` of a token comes back."""
-        if self.active[token] < 0:
+        if self.active_index[token] < 0:
             return False
         return k >= config.num_topk or 0 <= self.ids[token, k] < config.num_experts
 
@@ -209,7 +209,7 @@ def draw_routing(case: Case, seed: int, number: int, rank: int) -> Routing:
     per_token = c.num_results_per_token if case.row_per_result else 1
     routing = Routing(
         ids=np.ascontiguousarray(ids),
-        active=np.where(rng.random(tokens) < case.inactive, -1, 0).astype(np.int32),
+        active_index=np.where(rng.random(tokens) < case.inactive, -1, 0).astype(np.int32),
         weights=rng.random(ids.shape, dtype=np.float32),
         rows=rng.integers(0, 256, (tokens * per_token, case.sent_bytes), dtype=np.uint8),
     )

@@ -405,7 +405,7 @@ class World:
         arguments: dict[str, object] = {
             "window": self.windows[rank].bytes,
             "topk_idx": routing.ids,
-            "active": routing.active if case.inactive else 0,
+            "active_index": routing.active_index if case.inactive else 0,
             "waited_us": waited.array if waited else 0,
             "first_token": 0,
             "num_tokens": case.tokens[rank],

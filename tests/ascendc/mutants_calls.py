@@ -78,7 +78,7 @@ TABLES = (
     ),
     Mutant(
         "masked tokens waited for",
-        (Patch(RESULT_FLAGS, "if (args_->active != 0 && active_.At(token) < 0) {", "if (false) {"),),
+        (Patch(RESULT_FLAGS, "if (args_->active_index != 0 && active_.At(token) < 0) {", "if (false) {"),),
         case_of(inactive=0.5, rounds=1),
     ),
     Mutant(

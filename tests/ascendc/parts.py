@@ -91,7 +91,7 @@ class CombineInParts:
             "kept_rank": -1,
             "window": world.windows[self.rank].bytes,
             "topk_idx": routing.ids,
-            "active": routing.active if case.inactive else 0,
+            "active_index": routing.active_index if case.inactive else 0,
             "waited_us": self.waited.array if self.waited else 0,
             "is_timed": int(case.timed),
             "num_tokens": self.tokens,

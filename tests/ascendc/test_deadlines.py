@@ -234,7 +234,7 @@ def test_masked_tokens_entries_are_not_touched(library: Library) -> None:
     case = Case(tokens=(4, 4), inactive=0.999, timed=True)
     world = World(library, case)
     routing = draw_routing(case, 0, 0, 0)
-    assert (routing.active < 0).all()
+    assert (routing.active_index < 0).all()
     at = world.layout.combine_status.offset(zone=0)
     world.windows[0].bytes[at : at + 8 * STATUS_ENTRY_BYTES] = 0xEE
     waited = world.times(8)

@@ -145,7 +145,7 @@ def test_entries_of_masked_tokens_are_not_touched(library: Library) -> None:
     world = World(library, case)
     received = world.expected_rows(0, 0)
     rank = Rank0(world, received)
-    assert (rank.routing.active < 0).all()
+    assert (rank.routing.active_index < 0).all()
     at = world.layout.combine_status.offset(zone=ZONE)
     world.windows[0].bytes[at : at + 8 * STATUS_ENTRY_BYTES] = 0xEE
     for part in range(2):

@@ -17,9 +17,9 @@ from autotune.kernels import measured, modelled
 from autotune.kernels.feasible import why_not
 from autotune.kernels.occasions import configs
 from autotune.kernels.scope import Scope
-from autotune.kernels.subjects import Subject, subjects_of
-from autotune.model.bodies.replay import ReplayError
+from autotune.kernels.tunables import Tunable, tunables_of
 from autotune.model.constants import machine_named
+from autotune.model.kernel_costs.replay import ReplayError
 from autotune.search import Options, Outcome, run
 from autotune.search.task import WrongBitsError
 from autotune.tuning import tasks_of
@@ -29,22 +29,22 @@ from moe_triton.core.errors import ArgumentError
 from moe_triton.core.space import PROGRAMS, Space
 from moe_triton.runtime import tuning_source
 from moe_triton.schemes import make_scheme
-from moe_triton.schemes.site import Site
+from moe_triton.schemes.rank_context import RankContext
 
 CHIP, MACHINE = "Ascend910_9391", machine_named("A3")
 
 
 @functools.cache
-def subject(kernel: str, variant: str = "plain", soc: str = "A3") -> Subject:
+def tunable(kernel: str, variant: str = "plain", soc: str = "A3") -> Tunable:
     scope = Scope(soc, kernels=(kernel,), tokens=(128,), dtypes=("bf16",))
-    return next(each for each in subjects_of(scope) if each.keys[1] == variant)
+    return next(each for each in tunables_of(scope) if each.keys[1] == variant)
 
 
-def with_space(of: Subject, space: Space, **changes: object) -> Subject:
+def with_space(of: Tunable, space: Space, **changes: object) -> Tunable:
     return replace(of, kernel=replace(of.kernel, space=space, **changes))  # type: ignore[arg-type]
 
 
-def priced(of: Subject, machine: object = MACHINE) -> dict[tuple[int, ...], Outcome]:
+def priced(of: Tunable, machine: object = MACHINE) -> dict[tuple[int, ...], Outcome]:
     task = modelled.task_of(of, CHIP, machine)  # type: ignore[arg-type]
     return {tuple(each.values()): task.evaluate(each, None) for each in task.candidates()}
 
@@ -54,7 +54,7 @@ def best(outcomes: dict[tuple[int, ...], Outcome]) -> tuple[int, ...]:
 
 
 def test_every_kernel_is_there_once() -> None:
-    found = subjects_of(Scope(tokens=(16, 128), topk=(4, 8)))
+    found = tunables_of(Scope(tokens=(16, 128), topk=(4, 8)))
     names = {each.keys[0] for each in found}
     assert names >= {"route", "route_pack", "stamps", "weighted_sum"}
     assert len({(each.keys, each.sizes) for each in found}) == len(found)
@@ -71,9 +71,9 @@ def test_every_kernel_is_there_once() -> None:
 def test_what_a_buffer_launches_is_tuned(soc: str, comm_alg: str) -> None:
     """The kernels that `tuning_source` tells of: a table that lacks one is of no use to that call."""
     scope = Scope(soc, tokens=(128,), dtypes=("bf16",))
-    known = {(each.keys, each.sizes) for each in subjects_of(scope)}
+    known = {(each.keys, each.sizes) for each in tunables_of(scope)}
     (config,) = (each for each in configs(scope) if each.scheme == comm_alg)
-    scheme = make_scheme(Site(config, 0, 4, 10**6, CAPABILITIES["cpu" if scope.is_cpu else "npu"]))
+    scheme = make_scheme(RankContext(config, 0, 4, 10**6, CAPABILITIES["cpu" if scope.is_cpu else "npu"]))
     launched = list(tuning_source.launched(scheme, torch.bfloat16))
     assert launched
     for _, kernel in launched:
@@ -82,7 +82,7 @@ def test_what_a_buffer_launches_is_tuned(soc: str, comm_alg: str) -> None:
 
 def test_tables_of_a_chip_are_of_its_own_schemes() -> None:
     """The sums of A2's two schemes; of hierarchy those of rows and those of servers."""
-    found = {each.keys[1] for each in subjects_of(Scope("A2", kernels=("weighted_sum",), tokens=(16,)))}
+    found = {each.keys[1] for each in tunables_of(Scope("A2", kernels=("weighted_sum",), tokens=(16,)))}
     assert {
         "weights-by_offset-zoned-turns",
         "weights-masked-by_expert-zoned",
@@ -93,7 +93,7 @@ def test_tables_of_a_chip_are_of_its_own_schemes() -> None:
 
 def test_what_cannot_be_priced_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is better than what is not known; the compiler is not asked either."""
-    task = modelled.task_of(subject("stamps"), CHIP, MACHINE)
+    task = modelled.task_of(tunable("stamps"), CHIP, MACHINE)
 
     def undecided(*_: object) -> None:
         raise ReplayError("depends on data")
@@ -105,14 +105,14 @@ def test_what_cannot_be_priced_is_not_searched(monkeypatch: pytest.MonkeyPatch) 
 
 def test_sizes_that_no_scheme_takes_are_refused_by_the_limits_rule() -> None:
     with pytest.raises(ArgumentError, match="hidden is 33"):
-        subjects_of(Scope(hidden=(33,)))
+        tunables_of(Scope(hidden=(33,)))
 
 
 def test_a_kernel_that_does_not_depend_on_k_is_of_all_k() -> None:
     """One row of the table is for both: each counts."""
     (one,) = (
         each
-        for each in subjects_of(Scope(tokens=(16,), topk=(4, 8), kernels=("route",)))
+        for each in tunables_of(Scope(tokens=(16,), topk=(4, 8), kernels=("route",)))
         if each.keys[1] == "plain"
     )
     assert one.sizes == (1, 1, 16, 16)
@@ -135,11 +135,11 @@ def test_what_is_no_scope(changes: dict[str, object], argument: str) -> None:
 
 def test_a_kernel_without_settings_is_named() -> None:
     with pytest.raises(ArgumentError, match="no plan of arrange_nothing of these sizes"):
-        subjects_of(Scope(kernels=("arrange_nothing",), tokens=(16,)))
+        tunables_of(Scope(kernels=("arrange_nothing",), tokens=(16,)))
 
 
 def test_what_the_compiler_refuses_says_why() -> None:
-    outcomes = priced(with_space(subject("stamps"), Space({"BLOCK": (32, 4096, 100000)})))
+    outcomes = priced(with_space(tunable("stamps"), Space({"BLOCK": (32, 4096, 100000)})))
     assert outcomes[32,].is_exact
     assert "gave up" in outcomes[4096,].reason
     assert "unified buffer" in outcomes[4096,].reason
@@ -148,7 +148,7 @@ def test_what_the_compiler_refuses_says_why() -> None:
 
 
 def test_double_buffers_that_are_asked_for_are_there() -> None:
-    kernel = subject("stamps").kernel
+    kernel = tunable("stamps").kernel
     assert why_not(kernel, kernel, CHIP) == ""
     assert why_not(replace(kernel, multibuffer=False), kernel, CHIP) == ""
 
@@ -156,7 +156,7 @@ def test_double_buffers_that_are_asked_for_are_there() -> None:
 def test_missing_double_buffers_are_no_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
     from autotune.kernels import feasible
 
-    kernel = subject("stamps").kernel
+    kernel = tunable("stamps").kernel
     made = {
         kernel: feasible.Compiled(buffered={"load": (2, 2), "store": (1, 2)}),
         "other": feasible.Compiled(buffered={"load": (1, 2), "store": (1, 2)}),
@@ -170,7 +170,7 @@ def test_missing_double_buffers_are_no_candidate(monkeypatch: pytest.MonkeyPatch
 def test_a_kernel_that_is_made_worse_is_not_chosen(tmp_path: Path) -> None:
     """Its own setting runs it on a single core."""
     space = Space({"BLOCK": (16, 32), PROGRAMS: (0,)})
-    worse = with_space(subject("stamps"), space, programs=1)
+    worse = with_space(tunable("stamps"), space, programs=1)
     (found,) = run(lambda: [modelled.task_of(worse, CHIP, MACHINE)], Options(tmp_path / "study.db"))
     assert found.best is not None
     assert found.default is not None
@@ -182,14 +182,14 @@ def test_a_kernel_that_is_made_worse_is_not_chosen(tmp_path: Path) -> None:
 def test_constants_of_another_machine_give_another_ranking() -> None:
     """Wide tiles where a load's latency is long, narrow ones where vectors are slow."""
     space = Space({"ROWS": (32,), "COLS": (64, 128, 256)})
-    of = with_space(subject("route"), space)
+    of = with_space(tunable("route"), space)
     assert best(priced(of)) == (32, 128)
     assert best(priced(of, MACHINE.replaced({"load_latency_cycles": 5000}))) == (32, 256)
     assert best(priced(of, MACHINE.replaced({"vector_bytes_per_cycle": 16}))) == (32, 64)
 
 
 def test_a_candidate_costs_what_its_slowest_rank_does() -> None:
-    of = subject("stamps")
+    of = tunable("stamps")
     (situation,) = of.situations
     each = [
         modelled.timed(of.kernel, replace(situation, works=(works,)), CHIP, MACHINE).ns
@@ -199,12 +199,12 @@ def test_a_candidate_costs_what_its_slowest_rank_does() -> None:
 
 
 def test_the_name_of_a_task_tells_what_decides_it() -> None:
-    of = subject("stamps")
+    of = tunable("stamps")
     names = {
         modelled.task_of(of, CHIP, MACHINE).name,
         modelled.task_of(of, CHIP, MACHINE.replaced({"flag_cycles": 1})).name,
         modelled.task_of(with_space(of, Space({"BLOCK": (16,)}), multibuffer=False), CHIP, MACHINE).name,
-        modelled.task_of(subject("stamps", "weights"), CHIP, MACHINE).name,
+        modelled.task_of(tunable("stamps", "weights"), CHIP, MACHINE).name,
     }
     assert len(names) == 4
     assert modelled.task_of(of, CHIP, MACHINE).name in names
@@ -224,7 +224,7 @@ def test_the_cpus_kernels_keep_their_bits(tmp_path: Path) -> None:
 
 
 def test_other_bits_are_an_error_that_names_the_candidate(tmp_path: Path) -> None:
-    of = subject("weighted_sum", "weights", "cpu")
+    of = tunable("weighted_sum", "weights", "cpu")
     wrong = with_space(of, Space({"HAS_WEIGHTS": (0,)}))
     with pytest.raises(WrongBitsError, match=r"weighted_sum weights.*HAS_WEIGHTS=0: .* bytes of out"):
         run(lambda: [measured.task_of(wrong)], Options(tmp_path / "study.db"))
@@ -265,14 +265,14 @@ def test_the_interval_holds_the_median_as_often_as_it_says() -> None:
 
 def test_every_kernel_of_a_cpu_has_inputs_to_be_measured_with() -> None:
     """What `moe-triton tune kernels --soc cpu` asks for, sums of servers among it."""
-    subjects = subjects_of(Scope("cpu", hidden=(1024,)))
-    assert {"by_expert", "weights-masked-by_expert"} <= {of.keys[1] for of in subjects}
-    for of in subjects:
+    tunables = tunables_of(Scope("cpu", hidden=(1024,)))
+    assert {"by_expert", "weights-masked-by_expert"} <= {of.keys[1] for of in tunables}
+    for of in tunables:
         assert measured.case_of(of).kernel.constants == of.kernel.constants
 
 
 def test_every_kernel_of_an_npu_has_inputs_to_be_measured_with() -> None:
-    for of in subjects_of(Scope(hidden=(1024,), topk=(2,), ranks=(4,), tokens=(16,))):
+    for of in tunables_of(Scope(hidden=(1024,), topk=(2,), ranks=(4,), tokens=(16,))):
         case = measured.case_of(of, "npu")
         assert case.kernel.constants == of.kernel.constants
         assert case.outputs

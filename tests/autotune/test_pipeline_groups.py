@@ -25,7 +25,7 @@ def modelled(patch: pytest.MonkeyPatch, us: Callable[[Any], float]) -> list[Any]
     """The model, made up: microseconds of a group; and the groups that it was asked about."""
     asked: list[Any] = []
 
-    def price(group: Any, machine: Any, bodies: Any) -> Any:
+    def price(group: Any, machine: Any, kernel_costs: Any) -> Any:
         asked.append(group)
         return SimpleNamespace(us=us(group))
 
@@ -58,11 +58,11 @@ def test_on_an_npu_every_setting_of_a_space_is_in_the_plans_that_are_priced(
     candidate = Candidate("fullmesh_v1", {**settings, "receiving_blocks": 8})
     prices = Modelled(Sizes(8, 64, 2048, 8, 256))
     prices.price(candidate, candidate)
-    site = asked[0].scheme(prices.machine).site
-    assert (site.parts("dispatch", 64), site.parts("combine", 64)) == (2, 4)
-    assert (site.blocks("communication", 2), site.blocks("compute", 2)) == (24, 16)
-    assert (site.num_blocks, site.receiving_blocks) == (40, 8)
-    assert asked[0].scheme(prices.machine).site.tuning.tables == FOLDER
+    context = asked[0].scheme(prices.machine).context
+    assert (context.parts("dispatch", 64), context.parts("combine", 64)) == (2, 4)
+    assert (context.blocks("communication", 2), context.blocks("compute", 2)) == (24, 16)
+    assert (context.num_blocks, context.receiving_blocks) == (40, 8)
+    assert asked[0].scheme(prices.machine).context.tuning.tables == FOLDER
 
 
 @pytest.mark.parametrize(("soc", "machine"), [("A2", "Ascend910B3"), ("Ascend910B3", "Ascend910B3")])

@@ -10,7 +10,7 @@ import pytest
 from autotune import results, verification
 from autotune.kernels import occasions
 from autotune.kernels.scope import Scope
-from autotune.kernels.subjects import Subject, subjects_of
+from autotune.kernels.tunables import Tunable, tunables_of
 from autotune.kernels.versions import code_of
 from moe_triton import tables
 from moe_triton.core.space import settings_of
@@ -26,9 +26,9 @@ def shipped(chip: str) -> Table:
     return tables.checked_table(tables.FOLDER / f"kernels-{chip}.json")
 
 
-def subjects(chip: str, hidden: int) -> list[Subject]:
+def tunables(chip: str, hidden: int) -> list[Tunable]:
     (scope,) = (each for each in occasions.shipped(Scope(chip)) if each.hidden == (hidden,))
-    return subjects_of(scope)
+    return tunables_of(scope)
 
 
 def test_the_docs_name_tables_sizes_and_rows() -> None:
@@ -43,7 +43,7 @@ def test_they_are_of_this_source_and_say_how_to_make_them(chip: str) -> None:
     table = shipped(chip)
     assert table.source == results.source_of(Scope(chip)), f"make it again: {table.command}"
     assert table.command == f"moe-triton tune kernels --soc {chip} --all-shipped --write-shipped"
-    kernels = {subject.kernel.name: subject.kernel for subject in subjects_of(Scope(chip))}
+    kernels = {tunable.kernel.name: tunable.kernel for tunable in tunables_of(Scope(chip))}
     assert {row.keys[0] for row in table.rows} <= set(table.code)
     for name, code in table.code.items():
         assert code == code_of(kernels[name]), f"{name} has changed; make it again: {table.command}"
@@ -53,12 +53,12 @@ def test_they_are_of_this_source_and_say_how_to_make_them(chip: str) -> None:
 def test_they_cover_all_sizes(chip: str) -> None:
     table = shipped(chip)
     for hidden in occasions.HIDDEN:
-        for subject in subjects(chip, hidden):
-            any_dtype = (*subject.keys[:2], tables.ANY_DTYPE)
-            row = table.nearest(subject.keys, subject.sizes, any_dtype)
-            assert row is not None, subject.label
-            assert row.sizes == subject.sizes, subject.label
-            subject.kernel.with_settings(settings_of(str(row.values[0])))
+        for tunable in tunables(chip, hidden):
+            any_dtype = (*tunable.keys[:2], tables.ANY_DTYPE)
+            row = table.nearest(tunable.keys, tunable.sizes, any_dtype)
+            assert row is not None, tunable.label
+            assert row.sizes == tunable.sizes, tunable.label
+            tunable.kernel.with_settings(settings_of(str(row.values[0])))
 
 
 @pytest.mark.parametrize("chip", CHIPS)

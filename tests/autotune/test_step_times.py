@@ -15,15 +15,15 @@ import pytest
 from rich.console import Console
 
 from autotune.cli.model.calibrate import fitted, run_calibrate
-from autotune.model.bodies.body import body_of
-from autotune.model.bodies.counted.price import counted
-from autotune.model.bodies.remembered import Remembered
 from autotune.model.constants import Machine, machine_named
-from autotune.model.cost import Body, Cost, Work
+from autotune.model.cost import Cost, KernelCost, Work
+from autotune.model.kernel_costs.counted.price import counted
+from autotune.model.kernel_costs.kernel_cost import kernel_cost_of
+from autotune.model.kernel_costs.remembered import Remembered
 from autotune.selftest_reports.step_times import Measured, StepModel, StepTime, read_report
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
-from moe_triton.schemes.site import Site
+from moe_triton.schemes.rank_context import RankContext
 from moe_triton.tools.selftest.check import Result, Settings
 from moe_triton.tools.selftest.checks.operators import SCHEMES
 from moe_triton.tools.selftest.report import Report
@@ -44,17 +44,17 @@ WAITS = {("dispatch", step) for step in ("wait", "wait for counts", "arrange")} 
 ROWS_PER_US = 50
 
 
-def toy_bodies(kernel: AscendCKernel | TritonKernel) -> Body:
+def toy_kernel_costs(kernel: AscendCKernel | TritonKernel) -> KernelCost:
     """Of Ascend C kernels what is counted; of Triton kernels a time that depends on two constants."""
     if isinstance(kernel, AscendCKernel):
         return counted
 
-    def body(work: Work, machine: Machine) -> Cost:
+    def kernel_cost(work: Work, machine: Machine) -> Cost:
         tokens = work.traffic.topk_idx.shape[0]
         cycles = 50 * machine.vector_latency_cycles + 400 * tokens
         return Cost({"V": cycles / machine.clock_ghz / 1000})
 
-    return body
+    return kernel_cost
 
 
 def times_of(scheme: str, rows: str, tokens: int) -> StepTime:
@@ -63,7 +63,7 @@ def times_of(scheme: str, rows: str, tokens: int) -> StepTime:
 
 def results(noise: float, schemes: Sequence[str] = ("fullmesh_v1", "direct")) -> list[Result]:
     """A report's results, with times that the model gives for a machine with other constants."""
-    model = StepModel(toy_bodies, 48)
+    model = StepModel(toy_kernel_costs, 48)
     machine = machine_named("A3").replaced(TRUE)
     random = np.random.default_rng(0)
     found = [Result("devices", "environment", "passed", facts={"SoC": SOC})]
@@ -107,23 +107,23 @@ def test_a_report_gives_the_times_of_all_steps(folder: Path) -> None:
 
 
 def test_steps_that_wait_for_others_are_told_from_those_that_do_not(folder: Path) -> None:
-    model = StepModel(toy_bodies, 48)
+    model = StepModel(toy_kernel_costs, 48)
     waiting = {(t.operator, t.step) for t in read_report(folder).times if model.waits(t)}
     assert waiting == WAITS
 
 
 def test_a_step_in_parts_is_the_sum_of_its_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Site, "parts", lambda *_: 2)
-    model = StepModel(toy_bodies, 48)
+    monkeypatch.setattr(RankContext, "parts", lambda *_: 2)
+    model = StepModel(toy_kernel_costs, 48)
     time = StepTime("fullmesh_v1", "int8", 128, 2, 1, "combine", "sum", 1.0)
     works = [phase.work for phase in model._of(time)]
     assert [work.number("num_tokens") for work in works] == [64, 64]
-    one = toy_bodies(works[0].kernel)(works[0], machine_named("A3")).us
+    one = toy_kernel_costs(works[0].kernel)(works[0], machine_named("A3")).us
     assert model(machine_named("A3"), time) == pytest.approx(2 * one)
 
 
 def test_a_phase_that_begins_with_a_sync_takes_it_too() -> None:
-    model, machine = StepModel(toy_bodies, 48), machine_named("A3")
+    model, machine = StepModel(toy_kernel_costs, 48), machine_named("A3")
     longer = machine.replaced({"sync_all_us": machine.sync_all_us + 5})
     for step, more in (("flag", 5), ("offsets", 0), ("stamps", 0)):
         time = StepTime("direct", "int8", 16, 4, 1, "dispatch", step, 1.0)
@@ -133,12 +133,14 @@ def test_a_phase_that_begins_with_a_sync_takes_it_too() -> None:
 def test_a_step_that_plans_do_not_have_is_named() -> None:
     time = StepTime("fullmesh_v1", "int8", 16, 2, 1, "dispatch", "teleport", 1.0)
     with pytest.raises(ArgumentError, match=r"dispatch, teleport.*plans have: dispatch, route"):
-        StepModel(toy_bodies, 48)(machine_named("A3"), time)
+        StepModel(toy_kernel_costs, 48)(machine_named("A3"), time)
 
 
-def run(path: Path, output: Path | None = None, bodies: Callable[..., Body] = toy_bodies) -> str:
+def run(
+    path: Path, output: Path | None = None, kernel_costs: Callable[..., KernelCost] = toy_kernel_costs
+) -> str:
     console = Console(width=200, record=True, file=io.StringIO())
-    run_calibrate(path, output, 0.02, bodies, console)
+    run_calibrate(path, output, 0.02, kernel_costs, console)
     return console.export_text()
 
 
@@ -162,7 +164,7 @@ def test_the_command_brings_back_the_constants_and_writes_the_machine(folder: Pa
 @pytest.mark.long
 def test_fits_of_machines_with_all_constants_unknown_say_how_far_they_can_be_trusted(folder: Path) -> None:
     """Nineteen of twenty true values are to be in their interval, in all machines together, or nearly so."""
-    read, model = read_report(folder), StepModel(toy_bodies, 48)
+    read, model = read_report(folder), StepModel(toy_kernel_costs, 48)
     times = [time for time in read.times if not model.waits(time)]
     assumed = machine_named("A3")
     inside = []
@@ -175,7 +177,7 @@ def test_fits_of_machines_with_all_constants_unknown_say_how_far_they_can_be_tru
             }
         )
         noisy = [replace(t, us=model(true, t) * float(random.lognormal(0, 0.02))) for t in times]
-        found = fitted(Measured(assumed, "x", tuple(noisy)), 0.02, toy_bodies)
+        found = fitted(Measured(assumed, "x", tuple(noisy)), 0.02, toy_kernel_costs)
         assert found.fitted
         off = [np.abs(np.log(us / found.measured)).mean() for us in (found.before, found.after)]
         assert off[1] < off[0]
@@ -187,20 +189,20 @@ def test_fits_of_machines_with_all_constants_unknown_say_how_far_they_can_be_tru
 
 
 @pytest.mark.long
-def test_times_by_the_models_own_bodies_bring_back_their_constants(tmp_path: Path) -> None:
+def test_times_by_the_models_own_kernel_costs_bring_back_their_constants(tmp_path: Path) -> None:
     """Kernels as the NPU's compiler makes them, in all plans that a report times: told rightly.
 
     One scheme alone would not do: it has few steps, and none that depends mostly on one of the constants.
     """
     write(tmp_path, "npu", results(0.02, SCHEMES))
-    bodies = Remembered(body_of)
-    model = StepModel(bodies, 48)
+    kernel_costs = Remembered(kernel_cost_of)
+    model = StepModel(kernel_costs, 48)
     times = [time for time in read_report(tmp_path).times if not model.waits(time)]
     assert {time.scheme for time in times} == set(SCHEMES)
     true = machine_named("A3").replaced(TOLD)
     random = np.random.default_rng(0)
     noisy = [replace(t, us=model(true, t) * float(random.lognormal(0, 0.02))) for t in times]
-    found = fitted(Measured(machine_named("A3"), "x", tuple(noisy)), 0.02, bodies)
+    found = fitted(Measured(machine_named("A3"), "x", tuple(noisy)), 0.02, kernel_costs)
     assert set(TOLD) <= set(found.fitted)
     for name in found.fitted:
         low, high = found.outcomes[name].interval
@@ -254,9 +256,9 @@ def test_a_machine_that_cannot_be_written_is_told(folder: Path, tmp_path: Path) 
         run(folder, tmp_path / "none" / "machine.json")
 
 
-def test_a_kernel_without_a_body_is_named(folder: Path) -> None:
-    def none(kernel: AscendCKernel | TritonKernel) -> Body:
-        raise LookupError(f"no body of {kernel.name}")
+def test_a_kernel_without_a_kernel_cost_is_named(folder: Path) -> None:
+    def none(kernel: AscendCKernel | TritonKernel) -> KernelCost:
+        raise LookupError(f"no cost of {kernel.name}")
 
-    with pytest.raises(LookupError, match="no body of route"):
-        run(folder, bodies=none)
+    with pytest.raises(LookupError, match="no cost of route"):
+        run(folder, kernel_costs=none)

@@ -43,8 +43,8 @@ def edit(path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "counts"),
     [
-        ("autotune/model/bodies/replay/body.py", True),
-        ("autotune/model/bodies/clock.py", True),
+        ("autotune/model/kernel_costs/replay/body.py", True),
+        ("autotune/model/kernel_costs/clock.py", True),
         ("autotune/npu_compiler/compile.py", True),
         ("autotune/kernels/occasions.py", True),
         ("autotune/model/clusters/posted.py", False),

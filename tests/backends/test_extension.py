@@ -21,7 +21,7 @@ from moe_triton.core.handle import DispatchHandle
 from moe_triton.core.plan import Plan
 from moe_triton.core.tuning import Tuning
 from moe_triton.runtime.rounds import Rounds, RoundsRecord
-from moe_triton.schemes.site import RoundFacts
+from moe_triton.schemes.rank_context import RoundFacts
 from tests.headers import needs_headers
 
 pytestmark = needs_headers

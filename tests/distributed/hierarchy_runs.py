@@ -179,7 +179,7 @@ def wrong_tables_of(config: Config, found: torch.Tensor, expected: Tables) -> li
         numbered = torch.where(here, relay.inner_ids + server * experts, -1).int()
         inner = {name: of[f"inner_{name}"][rows][:count] for name in ("ids", "positions", "weights")}
         pairs += [
-            (f"inner_active of {server}", of["inner_active"][rows], active),
+            (f"inner_active_index of {server}", of["inner_active_index"][rows], active),
             (f"inner_ids of {server}", inner["ids"], numbered),
             (f"inner_positions of {server}", inner["positions"][here], relay.inner_positions[here]),
             (

@@ -19,7 +19,7 @@ from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.processes import RankFailedError, RankGroup, run_ranks
 from moe_triton.schemes import make_scheme
 from moe_triton.schemes.hierarchy.relay_tables import RelayTables
-from moe_triton.schemes.site import Site
+from moe_triton.schemes.rank_context import RankContext
 from tests.distributed.hierarchy_runs import (
     Relayed,
     compare,
@@ -298,7 +298,7 @@ def test_ranks_that_post_in_other_ways_are_told(ranks: Groups) -> None:
 
 def steps_of(of: Relayed, operator: str, posts: Posts) -> list[str]:
     """An operator's, in order."""
-    scheme = make_scheme(Site(of.config, 0, 1, 1000, CAPABILITIES["cpu"], tuning=Tuning(posts=posts)))
+    scheme = make_scheme(RankContext(of.config, 0, 1, 1000, CAPABILITIES["cpu"], tuning=Tuning(posts=posts)))
     variant = (
         DispatchVariant(torch.bfloat16, weights=True)
         if operator == "dispatch"

@@ -13,7 +13,7 @@ import torch
 
 from moe_triton.core.errors import CommunicationTimeoutError
 from moe_triton.core.handle import DispatchOutput
-from moe_triton.core.plan import Hole, Plan, Value
+from moe_triton.core.plan import Placeholder, Plan, Value
 from moe_triton.core.region import Region
 from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.schemes import SCHEMES
@@ -25,8 +25,8 @@ from moe_triton.schemes.fullmesh.dispatch import Dispatch
 from moe_triton.schemes.fullmesh.layout import WindowLayout
 from moe_triton.schemes.fullmesh.scheme import Fullmesh
 from moe_triton.schemes.fullmesh.waits import FINDERS
+from moe_triton.schemes.rank_context import Operator, RoundFacts
 from moe_triton.schemes.scheme import Scheme, Scratch, WindowSpec
-from moe_triton.schemes.site import Operator, RoundFacts
 from moe_triton.tools.selftest.cases import wrong_received
 from tests.distributed.cases import Case, experts_of, inputs_of
 from tests.distributed.workers import compare_rounds, expected_round, patient_buffer
@@ -51,13 +51,13 @@ class TwoWindows(Scheme):
         return (("barrier", self.layout.barrier_status), ("dispatch", self.layout.dispatch_status))
 
     def scratch(self) -> dict[str, Scratch]:
-        return Fullmesh(self.site).scratch()
+        return Fullmesh(self.context).scratch()
 
     def whole(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
         if isinstance(variant, DispatchVariant):
-            dispatch = Dispatch(self.site, variant, zone, parts)
+            dispatch = Dispatch(self.context, variant, zone, parts)
             return dispatch.plan(dispatch.setup().launches + dispatch.teardown().launches)
-        combine = Combine(self.site, variant, zone, parts)
+        combine = Combine(self.context, variant, zone, parts)
         halves = combine.setup(), combine.teardown()
         launches = [
             replace(launch, values=tuple(map(_back, launch.values)))
@@ -85,7 +85,7 @@ class ThreeZones(Direct):
 
 def _back(value: Value) -> Value:
     """The same of the window that results come back through."""
-    if isinstance(value, Hole) and value.name in ("window", "peers"):
+    if isinstance(value, Placeholder) and value.name in ("window", "peers"):
         return replace(value, name=BACK + value.name)
     return value
 

@@ -58,7 +58,7 @@ def share(
     launch: Launch,
     *,
     num_shared_experts: int = 1,
-    active: Tensor | None = None,
+    active_index: Tensor | None = None,
     by_position: bool = False,
     programs: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -66,9 +66,9 @@ def share(
     outputs = ints(num_tokens, num_shared_experts), ints(num_tokens), ints(num_shared_ranks)
     call(
         launch,
-        share_kernel(by_position, active is not None),
+        share_kernel(by_position, active_index is not None),
         programs,
-        active=0 if active is None else active,
+        active_index=0 if active_index is None else active_index,
         **dict(zip(("shared_ranks", "shared_slots", "shared_counts"), outputs, strict=True)),
         num_tokens=num_tokens,
         num_shared_experts=num_shared_experts,

@@ -29,7 +29,7 @@ def select_model(
     ids: list[list[int]], mask: list[bool] | list[list[bool]]
 ) -> tuple[list[list[int]], list[int]]:
     """Ids that a mask leaves, and each token's number among those that take part."""
-    selected, active = [], []
+    selected, active_index = [], []
     prefix, number = True, 0
     for row, entry in zip(ids, mask, strict=True):
         if isinstance(entry, list):
@@ -38,9 +38,9 @@ def select_model(
             prefix = prefix and entry
             chosen = [prefix] * len(row)
         selected.append([e if c else -1 for e, c in zip(row, chosen, strict=True)])
-        active.append(number if any(chosen) else -1)
+        active_index.append(number if any(chosen) else -1)
         number += any(chosen)
-    return selected, active
+    return selected, active_index
 
 
 def shared_piece_model(token: int, rank: int, num_tokens: int, num_shared_ranks: int) -> int:

@@ -274,15 +274,17 @@ def test_rows_that_are_active_are_quantised_in_blocks_of_any_size(
     hidden = 96
     oddities = ODDITIES + (MONSTERS if target == "cpu" else [])
     values = draw(seed, rows, hidden, dtype, oddities)
-    active = torch.where(torch.rand(rows, generator=torch.Generator().manual_seed(seed)) < 0.7, 0, -1).int()
+    active_index = torch.where(
+        torch.rand(rows, generator=torch.Generator().manual_seed(seed)) < 0.7, 0, -1
+    ).int()
     stride = hidden + 2 * hidden // block
     packed = Guarded((rows, stride), torch.int8)
     scales = packed.tensor.view(-1)[hidden:].view(dtype) if rows else torch.zeros(1, dtype=dtype)
     kernel = block_quantize_kernel(dtype, hidden, target, masked=True, block=block)
     numbers = [rows, stride, stride // 2]
-    launch(kernel, [values, active, packed.tensor, scales, *numbers], programs)
+    launch(kernel, [values, active_index, packed.tensor, scales, *numbers], programs)
     found = packed.check()
-    is_active = active >= 0
+    is_active = active_index >= 0
     assert (found[~is_active] == CANARY).all()
     q, s = quantize_blocks(values[is_active], block)
     assert torch.equal(found[is_active][:, :hidden], q)

@@ -64,15 +64,15 @@ def test_experts_of_this_server_ascend(
     found = [output.check().tolist() for output in outputs]
     for row in range(SERVERS * TOKENS):
         server, number = divmod(row, TOKENS)
-        ids, places, weights, active = (table[row] for table in found)
+        ids, places, weights, active_index = (table[row] for table in found)
         if number >= counts[server]:
-            assert (ids, active) == ([UNWRITTEN] * topk, -1)
+            assert (ids, active_index) == ([UNWRITTEN] * topk, -1)
             continue
         of_token = words[1, server, number].tolist()
         chosen = [(word & (1 << POSITION_SHIFT) - 1, k, word) for k, word in enumerate(of_token[:topk])]
         here = sorted(c for c in chosen if c[2] >= 0 and first <= c[0] < first + per_server)
         behind = topk - len(here)
-        assert active == 0
+        assert active_index == 0
         assert ids == [server * per_server + expert - first for expert, _, _ in here] + [-1] * behind
         assert places == [word >> POSITION_SHIFT for _, _, word in here] + [0] * behind
         assert weights == [of_token[width + k] for _, k, _ in here] + [0] * behind

@@ -115,19 +115,19 @@ def test_a_bad_token_leaves_its_neighbours_alone(launch: Launch) -> None:
 @kernel_settings
 @given(
     seed=st.integers(0, 2**31),
-    active=st.lists(st.sampled_from([-1, 0, 3, -(2**31)]), max_size=7),
+    active_index=st.lists(st.sampled_from([-1, 0, 3, -(2**31)]), max_size=7),
     before=st.integers(0, 3),
     programs=st.integers(1, 4),
 )
 def test_tokens_that_take_no_part_get_zeros(
-    launch: Launch, seed: int, active: list[int], before: int, programs: int
+    launch: Launch, seed: int, active_index: list[int], before: int, programs: int
 ) -> None:
-    tokens = before + len(active)
+    tokens = before + len(active_index)
     acc, residual, gamma = draw(seed, tokens, 96)
-    numbers = torch.tensor([0] * before + active, dtype=torch.int32)
+    numbers = torch.tensor([0] * before + active_index, dtype=torch.int32)
     y, rstd, x = Guarded((tokens, 96), BF16), Guarded((tokens,), torch.float32), Guarded((tokens, 96), BF16)
     outputs = [output.tensor for output in (y, rstd, x)]
-    arguments = [acc, residual, gamma, numbers, torch.tensor([1e-6]), *outputs, before, len(active)]
+    arguments = [acc, residual, gamma, numbers, torch.tensor([1e-6]), *outputs, before, len(active_index)]
     launch(rms_norm_kernel(96, masked=True), arguments, programs)
     for output, want in zip((y, rstd, x), expected(acc, residual, gamma, 1e-6), strict=True):
         want[numbers < 0] = 0

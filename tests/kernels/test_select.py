@@ -18,16 +18,16 @@ def run_select(
     launch: Launch, target: str, ids: torch.Tensor, mask: torch.Tensor, programs: int
 ) -> tuple[list[list[int]], list[int], int]:
     num_tokens, topk = ids.shape
-    topk_idx, active, num_active = (
+    topk_idx, active_index, num_active = (
         Guarded(ids.shape, I32),
         Guarded((num_tokens,), I32),
         Guarded((1,), I32),
     )
     kernel = select_kernel(topk, mask.dim() == 2, target, ids.dtype == torch.int64)
-    outputs = [topk_idx, active, num_active]
+    outputs = [topk_idx, active_index, num_active]
     arguments = [ids, mask.view(torch.int8), *(output.tensor for output in outputs), num_tokens]
     launch(kernel, arguments, programs)
-    return topk_idx.check().tolist(), active.check().tolist(), int(num_active.check())
+    return topk_idx.check().tolist(), active_index.check().tolist(), int(num_active.check())
 
 
 @pytest.mark.parametrize(("launch", "target"), FORMS)
@@ -53,8 +53,8 @@ def test_a_mask_of_tokens_ends_at_its_first_false(
     mask = torch.rand(tokens, generator=generator) < 0.8
     mask[:first_false] = True
     mask[first_false : first_false + 1] = False
-    topk_idx, active, num_active = run_select(launch, target, ids, mask, programs)
-    assert (topk_idx, active) == select_model(ids.tolist(), mask.tolist())
+    topk_idx, active_index, num_active = run_select(launch, target, ids, mask, programs)
+    assert (topk_idx, active_index) == select_model(ids.tolist(), mask.tolist())
     assert num_active == min(first_false, tokens)
 
 
@@ -79,8 +79,8 @@ def test_a_mask_of_entries_numbers_tokens_with_any(
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))
     ids = torch.randint(-1, 99, (tokens, topk), generator=generator, dtype=I32)
     mask = torch.rand((tokens, topk), generator=generator) < density
-    topk_idx, active, num_active = run_select(launch, target, ids, mask, programs)
-    assert (topk_idx, active) == select_model(ids.tolist(), mask.tolist())
+    topk_idx, active_index, num_active = run_select(launch, target, ids, mask, programs)
+    assert (topk_idx, active_index) == select_model(ids.tolist(), mask.tolist())
     assert num_active == int(mask.any(1).sum())
 
 
@@ -88,21 +88,21 @@ def test_a_mask_of_entries_numbers_tokens_with_any(
 @pytest.mark.parametrize("shape", [(3,), (3, 2)])
 def test_any_byte_but_zero_is_true(launch: Launch, target: str, shape: tuple[int, ...]) -> None:
     mask = torch.full(shape, -128, dtype=torch.int8)
-    topk_idx, active, num_active = run_select(launch, target, torch.ones((3, 2), dtype=I32), mask, 1)
-    assert (topk_idx, active, num_active) == ([[1, 1]] * 3, [0, 1, 2], 3)
+    topk_idx, active_index, num_active = run_select(launch, target, torch.ones((3, 2), dtype=I32), mask, 1)
+    assert (topk_idx, active_index, num_active) == ([[1, 1]] * 3, [0, 1, 2], 3)
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)
 def test_select(launch: Launch) -> None:
     ids = torch.tensor([[4, 5], [6, 7], [8, 9]], dtype=I32)
-    topk_idx, active, num_active = select(ids, torch.tensor([True, False, True]), launch)
+    topk_idx, active_index, num_active = select(ids, torch.tensor([True, False, True]), launch)
     assert topk_idx.tolist() == [[4, 5], [-1, -1], [-1, -1]]
-    assert active.tolist() == [0, -1, -1]
+    assert active_index.tolist() == [0, -1, -1]
     assert num_active == 1
     mask = torch.tensor([[False, True], [False, False], [True, True]])
-    topk_idx, active, num_active = select(ids, mask, launch)
+    topk_idx, active_index, num_active = select(ids, mask, launch)
     assert topk_idx.tolist() == [[-1, 5], [-1, -1], [8, 9]]
-    assert active.tolist() == [0, -1, 1]
+    assert active_index.tolist() == [0, -1, 1]
     assert num_active == 2
 
 
@@ -113,9 +113,9 @@ def test_select_takes_int64(launch: Launch, target: str, per_entry: bool) -> Non
     given = torch.tensor([[3, 2**32 + 3], [-(2**40), 2**24], [2**24 - 1, -1], [7, 8]])
     mask = torch.tensor([True, True, True, False])
     mask = mask[:, None].expand(4, 2).contiguous() if per_entry else mask
-    topk_idx, active, num_active = run_select(launch, target, given, mask, 2)
+    topk_idx, active_index, num_active = run_select(launch, target, given, mask, 2)
     assert topk_idx == [[3, -1], [-1, -1], [2**24 - 1, -1], [-1, -1]]
-    assert (active, num_active) == ([0, 1, 2, -1], 3)
+    assert (active_index, num_active) == ([0, 1, 2, -1], 3)
 
 
 def test_select_refuses_sizes_that_no_kernel_has() -> None:

@@ -19,12 +19,12 @@ Tables = tuple[list[list[int]], list[int], list[int]]
 def run_share(
     launch: Launch, num_tokens: int, experts: int, ranks: int, rank: int, programs: int, **options: object
 ) -> Tables:
-    active = options.get("active")
+    active_index = options.get("active_index")
     outputs = [Guarded((num_tokens, experts), I32), Guarded((num_tokens,), I32), Guarded((ranks,), I32)]
     memory = [output.tensor for output in outputs]
     by_position = bool(options.get("by_position"))
-    kernel = share_kernel(by_position, active is not None, str(options["target"]))
-    before = [] if active is None else [active]
+    kernel = share_kernel(by_position, active_index is not None, str(options["target"]))
+    before = [] if active_index is None else [active_index]
     sizes = [num_tokens, ranks, rank] if by_position else [num_tokens, experts, ranks, rank]
     launch(kernel, [*before, *memory, *sizes], programs)
     to, slots, counts = (output.check().tolist() for output in outputs)
@@ -60,10 +60,10 @@ def test_v2_sends_every_token_to_one_replica_of_each_expert(
     for part in takes_part:
         numbers.append(number if part else -1)
         number += part
-    active = torch.tensor(numbers, dtype=I32) if masked else None
+    active_index = torch.tensor(numbers, dtype=I32) if masked else None
     ranks = experts * replicas
     to, slots, counts = run_share(
-        launch, tokens, experts, ranks, rank, programs, active=active, target=target
+        launch, tokens, experts, ranks, rank, programs, active_index=active_index, target=target
     )
     chosen = [s * replicas + rank % replicas for s in range(experts)]
     assert to == [chosen if part else [-1] * experts for part in takes_part]
@@ -112,8 +112,8 @@ def test_v1_s_shared_ranks_keep_their_own_tokens(launch: Launch, target: str, ra
 
 @pytest.mark.parametrize("launch", LAUNCHES)
 def test_share(launch: Launch) -> None:
-    active = torch.tensor([0, -1, 1], dtype=I32)
-    ranks, slots, counts = share(3, 6, 4, launch, num_shared_experts=2, active=active, programs=2)
+    active_index = torch.tensor([0, -1, 1], dtype=I32)
+    ranks, slots, counts = share(3, 6, 4, launch, num_shared_experts=2, active_index=active_index, programs=2)
     assert ranks.tolist() == [[1, 4], [-1, -1], [1, 4]]
     assert slots.tolist() == [0, -1, 1]
     assert counts.tolist() == [0, 2, 0, 0, 2, 0]

@@ -174,7 +174,7 @@ def test_what_no_id_leads_to_is_not_read(counts: tuple[int, int, int], target: s
 )
 def test_a_bad_token_leaves_its_neighbours_alone(launch: Launch, target: str, features: SumFeatures) -> None:
     case = Case(features, torch.bfloat16, 32, 3, 1, True, 4, 4)
-    case.active[:] = 0
+    case.active_index[:] = 0
     case.ids[:] = torch.tensor([[0, NUM_EXPERTS + 2, NUM_EXPERTS + 3]] * 4)  # routed, copy, constant
     case.ids[:, 0] = torch.arange(4)
     case.ori_x[1, 3] = float("nan")
@@ -240,7 +240,7 @@ def test_only_tokens_that_are_listed_are_summed(
     case = Case(features, torch.bfloat16, 64, 3, 1, True, 7, 8)
     case.listed = torch.tensor([7, -1, 2, 2**31 - 1, 0, -(2**31), 8, 5], dtype=torch.int32)
     case.bounds = torch.tensor(bounds, dtype=torch.int32)
-    case.active[:] = torch.tensor([0, -1, 0, 0, 0, 0, 0, -1])
+    case.active_index[:] = torch.tensor([0, -1, 0, 0, 0, 0, 0, -1])
     case.check(launch, target, programs, 0, 8)
 
 

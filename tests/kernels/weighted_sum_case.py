@@ -41,7 +41,7 @@ class Case:
         # -2 and the ids behind the special experts are of no expert
         self.ids = self.integers(-2, NUM_EXPERTS + sum(self.special) + 2, tokens, topk)
         self.weights = torch.rand((tokens, topk), generator=self.generator) * 2 - 0.5
-        self.active = self.integers(-2, 3, tokens)
+        self.active_index = self.integers(-2, 3, tokens)
         self.expand_idx = self.integers(-3, MAX_INDEX + 3, tokens, topk)  # clamped
         self.shared_x, self.ori_x = self.rows(tokens), self.rows(tokens)
         self.alphas = torch.randn((tokens, topk, 2), generator=self.generator)
@@ -132,7 +132,7 @@ class Case:
         return not self.features.listed or token in self.listed[begin:end].tolist()
 
     def takes_part(self, token: int) -> bool:
-        return self.is_asked_for(token) and not (self.features.masked and int(self.active[token]) < 0)
+        return self.is_asked_for(token) and not (self.features.masked and int(self.active_index[token]) < 0)
 
     def arguments(self, out: torch.Tensor, first_token: int, num_tokens: int) -> list[torch.Tensor | int]:
         slots = self.slots.view(-1)[self.origin * self.slot_width :]
@@ -145,7 +145,7 @@ class Case:
             "expand_idx": self.expand_idx,
             "offsets": (self.order - self.origin) * self.slot_width,
             "recv_offsets": self.ends,
-            "active": self.active,
+            "active_index": self.active_index,
             "tokens": self.listed,
             "bounds": self.bounds,
             "shared_x": self.shared_x,

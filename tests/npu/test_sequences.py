@@ -10,7 +10,7 @@ import torch
 from moe_triton.backends import CAPABILITIES
 from moe_triton.core import abi
 from moe_triton.core.kernel import AscendCKernel
-from moe_triton.core.plan import Hole, Launch, Plan
+from moe_triton.core.plan import Launch, Placeholder, Plan
 from moe_triton.core.region import REGION_DIMS
 from moe_triton.core.row_formats import AS_THEY_ARE, INT8
 from moe_triton.core.tuning import Tuning
@@ -18,7 +18,7 @@ from moe_triton.operators.variants import CombineVariant, DispatchVariant, Varia
 from moe_triton.processes import RankGroup
 from moe_triton.schemes import make_scheme
 from moe_triton.schemes.fullmesh.ascendc import DISPATCH_SEND, INBAND_RECEIVE
-from moe_triton.schemes.site import Site
+from moe_triton.schemes.rank_context import RankContext
 from tests.distributed.cases import Case
 from tests.npu import workers
 from tests.npu.test_dispatch_combine import config
@@ -102,7 +102,7 @@ def test_parts_need_cores_that_communicate(ranks: Ranks) -> None:
 
 def plans(target: str, scheme: str, variant: Variant, rank: int) -> list[Plan]:
     """Both zones' plans of a back end; one plan where the zone stands in device memory."""
-    made = make_scheme(Site(config(2, scheme), rank, 2, 1000, CAPABILITIES[target]))
+    made = make_scheme(RankContext(config(2, scheme), rank, 2, 1000, CAPABILITIES[target]))
     zones = [0] if made.rounds.on_device else [0, 1]
     return [made.whole(variant, zone) for zone in zones]
 
@@ -112,10 +112,10 @@ def remote(plan: Plan) -> list[Launch]:
     return [launch for launch in plan.launches if isinstance(launch.kernel, AscendCKernel)]
 
 
-def cell_of(argument: str, launch: Launch) -> Hole | int:
+def cell_of(argument: str, launch: Launch) -> Placeholder | int:
     """Where an NPU's launch finds its zone, keeps it and turns it: three words, and the three behind them."""
     operator = 1 if launch.kernel.name.startswith("combine") else 0
-    own, kept = Hole("zones", 4 * operator), Hole("zones", 4 * (3 + operator))
+    own, kept = Placeholder("zones", 4 * operator), Placeholder("zones", 4 * (3 + operator))
     if launch.kernel is INBAND_RECEIVE:
         return {"zone_at": kept, "turned": own}[argument]
     return {"zone_at": own, "kept_zone": kept, "turned": 0}[argument]
@@ -154,7 +154,7 @@ def test_remote_addresses_are_those_of_the_cpu_back_end(scheme: str, variant: Va
 
 def test_regions_are_passed_whole() -> None:
     """A region of a launch is the words of the layout's: base, and extent and stride of each dimension."""
-    scheme = make_scheme(Site(config(), 0, 2, 1000, CAPABILITIES["npu"]))
+    scheme = make_scheme(RankContext(config(), 0, 2, 1000, CAPABILITIES["npu"]))
     launch = remote(scheme.whole(VARIANTS[0], 0))[0]
     assert launch.kernel is DISPATCH_SEND
     words, _ = abi.words(launch)

@@ -11,9 +11,9 @@ from moe_triton import EPBuffer
 from moe_triton.backends.npu import library
 from moe_triton.core.abi import struct_words
 from moe_triton.core.plan import (
-    Hole,
     Launch,
     Part,
+    Placeholder,
     device_launches,
     fused_kernel_of,
     num_blocks,
@@ -146,11 +146,11 @@ def _expected_arguments(
 ) -> list[int]:
     expected: list[int] = []
     for value in launch.values:
-        if isinstance(value, Hole) and value.name == "report":
+        if isinstance(value, Placeholder) and value.name == "report":
             expected.append(ANY)
         elif isinstance(value, Part):
             expected.append(value.of(num_tokens))
-        elif isinstance(value, Hole):
+        elif isinstance(value, Placeholder):
             held = brought[value.name]
             expected.append((held if isinstance(held, int) else held.data_ptr()) + value.offset)
         else:

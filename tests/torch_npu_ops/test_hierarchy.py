@@ -20,7 +20,7 @@ from moe_triton.core.tuning import Posts
 from moe_triton.processes import RankGroup
 from moe_triton.reference.arithmetic import add_rms_norm
 from moe_triton.reference.hierarchy import sums_by_servers, tables
-from moe_triton.runtime.operator_plan import OperatorPlan
+from moe_triton.runtime.prepared_call import PreparedCall
 from moe_triton.schemes.hierarchy.relay_tables import RelayTables
 from moe_triton.torch_npu_ops import registry
 from tests.distributed.hierarchy_runs import wrong_tables_of
@@ -329,7 +329,7 @@ def environments(rank: int, num_ranks: int) -> list[str]:
 
     def check(when: str, scheme: str, *calls: Callable[..., Any]) -> None:
         found = [call(**given(tokens)) for call in calls for tokens in (TOKENS, 3)]
-        schemes = {plan.config.scheme for plan in found if isinstance(plan, OperatorPlan)}
+        schemes = {plan.config.scheme for plan in found if isinstance(plan, PreparedCall)}
         schemes |= {place.config.scheme for place, _ in registry._communicators.get(name, {})}
         if schemes != {scheme}:
             wrong.append(f"{when}: {schemes} and not {scheme}")
@@ -361,7 +361,7 @@ def test_a_group_goes_by_the_variables_of_its_first_window(ranks: Groups) -> Non
 
 CHECKED = (
     *("outer_ids", "outer_rows", "outer_counts"),
-    *("rail_counts", "inner_active", "inner_ids", "inner_positions"),
+    *("rail_counts", "inner_active_index", "inner_ids", "inner_positions"),
 )
 NONSENSE = (2**31 - 1, -(2**31), -5, 1000)
 
@@ -393,7 +393,7 @@ def damaged(rank: int, num_ranks: int) -> list[str]:
             table.copy_(whole)
         table = parts.of(kept, "rail_counts")
         table -= 1  # which may be, but not with the places that are said to be taken
-        wrong += _told([("ep_send_counts is 0 in inner_active at [0, ", TILING, c)])
+        wrong += _told([("ep_send_counts is 0 in inner_active_index at [0, ", TILING, c)])
         table += 1
         wrong += [] if torch.equal(c(), sums) else ["sums"]
         with pytest.MonkeyPatch.context() as patch:

@@ -12,8 +12,8 @@ import torch
 
 from moe_triton import torch_npu_ops as ops
 from moe_triton.processes import RankGroup
-from moe_triton.runtime.operator_plan import PLAN_BYTES
 from moe_triton.runtime.plan_cache import LATEST, PlanCache
+from moe_triton.runtime.prepared_call import PLAN_BYTES
 from moe_triton.torch_npu_ops import registry
 from tests.headers import needs_headers
 from tests.torch_npu_ops.setting import experts_of, fresh, make_round

@@ -100,7 +100,7 @@ def memory_of_a_pair(process: int, num_processes: int) -> list[str]:
         if plan.window_bytes != sum(needed):
             wrong.append(f"windows of {plan.window_bytes} bytes, the formulas have {needed}")
         made = plan.communicator
-        if (made.layout.data_bytes, made.site.exchange.data_bytes) != needed:
+        if (made.layout.data_bytes, made.context.exchange.data_bytes) != needed:
             wrong.append("other windows than planned")
         ops.release(group[0])
         larger, smaller = torch.zeros(512, 8192).bfloat16(), torch.zeros(512, 1, dtype=torch.int32)

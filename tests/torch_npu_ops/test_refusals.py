@@ -28,7 +28,7 @@ def bad_dispatches(rank: int, num_ranks: int) -> list[Case]:
     ones = torch.ones
     twice, beyond = r.ids.clone(), r.ids.clone()
     twice[1], beyond[2, 1] = 3, experts
-    holes = torch.tensor([True, False, True, False])
+    placeholders = torch.tensor([True, False, True, False])
     elastic = torch.zeros(4 + 2 * size, dtype=torch.int32)
     elastic[0], elastic[1] = 1, 1
     strided = torch.zeros(2 * size, dtype=torch.int64)[::2]
@@ -50,10 +50,10 @@ def bad_dispatches(rank: int, num_ranks: int) -> list[Case]:
         ("scales is of shape", TILING, d(quant_mode=2, scales=ones(1, HIDDEN))),
         ("scales is of dtype", INVALID, d(quant_mode=2, scales=ones(experts, HIDDEN).half())),
         ("scales is", TILING, d(scales=ones(experts, HIDDEN))),
-        ("x_active_mask is of dtype", INVALID, d(x_active_mask=holes.int())),
-        ("x_active_mask is True at token 2", TILING, d(x_active_mask=holes)),
-        ("x_active_mask is of shape", TILING, d(x_active_mask=holes[:2])),
-        ("x_active_mask is", TILING, lambda: v1(r.x, r.ids, *r.group, x_active_mask=holes)),
+        ("x_active_mask is of dtype", INVALID, d(x_active_mask=placeholders.int())),
+        ("x_active_mask is True at token 2", TILING, d(x_active_mask=placeholders)),
+        ("x_active_mask is of shape", TILING, d(x_active_mask=placeholders[:2])),
+        ("x_active_mask is", TILING, lambda: v1(r.x, r.ids, *r.group, x_active_mask=placeholders)),
         ("expert_scales is of dtype", INVALID, d(expert_scales=r.weights.double())),
         ("expert_scales is of shape", TILING, d(expert_scales=r.weights[:, :1])),
         ("elastic_info is of shape", TILING, d(elastic_info=elastic[:5])),
@@ -83,7 +83,7 @@ def bad_dispatches(rank: int, num_ranks: int) -> list[Case]:
         ("expert_token_nums_type is 2", TILING, d(expert_token_nums_type=2)),
         ("comm_alg is", TILING, d(comm_alg="ring")),
         ("comm_alg is 'direct', but torch_npu's functions", TILING, d(comm_alg="direct")),
-        ("x_active_mask is True at token 2", TILING, d(comm_alg="fullmesh_v2", x_active_mask=holes)),
+        ("x_active_mask is True at token 2", TILING, d(comm_alg="fullmesh_v2", x_active_mask=placeholders)),
         ("elastic_info is given", TILING, d(comm_alg="fullmesh_v2", elastic_info=elastic * 0)),
         ("y_dtype is", INVALID, d(y_dtype=15)),
     ]

@@ -13,17 +13,17 @@ from moe_triton.backends.cpu.trace_log import EVENTS_PER_CALL, NativeTraceLog
 from moe_triton.core import ascendc
 from moe_triton.core.config import Config
 from moe_triton.core.kernel import Arg, AscendCKernel
-from moe_triton.core.plan import Hole, Launch, Plan
+from moe_triton.core.plan import Launch, Placeholder, Plan
 from moe_triton.core.records import TRAFFIC
 from moe_triton.core.row_formats import INT8
-from moe_triton.core.traffic import HOLE, ByReach, Traffic
+from moe_triton.core.traffic import PLACEHOLDER, ByReach, Traffic
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.runtime.traces import TracedRank, metadata, spans
 from moe_triton.schemes.fullmesh.scheme import Fullmesh
-from moe_triton.schemes.site import Site
+from moe_triton.schemes.rank_context import RankContext
 
 CONFIG = Config(3, 4, 64, 2, 4, 1, 1, relaxed=True)
-SITE = Site(CONFIG, 2, 2, 1000, CAPABILITIES["cpu"])
+SITE = RankContext(CONFIG, 2, 2, 1000, CAPABILITIES["cpu"])
 RANKS = (5, 6, 7)
 PLACE = TracedRank(CONFIG, 2, 2, RANKS)
 DISPATCH = DispatchVariant(torch.bfloat16, INT8, False, False)
@@ -122,9 +122,9 @@ def test_what_was_posted_is_summed_over_blocks() -> None:
     log, kernel = NativeTraceLog(100, 0), AscendCKernel("posts", (Arg("traffic", "*i64", "out"),))
     counters = torch.zeros(3, TRAFFIC.num_words, dtype=torch.int64)
     for operator, first in (("dispatch", 0), ("combine", 1)):
-        hole = Hole(HOLE, first * TRAFFIC.num_bytes)
-        plan = Plan(operator, 0, (Launch("flag", kernel, (hole,), 2, "communication"),))
-        traced = log.add_plan(plan, (), {HOLE: counters})
+        placeholder = Placeholder(PLACEHOLDER, first * TRAFFIC.num_bytes)
+        plan = Plan(operator, 0, (Launch("flag", kernel, (placeholder,), 2, "communication"),))
+        traced = log.add_plan(plan, (), {PLACEHOLDER: counters})
         log.begin_call()
         counters[:, : len(TRAFFIC.fields)] = torch.arange(6) + torch.tensor([[1], [10], [100]])
         log.end_call(traced, 0, {}, 0)

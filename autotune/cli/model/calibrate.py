@@ -11,11 +11,11 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from autotune.model.bodies.body import body_of
-from autotune.model.bodies.remembered import Remembered
-from autotune.model.cost import Body
+from autotune.model.cost import KernelCost
 from autotune.model.fits import calibrate as fits
 from autotune.model.fits.calibrate import Calibration, Outcome, errors
+from autotune.model.kernel_costs.kernel_cost import kernel_cost_of
+from autotune.model.kernel_costs.remembered import Remembered
 from autotune.selftest_reports.step_times import Measured, StepModel, StepTime, read_report
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.tools.progress import progress
@@ -30,14 +30,14 @@ def calibrate(
     noise: Annotated[float, typer.Option(help="share by which times repeat", min=1e-4, max=1)] = 0.02,
 ) -> None:
     """Refit the model's constants to the step times of a selftest on an NPU, where they determine them."""
-    run_calibrate(report, output, noise, Remembered(body_of), Console())
+    run_calibrate(report, output, noise, Remembered(kernel_cost_of), Console())
 
 
 def run_calibrate(
     path: Path,
     output: Path | None,
     noise: float,
-    bodies: Callable[[AscendCKernel | TritonKernel], Body],
+    kernel_costs: Callable[[AscendCKernel | TritonKernel], KernelCost],
     console: Console,
 ) -> None:
     """Reads a report, fits, prints what became of each constant, and writes the machine.
@@ -46,7 +46,7 @@ def run_calibrate(
         path: of the report.
         output: for the machine as JSON, or None.
         noise: share by which times repeat.
-        bodies: of kernels.
+        kernel_costs: of kernels.
         console: to print to.
 
     Raises:
@@ -54,7 +54,7 @@ def run_calibrate(
         OSError: the machine cannot be written.
     """
     with progress("fitting"):
-        calibration = fitted(read_report(path), noise, bodies)
+        calibration = fitted(read_report(path), noise, kernel_costs)
     print_parts((_constants(calibration), _times(calibration), _said(calibration)), console)
     if output is not None:
         output.write_text(calibration.machine.to_json(), encoding="utf-8")
@@ -62,14 +62,14 @@ def run_calibrate(
 
 
 def fitted(
-    measured: Measured, noise: float, bodies: Callable[[AscendCKernel | TritonKernel], Body]
+    measured: Measured, noise: float, kernel_costs: Callable[[AscendCKernel | TritonKernel], KernelCost]
 ) -> Calibration[StepTime]:
     """The fit to the steps that wait for nobody.
 
     Raises:
         ArgumentError: the report has a step that plans do not have, or none that does not wait.
     """
-    model = StepModel(bodies, int(measured.machine.cores))
+    model = StepModel(kernel_costs, int(measured.machine.cores))
     times = [time for time in measured.times if not model.waits(time)]
     return fits.calibrate(measured.machine, times, [time.us for time in times], model, measured.where, noise)
 

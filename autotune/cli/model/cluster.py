@@ -15,14 +15,14 @@ import typer
 from rich.console import Console
 
 from autotune.cli.model.options import MACHINE, Experts, Hidden, Markdown, Seed, machine_of
-from autotune.model.bodies.body import body_of
-from autotune.model.bodies.remembered import Bodies, OfArguments
 from autotune.model.clusters import a2
 from autotune.model.clusters import cluster as planned
 from autotune.model.clusters.a2 import SCHEMES as CLOSED_FORMS
 from autotune.model.clusters.cluster import Point
 from autotune.model.clusters.group import PLANNED, Group, Routing
 from autotune.model.constants import Machine
+from autotune.model.kernel_costs.kernel_cost import kernel_cost_of
+from autotune.model.kernel_costs.remembered import KernelCosts, OfArguments
 from autotune.model.timelines.timeline import Mode
 from moe_triton.core.errors import ArgumentError
 from moe_triton.schemes import SCHEMES
@@ -74,7 +74,7 @@ def cluster(
     """Price schemes on groups of sampled routing: the slowest rank, the imbalance, where lines cross."""
     console = Console()
     used = machine_of(machine)
-    schemes, bodies = _schemes(used, mode, comm_alg), OfArguments(body_of)
+    schemes, kernel_costs = _schemes(used, mode, comm_alg), OfArguments(kernel_cost_of)
     rows = None if quantize == "none" else quantize
     drawn = Routing(routing, seed, groups, top_groups, exponent)
     sizes = [(ranks, count) for ranks in _numbers("ep", ep) for count in _numbers("tokens", tokens)]
@@ -85,7 +85,7 @@ def cluster(
                 work.begin(f"EP {ranks}, BS {count}")
                 fixed = ranks, count, hidden, topk, experts, rows
                 each = [Group(*fixed, scheme, used.product, mode, routing=drawn) for scheme in schemes]
-                points += price_schemes(each, used, bodies)
+                points += price_schemes(each, used, kernel_costs)
                 work.advance()
     except ArgumentError as error:
         raise error.renamed({"ranks": "ep"}) from None
@@ -99,7 +99,7 @@ def cluster(
         write_plots(console, lambda: plot_cluster(points, plot))
 
 
-def price_schemes(groups: Sequence[Group], machine: Machine, bodies: Bodies) -> list[Point]:
+def price_schemes(groups: Sequence[Group], machine: Machine, kernel_costs: KernelCosts) -> list[Point]:
     """A group with one routing by several schemes; one that no graph may hold is launched by the host."""
     ids = groups[0].draw()
     if machine.product == "A2":
@@ -107,7 +107,7 @@ def price_schemes(groups: Sequence[Group], machine: Machine, bodies: Bodies) -> 
     points = []
     for group in groups:
         one = group if group.may_be_captured(machine) else replace(group, mode="stream")
-        points.append(planned.price(one, machine, bodies, ids))
+        points.append(planned.price(one, machine, kernel_costs, ids))
     return points
 
 
@@ -137,13 +137,13 @@ def parts(points: Sequence[Point]) -> tuple[TextTable | str, ...]:
 
 def all_crossings(points: Sequence[Point]) -> list[tuple[str, str, Crossing]]:
     """Crossings of dispatch + combine: what is fixed, along what, and where; for each EP, then each BS."""
-    found = []
+    named = []
     for along, fixed in (("BS", "EP"), ("EP", "BS")):
         values = sorted({_sizes(point)[fixed] for point in points})
         for value in values:
             of = [point for point in points if _sizes(point)[fixed] == value]
-            found += [(f"{fixed} {value}", along, crossing) for crossing in _along(of, along)]
-    return found
+            named += [(f"{fixed} {value}", along, crossing) for crossing in _along(of, along)]
+    return named
 
 
 def _along(points: Sequence[Point], along: str) -> list[Crossing]:
@@ -303,11 +303,11 @@ def crossings(sizes: Sequence[float], lines: Mapping[str, Sequence[float]]) -> l
         sizes: increasing.
         lines: by name, a value for each size.
     """
-    found: list[Crossing] = []
+    crossed: list[Crossing] = []
     for first, second in itertools.combinations(lines, 2):
         gaps = [a - b for a, b in zip(lines[first], lines[second], strict=True)]
-        found += [_named(size, falls, first, second) for size, falls in _roots(sizes, gaps)]
-    return sorted(found, key=lambda crossing: crossing.size)
+        crossed += [_named(size, falls, first, second) for size, falls in _roots(sizes, gaps)]
+    return sorted(crossed, key=lambda crossing: crossing.size)
 
 
 def _named(size: float, falls: bool, first: str, second: str) -> Crossing:

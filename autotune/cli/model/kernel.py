@@ -12,9 +12,9 @@ from rich.console import Console
 
 from autotune.cli.model.options import MOST_BLOCKS, machine_of
 from autotune.gate.families import parse_case
-from autotune.model.bodies.replay import Replayed
-from autotune.model.bodies.replay import case as cases
 from autotune.model.constants import Machine
+from autotune.model.kernel_costs.replay import Replayed
+from autotune.model.kernel_costs.replay import case as cases
 from autotune.npu_compiler.socs import soc_named
 from moe_triton.core.topology import MAX_RANKS
 from moe_triton.kernels import Case, Sizes

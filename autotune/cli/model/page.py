@@ -7,11 +7,11 @@ from pathlib import Path
 
 from autotune.cli.model.plan import price_table
 from autotune.cli.model.validate import error_bars, page_text, plot_validation
-from autotune.model.bodies.body import body_of
-from autotune.model.bodies.remembered import OfArguments
 from autotune.model.clusters.posted import STAGES, compare
 from autotune.model.constants import machine_named
 from autotune.model.fits.validate import validate
+from autotune.model.kernel_costs.kernel_cost import kernel_cost_of
+from autotune.model.kernel_costs.remembered import OfArguments
 from moe_triton.tables import kept
 from moe_triton.tools.markdown import table
 
@@ -63,10 +63,10 @@ SERVERS_HEADINGS = ("EP", "BS", "operator", "plan", "closed form", "difference",
 
 def servers_table() -> list[tuple[object, ...]]:
     """A line of `SERVERS_HEADINGS` for each size and operator, times in us."""
-    machine, bodies, lines = machine_named("A2"), OfArguments(body_of), []
+    machine, kernel_costs, lines = machine_named("A2"), OfArguments(kernel_cost_of), []
     for ranks in SERVERS:
         for tokens in SERVERS_TOKENS:
-            for each in compare(ranks, tokens, machine, bodies):
+            for each in compare(ranks, tokens, machine, kernel_costs):
                 us = f"{each.timeline_us:.0f}", f"{each.closed_us:.0f}", f"{each.difference:+.1%}"
                 stages = (f"{mine:.0f} - {its:.0f}" for mine, its in each.stages.values())
                 lines.append((ranks, tokens, each.operator, *us, *stages, f"{each.rows_us:.0f}"))

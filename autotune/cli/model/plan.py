@@ -18,16 +18,16 @@ import typer
 from rich.console import Console
 
 from autotune.cli.model.options import MACHINE, MARKDOWN, Experts, Hidden, Markdown, Seed, machine_of
-from autotune.model.bodies.body import body_of
-from autotune.model.bodies.movement import us_of
-from autotune.model.bodies.remembered import Remembered
-from autotune.model.bodies.replay import replay_of
 from autotune.model.clusters import parts as in_parts
 from autotune.model.clusters.group import OPERATORS, Group, OperatorName, Routing
 from autotune.model.clusters.prices import Call, PricedPlan
 from autotune.model.constants import Machine
 from autotune.model.cost import NoNetworkError, Place, Work, work_of
 from autotune.model.floor import floor_of_cost
+from autotune.model.kernel_costs.kernel_cost import kernel_cost_of
+from autotune.model.kernel_costs.movement import us_of
+from autotune.model.kernel_costs.remembered import Remembered
+from autotune.model.kernel_costs.replay import replay_of
 from autotune.model.sensitivity import Judged
 from autotune.model.timelines.timeline import Span
 from autotune.model.traffic import Traffic
@@ -211,7 +211,7 @@ def _figures(call: Call, machine: Machine, operator: OperatorName) -> tuple[str,
 
 
 def _call(group: Group) -> Call:
-    return Call.typical(group, Remembered(body_of))
+    return Call.typical(group, Remembered(kernel_cost_of))
 
 
 def _priced(group: Group, machine: Machine) -> tuple[Call, list[tuple[PricedPlan, Judged]]]:
@@ -400,11 +400,11 @@ def _meta(pid: int, tid: int, kind: str, name: str) -> Json:
 
 def parts(as_markdown: Markdown = False) -> None:
     """Price plans in 1, 2 and 4 parts on two streams; exit with 1 where one part, the default, is slower."""
-    bodies, groups = Remembered(body_of), list(in_parts.groups())
+    kernel_costs, groups = Remembered(kernel_cost_of), list(in_parts.groups())
     priced_operators = []
     with progress("groups", len(groups)) as work:
         for group in groups:
-            priced_operators += in_parts.priced(group, bodies)
+            priced_operators += in_parts.priced(group, kernel_costs)
             work.advance()
     columns = (
         names("scheme"),
@@ -423,7 +423,7 @@ def parts(as_markdown: Markdown = False) -> None:
     raise typer.Exit(int(in_one < len(priced_operators)))
 
 
-def _in_parts(found: in_parts.Priced) -> tuple[object, ...]:
-    g = found.group
-    us = (f"{each:.1f}" for each in found.us.values())
-    return g.comm_alg, g.hidden, g.ranks, g.tokens, found.operator, *us, found.parts
+def _in_parts(priced: in_parts.Priced) -> tuple[object, ...]:
+    g = priced.group
+    us = (f"{each:.1f}" for each in priced.us.values())
+    return g.comm_alg, g.hidden, g.ranks, g.tokens, priced.operator, *us, priced.parts

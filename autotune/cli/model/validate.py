@@ -14,7 +14,6 @@ import typer
 from rich.console import Console
 
 from autotune.cli.model.options import Markdown
-from autotune.model.bodies.movement import merged
 from autotune.model.fits.validate import (
     FEW_CORES,
     MANY_CORES,
@@ -30,6 +29,7 @@ from autotune.model.fits.validate import (
     predict,
 )
 from autotune.model.fits.validate import validate as compare
+from autotune.model.kernel_costs.movement import merged
 from autotune.model.sensitivity import Judged, Sensitivity, judged
 from moe_triton.tools.plots import COLOURS, draw, legend, write_plots
 from moe_triton.tools.progress import progress

@@ -26,12 +26,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autotune.model.bodies import movement
 from autotune.model.clusters import fused
 from autotune.model.clusters.cluster import Load, OperatorPoint, Point
 from autotune.model.clusters.group import OPERATORS, Group
 from autotune.model.constants import Machine
 from autotune.model.cost import Cost
+from autotune.model.kernel_costs import movement
 from autotune.model.topology import RANKS_PER_NODE
 from moe_triton.core.errors import ArgumentError
 

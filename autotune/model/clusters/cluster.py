@@ -20,11 +20,11 @@ from functools import cached_property
 
 import numpy as np
 
-from autotune.model.bodies.pulls import is_pulling
-from autotune.model.bodies.remembered import Bodies
 from autotune.model.clusters.group import OPERATORS, Group, middle
 from autotune.model.clusters.prices import Call
 from autotune.model.constants import Machine
+from autotune.model.kernel_costs.pulls import is_pulling
+from autotune.model.kernel_costs.remembered import KernelCosts
 from autotune.model.timelines.timeline import Timeline
 from autotune.model.topology import hop_us, tiers
 from autotune.model.traffic import Traffic
@@ -150,7 +150,7 @@ def _busiest(counts: np.ndarray, cores: int) -> np.ndarray:
 def price(
     group: Group,
     machine: Machine,
-    bodies: Bodies,
+    kernel_costs: KernelCosts,
     ids: np.ndarray | None = None,
     ranks: Sequence[int] | None = None,
 ) -> Point:
@@ -159,7 +159,7 @@ def price(
     Args:
         group: the group.
         machine: that each rank is.
-        bodies: of kernels.
+        kernel_costs: of kernels.
         ids: (EP, T, K) experts, if they are drawn already.
         ranks: that are walked; `Load.representatives` if not given.
 
@@ -169,7 +169,7 @@ def price(
     ids = group.draw() if ids is None else ids
     load = Load.of(group, ids, machine)
     walked = load.representatives() if ranks is None else tuple(ranks)
-    call = Call.of(group, bodies, ids, *walked)
+    call = Call.of(group, kernel_costs, ids, *walked)
     operators: dict[str, OperatorPoint] = {}
     for operator in OPERATORS:
         lines = [priced.timeline for priced in call.priced(operator, machine)]

@@ -1,4 +1,5 @@
-"""Ascend's own fused operators, dispatch and combine in one launch each, as a timeline of the same bodies.
+"""Ascend's own fused operators, dispatch and combine in one launch each, as a timeline of the same kernel
+costs.
 
 Written once from the published design (four steps: send, flag, wait, arrange; all cores take part in each)
 and used to hold the model against published times (`autotune.model.fits.validate`). Dispatch quantises a
@@ -14,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.model.bodies import movement
-from autotune.model.bodies.movement import core_loop, load_cycles, store_cycles, us_of, vector_cycles
 from autotune.model.constants import Machine
+from autotune.model.kernel_costs import movement
+from autotune.model.kernel_costs.movement import core_loop, load_cycles, store_cycles, us_of, vector_cycles
 from autotune.model.topology import hop_us, tiers
 from moe_triton.layout import STATUS_ENTRY_BYTES, UB_ALIGN, WORD_BYTES, align
 

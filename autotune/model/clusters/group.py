@@ -23,9 +23,9 @@ from moe_triton.core.topology import RANKS_PER_SERVER, RanksPerServer, check_ran
 from moe_triton.core.tuning import POSTS, Posts, Tuning
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes import make_scheme, scheme_type
+from moe_triton.schemes.rank_context import RankContext
 from moe_triton.schemes.rules import check_config
 from moe_triton.schemes.scheme import Scheme
-from moe_triton.schemes.site import Site
 from moe_triton.tables import FOLDER, KernelSettings, machine_of
 
 PLANNED: tuple[Product, ...] = ("A3",)
@@ -182,14 +182,16 @@ class Group:
             tuning = Tuning(each, each, half or communicating)
         tuning = replace(tuning, posts=self.posts, tables=FOLDER)  # a user's own are no part of the model
         tuning.check(blocks)
-        return make_scheme(Site(self.config, rank, blocks, TIMEOUT_US, CAPABILITIES["npu"], tuning=tuning))
+        return make_scheme(
+            RankContext(self.config, rank, blocks, TIMEOUT_US, CAPABILITIES["npu"], tuning=tuning)
+        )
 
     def variants(self) -> dict[OperatorName, Variant]:
         """Dispatch of bfloat16 tokens without routing weights, and combine of their weighted results.
 
         Where a scheme has a place for results in its window, experts leave them there.
         """
-        scheme = make_scheme(Site(self.config, 0, 1, TIMEOUT_US, CAPABILITIES["npu"]))
+        scheme = make_scheme(RankContext(self.config, 0, 1, TIMEOUT_US, CAPABILITIES["npu"]))
         in_place = scheme.place("results", DTYPE.itemsize) is not None
         row_format = row_format_of(self.quantize, self.hidden)
         dispatch = DispatchVariant(DTYPE, row_format, given_ids=IDS)
@@ -212,7 +214,7 @@ class Group:
         if self.mode == "graph" and scheme.rounds.no_graph:
             rule = scheme.rounds.no_graph.removesuffix(".")
             raise ArgumentError("mode", repr(self.mode), rule, "Or take mode 'stream'.")
-        parts, tables = scheme.site.parts, scheme.site.tuning.tables
+        parts, tables = scheme.context.parts, scheme.context.tuning.tables
         settings = KernelSettings(machine_of("npu", self.config.product), self.config, tables)
         return {
             operator: settings.tuned(scheme.whole(variant, 0, parts(operator, self.tokens)))

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
-from autotune.model.bodies.remembered import Bodies
 from autotune.model.clusters.group import OPERATORS, PLANNED, Group, OperatorName
 from autotune.model.clusters.prices import Call
 from autotune.model.constants import machine_named
+from autotune.model.kernel_costs.remembered import KernelCosts
 from moe_triton.core.errors import ArgumentError
 from moe_triton.schemes import SCHEMES
 
@@ -53,10 +53,10 @@ def _is_taken(group: Group) -> bool:
         return False
 
 
-def priced(group: Group, bodies: Bodies) -> list[Priced]:
+def priced(group: Group, kernel_costs: KernelCosts) -> list[Priced]:
     """Both operators, each if it can be cut."""
     machine = machine_named(group.product)
-    call = Call.typical(replace(group, parts=1), bodies)
+    call = Call.typical(replace(group, parts=1), kernel_costs)
     if not group.may_be_captured(machine):
         call = replace(call, group=replace(call.group, mode="stream"))
     priced_operators = []

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.model.bodies.remembered import Bodies
 from autotune.model.clusters import a2
 from autotune.model.clusters.cluster import Load
 from autotune.model.clusters.group import OPERATORS, Group
 from autotune.model.clusters.prices import Call
 from autotune.model.constants import Machine
+from autotune.model.kernel_costs.remembered import KernelCosts
 from autotune.model.timelines.timeline import Timeline
 from autotune.model.topology import RANKS_PER_NODE
-from moe_triton.schemes.site import usual_post_parts
+from moe_triton.schemes.rank_context import usual_post_parts
 
 STAGES = "until posted", "on the way", "behind it"
 """Until the launch that posts has done its work; until the last block is there; until the end."""
@@ -49,21 +49,21 @@ class Compared:
         return self.timeline_us / self.closed_us - 1
 
 
-def compare(ranks: int, tokens: int, machine: Machine, bodies: Bodies) -> list[Compared]:
+def compare(ranks: int, tokens: int, machine: Machine, kernel_costs: KernelCosts) -> list[Compared]:
     """Dispatch and combine of a group of several servers of A2.
 
     Args:
         ranks: a multiple of 8, at least 16.
         tokens: of each rank; experts are drawn uniformly.
         machine: with a network.
-        bodies: of kernels.
+        kernel_costs: of kernels.
     """
     blocks = Group(ranks, tokens, comm_alg="fullmesh", product="A2")
     rows = Group(ranks, tokens, comm_alg="fullmesh_v1", product="A3", ranks_per_server=RANKS_PER_NODE["A2"])
     ids = blocks.draw()
     closed = a2.price(blocks, machine, ids)
     walked = Load.of(blocks, ids, machine).representatives()
-    calls = [Call.of(group, bodies, ids, *walked) for group in (blocks, rows)]
+    calls = [Call.of(group, kernel_costs, ids, *walked) for group in (blocks, rows)]
     comparisons = []
     for operator in OPERATORS:
         line, of_rows = (_slowest([p.timeline for p in call.priced(operator, machine)]) for call in calls)

@@ -8,12 +8,12 @@ from functools import partial
 
 import numpy as np
 
-from autotune.model.bodies.counted.run import standing_for
-from autotune.model.bodies.pulls import with_pulls
-from autotune.model.bodies.remembered import Bodies
 from autotune.model.clusters.group import OPERATORS, Group, OperatorName, middle
 from autotune.model.constants import Machine
 from autotune.model.floor import Floor, floor_of
+from autotune.model.kernel_costs.counted.run import standing_for
+from autotune.model.kernel_costs.pulls import with_pulls
+from autotune.model.kernel_costs.remembered import KernelCosts
 from autotune.model.sensitivity import Judged, judged
 from autotune.model.timelines.timeline import Timeline, walk_some
 from autotune.model.traffic import Traffic
@@ -54,36 +54,36 @@ class Call:
     Attributes:
         group: of the ranks.
         traffics: of each of them.
-        bodies: of kernels, which know what reading from other ranks takes.
+        kernel_costs: of kernels, which know what reading from other ranks takes.
     """
 
     group: Group
     traffics: tuple[Traffic, ...]
-    bodies: Bodies
+    kernel_costs: KernelCosts
 
     @staticmethod
-    def typical(group: Group, bodies: Bodies) -> Call:
+    def typical(group: Group, kernel_costs: KernelCosts) -> Call:
         """The call of the rank that receives the median number of rows.
 
         Examples:
-            >>> call = Call.typical(Group(ranks=8, tokens=16), body_of)
+            >>> call = Call.typical(Group(ranks=8, tokens=16), kernel_cost_of)
             >>> len(call.traffics)
             1
         """
         ids = group.draw()
-        return Call.of(group, bodies, ids, middle(group.received(ids)))
+        return Call.of(group, kernel_costs, ids, middle(group.received(ids)))
 
     @staticmethod
-    def of(group: Group, bodies: Bodies, ids: np.ndarray, *ranks: int) -> Call:
+    def of(group: Group, kernel_costs: KernelCosts, ids: np.ndarray, *ranks: int) -> Call:
         """The call of some ranks.
 
         Args:
             group: of the ranks.
-            bodies: of kernels.
+            kernel_costs: of kernels.
             ids: (EP, T, K) experts that were drawn.
             ranks: whose waits end when the slowest of them has sent.
         """
-        return Call(group, tuple(group.traffic(ids, rank) for rank in ranks), with_pulls(bodies))
+        return Call(group, tuple(group.traffic(ids, rank) for rank in ranks), with_pulls(kernel_costs))
 
     def priced(self, operator: OperatorName, machine: Machine) -> list[PricedPlan]:
         """The price of one operator on each of the ranks.
@@ -96,7 +96,7 @@ class Call:
             ArgumentError: the scheme's operators cannot be in a graph.
 
         Examples:
-            >>> call = Call.typical(Group(ranks=8, tokens=16), body_of)
+            >>> call = Call.typical(Group(ranks=8, tokens=16), kernel_cost_of)
             >>> (priced,) = call.priced("combine", machine_named("A3"))
             >>> 10 < priced.us < 200
             True
@@ -121,8 +121,8 @@ class Call:
 
     def _walked(self, plan: Plan, machine: Machine) -> list[Timeline]:
         run = standing_for(plan, self.traffics, *self._ranks(plan, machine))
-        mode, bodies = self.group.mode, self.bodies
-        return walk_some(plan, self.traffics, machine, mode=mode, bodies=bodies, run=run)
+        mode, kernel_costs = self.group.mode, self.kernel_costs
+        return walk_some(plan, self.traffics, machine, mode=mode, kernel_costs=kernel_costs, run=run)
 
     def _ranks(
         self, plan: Plan, machine: Machine

@@ -15,12 +15,12 @@ from typing import Literal
 
 import numpy as np
 
-from autotune.model.bodies import movement
 from autotune.model.clusters import a2, fused
 from autotune.model.clusters.fused import Call
 from autotune.model.clusters.routing import draw_ids
 from autotune.model.constants import Machine, machine_named
 from autotune.model.fits.fit import Fit, fit
+from autotune.model.kernel_costs import movement
 from autotune.model.topology import RANKS_PER_NODE
 
 HIDDEN, TOPK, EXPERTS = 7168, 8, 256

@@ -1,7 +1,8 @@
 """When what peers send is there: for ranks that are alike, or for all ranks of a group at once.
 
 What a launch waits for, and which launches send it, is what a run of the kernels says
-(`autotune.model.bodies.counted.run`). It is there when its sender has got as far and the last hop and the
+(`autotune.model.kernel_costs.counted.run`). It is there when its sender has got as far and the last hop and
+the
 poll that sees it have passed, but not before the bytes that reach the receiver until then have come through
 its link.
 
@@ -18,9 +19,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.model.bodies.counted.run import PlanRun
 from autotune.model.constants import Machine
 from autotune.model.cost import Cost, Messages
+from autotune.model.kernel_costs.counted.run import PlanRun
 from autotune.model.topology import NETWORK, hop_us
 from autotune.model.traffic import Traffic
 

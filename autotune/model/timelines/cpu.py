@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autotune.model.bodies.counted.library import Did
 from autotune.model.constants import Machine
-from autotune.model.cost import Body, Cost, Table, UnknownWorkError, Work
+from autotune.model.cost import Cost, KernelCost, Table, UnknownWorkError, Work
+from autotune.model.kernel_costs.counted.library import Did
 from autotune.model.timelines.timeline import Timeline, cpu_walk, walk_ranks
 from autotune.model.traffic import Tier, Traffic
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
@@ -67,14 +67,14 @@ def timelines(
         # A rank's blocks are threads that meet: not as cores do, and no time of it has been measured.
         shared(machine, len(traffics)).replaced({"sync_all_us": 0.0}),
         mode="stream",
-        bodies=body_of,
+        kernel_costs=kernel_cost_of,
         streams=cpu_walk,
         begins_us=begins_us,
     )
 
 
-def body_of(kernel: AscendCKernel | TritonKernel) -> Body:
-    """The body of a kernel on a CPU.
+def kernel_cost_of(kernel: AscendCKernel | TritonKernel) -> KernelCost:
+    """The cost of a kernel on a CPU.
 
     Raises:
         LookupError: there is none.
@@ -144,7 +144,7 @@ def _arrange_part(work: Work, machine: Machine) -> Cost:
     return _copied(work, 2 * float(rows) * _row_bytes(work), machine.cpu_gather_gb_per_s)
 
 
-_TRITON: dict[str, Body] = {
+_TRITON: dict[str, KernelCost] = {
     "route": lambda work, machine: _of_ids(work, machine, work.number("num_entries")),
     "stamps": lambda work, machine: _of_ids(work, machine, work.traffic.num_rows),
     "route_pack": _route_pack,

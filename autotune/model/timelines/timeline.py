@@ -15,10 +15,10 @@ from typing import Literal
 
 import numpy as np
 
-from autotune.model.bodies.counted.run import PlanRun, standing_for
-from autotune.model.bodies.remembered import Bodies
 from autotune.model.constants import Machine
 from autotune.model.cost import Cost, Place, work_of
+from autotune.model.kernel_costs.counted.run import PlanRun, standing_for
+from autotune.model.kernel_costs.remembered import KernelCosts
 from autotune.model.timelines.arrivals import WalkedRanks
 from autotune.model.traffic import Traffic
 from moe_triton.backends.npu.schedule import BEGIN, schedule
@@ -191,7 +191,7 @@ class Timeline:
 
     @cached_property
     def parts(self) -> dict[str, float]:
-        """The total in us: launches, events, waits for other ranks, and bodies by step; in that order."""
+        """The total in us, in order: launches, events, waits for other ranks, and kernel costs by step."""
         spans = [self.spans[index] for index in self.critical]
         us_by_part = {
             LAUNCHES: sum(span.launch_us for span in spans),
@@ -210,7 +210,7 @@ def walk_some(
     machine: Machine,
     *,
     mode: Mode = "graph",
-    bodies: Bodies,
+    kernel_costs: KernelCosts,
     streams: Streams = npu_streams,
     arrivals: Arrivals | None = None,
     run: PlanRun | None = None,
@@ -222,7 +222,7 @@ def walk_some(
         traffics: of these ranks, the slowest sender's among them.
         machine: that each rank is.
         mode: how launches come to the device.
-        bodies: of kernels: `autotune.model.bodies.body.body_of`, or others.
+        kernel_costs: of kernels: `autotune.model.kernel_costs.kernel_cost.kernel_cost_of`, or others.
         streams: how the back end runs the plan.
         arrivals: when peers' data is there, if that is known.
         run: of the plan on these ranks, where plans differ in more than their ranks' numbers.
@@ -231,7 +231,7 @@ def walk_some(
         UnknownWorkError: a launch waits for something that nobody sends, or depends on what is not known.
     """
     group = WalkedRanks(run or standing_for(plan, traffics), traffics, machine, True)
-    return _Walker(plan, group, mode, bodies, streams(plan), given=arrivals).timelines()
+    return _Walker(plan, group, mode, kernel_costs, streams(plan), given=arrivals).timelines()
 
 
 def walk_ranks(
@@ -240,7 +240,7 @@ def walk_ranks(
     machine: Machine,
     *,
     mode: Mode = "graph",
-    bodies: Bodies,
+    kernel_costs: KernelCosts,
     streams: Streams = npu_streams,
     begins_us: Sequence[float] | None = None,
     run: PlanRun | None = None,
@@ -255,7 +255,7 @@ def walk_ranks(
         traffics: of all ranks, by rank.
         machine: that each rank is.
         mode: how launches come to the device.
-        bodies: of kernels: `autotune.model.bodies.body.body_of`, or others.
+        kernel_costs: of kernels: `autotune.model.kernel_costs.kernel_cost.kernel_cost_of`, or others.
         streams: how the back end runs the plan.
         begins_us: when the call begins on each rank; 0 on all if not given.
         run: of the plan on these ranks, if there is one already.
@@ -265,7 +265,7 @@ def walk_ranks(
         ValueError: the traffics are not those of all ranks.
     """
     group = WalkedRanks(run or standing_for(plan, traffics), traffics, machine, False)
-    return _Walker(plan, group, mode, bodies, streams(plan), begins_us).timelines()
+    return _Walker(plan, group, mode, kernel_costs, streams(plan), begins_us).timelines()
 
 
 class _Walker:
@@ -276,7 +276,7 @@ class _Walker:
         plan: Plan,
         group: WalkedRanks,
         mode: Mode,
-        bodies: Bodies,
+        kernel_costs: KernelCosts,
         order: Order,
         begins_us: Sequence[float] | None = None,
         given: Arrivals | None = None,
@@ -285,7 +285,7 @@ class _Walker:
         self.traffics, self.machine = group.traffics, group.machine
         is_graph = mode == "graph"
         self.launch_us = self.machine.launch_graph_us if is_graph else self.machine.launch_stream_us
-        self.bodies, self.given = bodies, given
+        self.kernel_costs, self.given = kernel_costs, given
         self.begins = np.array([0.0] * len(self.traffics) if begins_us is None else begins_us, dtype=float)
         self.synced = synced_phases(plan.launches)
         self.ends: list[np.ndarray] = []
@@ -297,12 +297,12 @@ class _Walker:
         launch = self.plan.launches[index]
         run = self.group.run
         works = [work_of(launch, each, Place(run, index, n)) for n, each in enumerate(self.traffics)]
-        costs = [self.bodies(launch.kernel)(work, self.machine) for work in works]
+        costs = [self.kernel_costs(launch.kernel)(work, self.machine) for work in works]
         if index in self.synced:
             costs = [cost.after_sync(self.machine.sync_all_us) for cost in costs]
         ready, event_us, follows = self._ready(index)
-        goes_on = launch.joined and launch.on_first == self.plan.launches[index - 1].on_first
-        launch_us = 0.0 if goes_on else self.launch_us
+        pending = launch.joined and launch.on_first == self.plan.launches[index - 1].on_first
+        launch_us = 0.0 if pending else self.launch_us
         begin = ready + event_us + launch_us
         done = begin + np.array([cost.us for cost in costs])
         end = done

@@ -23,7 +23,7 @@ from moe_triton.core.records import STATUS_ENTRY
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.executables import Executables, Key
-from moe_triton.schemes.site import Operator
+from moe_triton.schemes.rank_context import Operator
 
 
 class Slots(Route):
@@ -159,7 +159,7 @@ class NoWait(Slots):
 
     def _clear_entries(self, zone: int) -> None:
         """Its last launch has cleared those that were there by then; the others came too late for it."""
-        site = self._communicator.site
-        first = site.layout.region("dispatch_status").offset(zone=zone)
-        last = first + site.num_entries * STATUS_ENTRY.num_bytes
+        context = self._communicator.context
+        first = context.layout.region("dispatch_status").offset(zone=zone)
+        last = first + context.num_entries * STATUS_ENTRY.num_bytes
         self._communicator._windows[0].tensor()[first:last] = 0

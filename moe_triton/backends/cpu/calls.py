@@ -88,7 +88,7 @@ class NativeCalls:
             _words(plan.key),
             _words(plan.registers.values),
             self._steps(plan.registers),
-            _numbers([plan.holes[name] for name in executable.holes]),
+            _numbers([plan.placeholders[name] for name in executable.placeholders]),
             _words([executable.address]),
             executable,
             tuple(map(_spec, plan.outputs)),

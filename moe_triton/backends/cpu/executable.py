@@ -31,7 +31,7 @@ from moe_triton.core import abi
 from moe_triton.core.checks import CPU
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import Arg, AscendCKernel, TritonKernel
-from moe_triton.core.plan import Hole, Launch, Part, Phases, Plan, num_blocks
+from moe_triton.core.plan import Launch, Part, Phases, Placeholder, Plan, num_blocks
 from moe_triton.core.tuning import Tuning, usual_on_cpu
 
 KIND_TRITON, KIND_ASCEND_C = 0, 1
@@ -61,7 +61,7 @@ class _Executable:
     """What both kinds have: a plan, the native settings of its launches, and how long its steps took.
 
     Attributes:
-        holes: names of those that calls fill, in the order of their values.
+        placeholders: names of those that calls fill, in the order of their values.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class _Executable:
         log: NativeTraceLog | None = None,
     ) -> None:
         self.plan = plan
-        self.holes = tuple(name for name in plan.holes if name not in fixed)
+        self.placeholders = tuple(name for name in plan.placeholders if name not in fixed)
         self.failed_launch: Launch | None = None
         self._report, self.failed_report = report, report[0]
         self._waits, self._emulated = waits, settings  # the native settings hold addresses of theirs
         self._settings = settings_struct(settings, fixed, waits)
         self._fixed = fixed  # the words hold addresses of its memory
-        self._log, self._trace = log, log.add_plan(plan, self.holes, fixed) if log else None
+        self._log, self._trace = log, log.add_plan(plan, self.placeholders, fixed) if log else None
         self._durations = (ctypes.c_double * len(plan.launches))()
         self._times = PhaseTimes(plan)
         # Of each phase; where Python runs the launches, up to the one that runs.
@@ -116,7 +116,7 @@ class _Executable:
 
 
 class NativeExecutable(_Executable):
-    """A plan as arrays of C structs. A call fills the holes and enters native code once.
+    """A plan as arrays of C structs. A call fills the placeholders and enters native code once.
 
     Attributes:
         address: of the ``MoePlan``.
@@ -124,7 +124,7 @@ class NativeExecutable(_Executable):
 
     def _prepare(self) -> int:
         plan, report = self.plan, self._report
-        self._values = (ctypes.c_uint64 * max(len(self.holes), 1))()
+        self._values = (ctypes.c_uint64 * max(len(self.placeholders), 1))()
         self._values_address = ctypes.addressof(self._values)
         self._launches = (native.LaunchStruct * len(self._times.launches))()
         patches: list[native.PatchStruct] = []
@@ -155,31 +155,33 @@ class NativeExecutable(_Executable):
         """Fills in a launch, and returns what calls change in it."""
         kernel, firsts = phases[0].kernel, [0]
         if isinstance(kernel, AscendCKernel):
-            launched, words, holes, firsts = abi.phase_words(phases, _report_bytes(self._report))
+            launched, words, placeholders, firsts = abi.phase_words(phases, _report_bytes(self._report))
             struct.entry, struct.kind = native.address_of(native.launcher(launched)), KIND_ASCEND_C
         else:
             # Compiled on the promise that no output overlaps an input: outputs are always our own fresh
             # tensors.
             struct.entry, struct.kind = load(kernel).entry, KIND_TRITON
-            words, holes = abi.words(phases[0])
-        for position, hole in holes:
-            if hole.name in fixed:
-                words[position] = abi.word_of(fixed[hole.name]) + hole.offset
+            words, placeholders = abi.words(phases[0])
+        for position, placeholder in placeholders:
+            if placeholder.name in fixed:
+                words[position] = abi.word_of(fixed[placeholder.name]) + placeholder.offset
         struct.blocks, struct.alongside = num_blocks(phases), phases[0].alongside
         struct.first = len(self._words)
         array = self._lay_out(words, firsts)
         struct.words = ctypes.addressof(array)
         return [
-            patch_struct(ctypes.addressof(array) + 8 * position, self.holes.index(hole.name), hole)
-            for position, hole in holes
-            if hole.name not in fixed
+            patch_struct(
+                ctypes.addressof(array) + 8 * position, self.placeholders.index(placeholder.name), placeholder
+            )
+            for position, placeholder in placeholders
+            if placeholder.name not in fixed
         ]
 
     def run(self, bindings: Bindings) -> int:
-        """Fills the holes, runs every launch in one native call, and returns 0 or a report code."""
-        self._values[: len(self.holes)] = [
+        """Fills the placeholders, runs every launch in one native call, and returns 0 or a report code."""
+        self._values[: len(self.placeholders)] = [
             bound if isinstance(bound, int) else bound.data_ptr()
-            for bound in map(bindings.__getitem__, self.holes)
+            for bound in map(bindings.__getitem__, self.placeholders)
         ]
         return self.finish(self._run(self.address, self._values_address))
 
@@ -258,8 +260,8 @@ class TorchExecutable(_Executable):
     def _launch_ascend_c(self, phases: Phases, bindings: Bindings) -> None:
         number = len(self._words)
         packed = abi.phase_words(phases, _report_bytes(self._report))
-        for position, hole in packed.holes:
-            packed.words[position] = _filled(hole, bindings)
+        for position, placeholder in packed.placeholders:
+            packed.words[position] = _filled(placeholder, bindings)
         array = self._lay_out(packed.words, packed.firsts)
         library = native.library()
         function = native.launcher(packed.kernel)
@@ -299,20 +301,20 @@ def settings_struct(settings: CpuSettings, fixed: Bindings, waits: NativeWaits) 
     )
 
 
-def _filled(hole: Hole, bindings: Bindings) -> int:
-    """The argument word of a hole, in a call."""
-    bound = bindings[hole.name]
-    if isinstance(hole, Part):
+def _filled(placeholder: Placeholder, bindings: Bindings) -> int:
+    """The argument word of a placeholder, in a call."""
+    bound = bindings[placeholder.name]
+    if isinstance(placeholder, Part):
         assert isinstance(bound, int)
-        return hole.of(bound)
-    return abi.word_of(bound) + hole.offset
+        return placeholder.of(bound)
+    return abi.word_of(bound) + placeholder.offset
 
 
-def patch_struct(word: int, number: int, hole: Hole) -> native.PatchStruct:
-    """A hole as native code fills it."""
-    if isinstance(hole, Part):
-        return native.PatchStruct(word, number, 0, hole.index, hole.parts, hole.is_count)
-    return native.PatchStruct(word, number, hole.offset, 0, 0, 0)
+def patch_struct(word: int, number: int, placeholder: Placeholder) -> native.PatchStruct:
+    """A placeholder as native code fills it."""
+    if isinstance(placeholder, Part):
+        return native.PatchStruct(word, number, 0, placeholder.index, placeholder.parts, placeholder.is_count)
+    return native.PatchStruct(word, number, placeholder.offset, 0, 0, 0)
 
 
 def _report_bytes(report: torch.Tensor) -> int:
@@ -322,7 +324,7 @@ def _report_bytes(report: torch.Tensor) -> int:
 
 def _argument(arg: Arg, value: object, bindings: Bindings) -> torch.Tensor | int:
     """A fallback's argument: an integer, or a flat tensor that starts at the address."""
-    if not isinstance(value, Hole):
+    if not isinstance(value, Placeholder):
         return cast(int, value)
     bound = bindings[value.name]
     if isinstance(bound, int):

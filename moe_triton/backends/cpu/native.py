@@ -42,7 +42,7 @@ class LaunchStruct(ctypes.Structure):
 class PatchStruct(ctypes.Structure):
     """``MoePatch``."""
 
-    _fields_ = fields(word=POINTER, hole=U64, offset=U64, part=U32, parts=U32, is_count=U64)
+    _fields_ = fields(word=POINTER, placeholder=U64, offset=U64, part=U32, parts=U32, is_count=U64)
 
 
 class WindowGroupStruct(ctypes.Structure):
@@ -106,8 +106,8 @@ class TracedPlanStruct(ctypes.Structure):
     _fields_ = fields(
         log=POINTER,
         number=U32,
-        tokens_hole=I32,
-        rows_hole=I32,
+        tokens_placeholder=I32,
+        rows_placeholder=I32,
         last_entry=U32,
         traffic=POINTER,
         traffic_blocks=U64,

@@ -12,9 +12,9 @@ import torch
 from moe_triton.backends.base import Bindings, TracedCall, TraceEvent
 from moe_triton.backends.cpu import native
 from moe_triton.core.ascendc import TRACE_BLOCK, TRACE_LINK
-from moe_triton.core.plan import Hole, Plan
+from moe_triton.core.plan import Placeholder, Plan
 from moe_triton.core.records import TRAFFIC
-from moe_triton.core.traffic import HOLE, NUM_COUNTERS, Traffic
+from moe_triton.core.traffic import NUM_COUNTERS, PLACEHOLDER, Traffic
 
 EVENTS_PER_CALL = 8  # at least, or nearly so
 _EVENT = np.dtype("u8, u8, u8, u4, u4, u4, i4")
@@ -55,16 +55,19 @@ class NativeTraceLog:
         self._num_taken = 0
         self._num_dropped = 0
 
-    def add_plan(self, plan: Plan, holes: Sequence[str], fixed: Bindings) -> native.TracedPlanStruct:
+    def add_plan(self, plan: Plan, placeholders: Sequence[str], fixed: Bindings) -> native.TracedPlanStruct:
         """Registers a plan, and describes it for native code.
 
         Args:
             plan: to be traced.
-            holes: names of those that calls fill, in order.
+            placeholders: names of those that calls fill, in order.
             fixed: what the others hold.
         """
         self._plans.append(plan)
-        tokens, rows = (holes.index(name) if name in holes else -1 for name in ("num_tokens", "recv_offsets"))
+        tokens, rows = (
+            placeholders.index(name) if name in placeholders else -1
+            for name in ("num_tokens", "recv_offsets")
+        )
         number = len(self._plans) - 1
         posting = _traffic(plan, fixed)
         return native.TracedPlanStruct(self.address, number, tokens, rows, self._last_entry, *posting)
@@ -144,8 +147,8 @@ def _traffic(plan: Plan, fixed: Bindings) -> tuple[int, int]:
     """Where the blocks of a plan count what they post, and how many they are; 0 where they post nothing."""
     for launch in plan.launches:
         for value in launch.values:
-            if isinstance(value, Hole) and value.name == HOLE:
-                memory = fixed[HOLE]
+            if isinstance(value, Placeholder) and value.name == PLACEHOLDER:
+                memory = fixed[PLACEHOLDER]
                 assert isinstance(memory, torch.Tensor)
                 return memory.data_ptr() + value.offset, launch.blocks
     return 0, 0

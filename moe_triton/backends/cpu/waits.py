@@ -145,10 +145,10 @@ class NativeWaits(Waits):
         launch, words = runner.plan.launches[number], tuple(runner.words_of(number))
         struct = self._struct
 
-        def goes_on() -> bool:
+        def pending() -> bool:
             return bool(struct.began_ns == began_ns and struct.holder and not struct.stop)
 
         try:
-            told(Waiting(runner.plan, launch, words, awaited, (now - began_ns) / _NS, goes_on))
+            told(Waiting(runner.plan, launch, words, awaited, (now - began_ns) / _NS, pending))
         except Exception:
             _log.exception("a long wait cannot be reported")

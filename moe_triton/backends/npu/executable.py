@@ -22,7 +22,7 @@ _UNRECORDED = nullcontext()
 
 
 class NpuExecutable:
-    """A plan as launches on two streams. A call fills the holes and launches all of them.
+    """A plan as launches on two streams. A call fills the placeholders and launches all of them.
 
     A call never waits for the device and allocates nothing but outputs, from torch's allocator, so it can be
     captured. Each launch that can report has its own report, which is kept once something has been reported;
@@ -30,7 +30,7 @@ class NpuExecutable:
 
     Args:
         plan: what to run.
-        fixed: contents of the holes that are the same in every call.
+        fixed: contents of the placeholders that are the same in every call.
         runtime: torch_npu.
         communication: the stream of launches that move data between ranks.
         two_streams: whether both streams are used; otherwise everything runs on the user's.
@@ -42,7 +42,7 @@ class NpuExecutable:
         self._plan, self._runtime, self._communication = plan, runtime, communication
         self.failed_launch: Launch | None = None
         self.failed_report = torch.zeros(0, REPORT_WORDS, dtype=torch.int32, device="cpu")
-        self._holes = tuple(name for name in plan.holes if name not in fixed and name != REPORT)
+        self._placeholders = tuple(name for name in plan.placeholders if name not in fixed and name != REPORT)
         self._times = PhaseTimes(plan, runtime.device)
         self._reporting = [phases for phases in self._times.launches if _reports(phases[0])]
         blocks = max((num_blocks(phases) for phases in self._reporting), default=1)
@@ -70,7 +70,7 @@ class NpuExecutable:
             if _reports(phases[0]):
                 bound[REPORT] = report = next(reports)
                 report_bytes = report[0].numel() * report.element_size()
-            steps.append(make_step(phases, bound, self._holes, report_bytes))
+            steps.append(make_step(phases, bound, self._placeholders, report_bytes))
             first += len(phases)
         return steps
 
@@ -88,7 +88,7 @@ class NpuExecutable:
             return self._run(bindings, self._step_ranges)
 
     def _run(self, bindings: Bindings, ranges: Sequence[str]) -> int:
-        values = [word_of(bindings[name]) for name in self._holes]
+        values = [word_of(bindings[name]) for name in self._placeholders]
         runtime = self._runtime
         capturing = runtime.is_capturing()
         events = self._events

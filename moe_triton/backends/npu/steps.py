@@ -11,7 +11,7 @@ from moe_triton.backends.phases import names_of
 from moe_triton.core import abi
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
-from moe_triton.core.plan import Hole, Launch, Part, Phases, num_blocks
+from moe_triton.core.plan import Launch, Part, Phases, Placeholder, num_blocks
 
 Fill = tuple[int, int, Callable[[int], int]]
 """Index of the argument, index of the call's value, and the function from one to the other."""
@@ -22,13 +22,15 @@ class AscendCStep:
 
     is_direct = True  # it goes straight to the stream, bypassing torch_npu's queue
 
-    def __init__(self, phases: Phases, fixed: Bindings, holes: Sequence[str], report_bytes: int) -> None:
+    def __init__(
+        self, phases: Phases, fixed: Bindings, placeholders: Sequence[str], report_bytes: int
+    ) -> None:
         packed = abi.phase_words(phases, report_bytes)
         words = packed.words
-        self._fills = _bind(words, packed.holes, fixed, holes)
+        self._fills = _bind(words, packed.placeholders, fixed, placeholders)
         self._words = (ctypes.c_uint64 * len(words))(*words)
         self._address = ctypes.addressof(self._words)
-        times = [position for position, hole in packed.holes if hole.name == abi.TIMES]
+        times = [position for position, placeholder in packed.placeholders if placeholder.name == abi.TIMES]
         self._times = [(position, words[position]) for position in times]
         self.note_times(False)
         self._steps, self._blocks = names_of(phases), num_blocks(phases)
@@ -43,7 +45,7 @@ class AscendCStep:
         """Fills in the call's values and puts the kernel straight on the stream.
 
         Args:
-            values: of the plan's holes, in their order: addresses and numbers.
+            values: of the plan's placeholders, in their order: addresses and numbers.
             stream: CANN's handle of it.
 
         Raises:
@@ -65,11 +67,11 @@ class TritonStep:
 
     is_direct = False
 
-    def __init__(self, launch: Launch, fixed: Bindings, holes: Sequence[str]) -> None:
+    def __init__(self, launch: Launch, fixed: Bindings, placeholders: Sequence[str]) -> None:
         assert not any(isinstance(value, tuple) for value in launch.values)
-        unfilled = [(i, value) for i, value in enumerate(launch.values) if isinstance(value, Hole)]
+        unfilled = [(i, value) for i, value in enumerate(launch.values) if isinstance(value, Placeholder)]
         self._arguments = [value if isinstance(value, int) else 0 for value in launch.values]
-        self._fills = _bind(self._arguments, unfilled, fixed, holes)
+        self._fills = _bind(self._arguments, unfilled, fixed, placeholders)
         assert isinstance(launch.kernel, TritonKernel)
         self._programs = launch.blocks
         self._launch = triton_kernels.launcher(launch.kernel)
@@ -89,42 +91,45 @@ Step = AscendCStep | TritonStep
 """A launch that lacks only the values of a call."""
 
 
-def make_step(phases: Phases, fixed: Bindings, holes: Sequence[str], report_bytes: int) -> Step:
+def make_step(phases: Phases, fixed: Bindings, placeholders: Sequence[str], report_bytes: int) -> Step:
     """Prepares a launch.
 
     Args:
         phases: of a launch of a plan.
-        fixed: contents of the holes that are the same in every call.
-        holes: names of the others, in the order of a call's values.
+        fixed: contents of the placeholders that are the same in every call.
+        placeholders: names of the others, in the order of a call's values.
         report_bytes: from one phase's report to the next one's.
     """
     if isinstance(phases[0].kernel, AscendCKernel):
-        return AscendCStep(phases, fixed, holes, report_bytes)
-    return TritonStep(phases[0], fixed, holes)
+        return AscendCStep(phases, fixed, placeholders, report_bytes)
+    return TritonStep(phases[0], fixed, placeholders)
 
 
 def _bind(
-    words: list[int], unfilled: Sequence[tuple[int, Hole]], fixed: Bindings, holes: Sequence[str]
+    words: list[int],
+    unfilled: Sequence[tuple[int, Placeholder]],
+    fixed: Bindings,
+    placeholders: Sequence[str],
 ) -> list[Fill]:
     """Fills in what is the same in every call, and returns what each call has to fill in.
 
     Args:
         words: with a place for each argument.
-        unfilled: the places that are holes.
+        unfilled: the places that are placeholders.
         fixed: see `make_step`, as the next.
-        holes: names of those that a call fills.
+        placeholders: names of those that a call fills.
     """
     fills: list[Fill] = []
-    for position, hole in unfilled:
-        if hole.name in fixed:
-            words[position] = abi.word_of(fixed[hole.name]) + hole.offset
+    for position, placeholder in unfilled:
+        if placeholder.name in fixed:
+            words[position] = abi.word_of(fixed[placeholder.name]) + placeholder.offset
         else:
-            fills.append((position, holes.index(hole.name), _part(hole)))
+            fills.append((position, placeholders.index(placeholder.name), _part(placeholder)))
     return fills
 
 
-def _part(hole: Hole) -> Callable[[int], int]:
-    if isinstance(hole, Part):
-        return hole.of
-    offset = hole.offset
+def _part(placeholder: Placeholder) -> Callable[[int], int]:
+    if isinstance(placeholder, Part):
+        return placeholder.of
+    offset = placeholder.offset
     return lambda value: value + offset

@@ -5,7 +5,7 @@ Steps: places, which are known from the ids alone; send, flag and wait, as in di
 
 from __future__ import annotations
 
-from moe_triton.core.plan import Hole, Launch, Plan, joined
+from moe_triton.core.plan import Launch, Placeholder, Plan, joined
 from moe_triton.kernels.block_places import block_places_kernel
 from moe_triton.kernels.weighted_sum import SumFeatures
 from moe_triton.operators.variants import CombineVariant
@@ -13,7 +13,7 @@ from moe_triton.schemes.a2_fullmesh.ascendc import BLOCKS_RETURN, BLOCKS_WAIT, F
 from moe_triton.schemes.a2_fullmesh.dispatch import ends, in_blocks, of_posts
 from moe_triton.schemes.a2_fullmesh.layout import BlocksLayout
 from moe_triton.schemes.common.steps import CombineSteps
-from moe_triton.schemes.site import Site
+from moe_triton.schemes.rank_context import RankContext
 
 
 class Combine(CombineSteps):
@@ -26,8 +26,8 @@ class Combine(CombineSteps):
 
     layout: BlocksLayout
 
-    def __init__(self, site: Site, variant: CombineVariant, zone: int, parts: int = 1) -> None:
-        super().__init__(site, variant, zone, parts)
+    def __init__(self, context: RankContext, variant: CombineVariant, zone: int, parts: int = 1) -> None:
+        super().__init__(context, variant, zone, parts)
         self.row_bytes = 2 * self.config.hidden
         self.usual |= in_blocks(self, self.layout, self.row_bytes)
 
@@ -52,10 +52,10 @@ class Combine(CombineSteps):
         """Where each result will be, and how many come from each rank."""
         places = self.launch(
             "places",
-            block_places_kernel(self.site.target),
+            block_places_kernel(self.context.target),
             self.blocks_of_words,
-            offsets=Hole("result_offsets"),
-            num_entries=Hole("num_ids"),
+            offsets=Placeholder("result_offsets"),
+            num_entries=Placeholder("num_ids"),
             block_stride=self.layout.block_bytes // self.variant.dtype.itemsize,
             row_stride=self.config.hidden,
         )
@@ -66,7 +66,7 @@ class Combine(CombineSteps):
         return self.launch(
             "wait",
             BLOCKS_WAIT,
-            recv_counts=Hole("barrier_counts"),
+            recv_counts=Placeholder("barrier_counts"),
             num_local_experts=1,
             max_count=self.layout.max_rows,
             dispatch_word=0,
@@ -74,7 +74,7 @@ class Combine(CombineSteps):
 
     def _after(self) -> list[Launch]:
         """Step 4: out of the window, summed by weight."""
-        variant, zones, blocks = self.variant, self.site.zones_on_device, self.layout.blocks
+        variant, zones, blocks = self.variant, self.context.zones_on_device, self.layout.blocks
         features = SumFeatures(
             masked=self.is_masked,
             clears=self.is_masked and not variant.norm,
@@ -87,8 +87,8 @@ class Combine(CombineSteps):
         )
         total = self.total(
             features,
-            slots=Hole("window", blocks.offset(zone=self.zone) + self.layout.rows_offset),
-            offsets=Hole("result_offsets"),
+            slots=Placeholder("window", blocks.offset(zone=self.zone) + self.layout.rows_offset),
+            offsets=Placeholder("result_offsets"),
             **self.in_memory(blocks.stride("zone") // variant.dtype.itemsize),
         )
         return [total, *self.norm(), *self.record_waits(1)]

@@ -7,20 +7,20 @@ flag; wait; offsets; arrange.
 
 from __future__ import annotations
 
-from moe_triton.core.plan import Hole, Launch, Plan, Value, joined
+from moe_triton.core.plan import Launch, Placeholder, Plan, Value, joined
 from moe_triton.core.region import Region
 from moe_triton.operators.variants import DispatchVariant
 from moe_triton.schemes.a2_fullmesh.ascendc import BLOCKS_END, BLOCKS_SEND, BLOCKS_WAIT, FUSED
 from moe_triton.schemes.a2_fullmesh.layout import BlockRow, BlocksLayout
 from moe_triton.schemes.common.steps import DispatchSteps, Steps
-from moe_triton.schemes.site import DISPATCH_WORD, Site
+from moe_triton.schemes.rank_context import DISPATCH_WORD, RankContext
 
 
 def in_blocks(steps: Steps, layout: BlocksLayout, row_step: int) -> dict[str, Value | Region]:
     """Which round it is, and where things are in a block, of rows of ``row_step`` bytes."""
-    ends_apart = steps.posts and not steps.site.keeps_order
+    ends_apart = steps.posts and not steps.context.keeps_order
     return {
-        "numbers": Hole("round_numbers"),
+        "numbers": Placeholder("round_numbers"),
         "header_words": layout.header_words,
         "flag_word": layout.flag_word,
         "call_word": layout.call_word,
@@ -41,7 +41,7 @@ def of_posts(steps: Steps, payload_bytes: int) -> dict[str, Value]:
     """
     if not steps.posts:
         return {**steps.posting(), "payload_bytes": 0, "num_parts": 1, "part_lines": 0}
-    return {**steps.posting(), "payload_bytes": payload_bytes, "num_parts": steps.site.post_parts}
+    return {**steps.posting(), "payload_bytes": payload_bytes, "num_parts": steps.context.post_parts}
 
 
 def ends(steps: Steps) -> list[Launch]:
@@ -59,8 +59,8 @@ class Dispatch(DispatchSteps):
 
     layout: BlocksLayout
 
-    def __init__(self, site: Site, variant: DispatchVariant, zone: int, parts: int = 1) -> None:
-        super().__init__(site, variant, zone, parts)
+    def __init__(self, context: RankContext, variant: DispatchVariant, zone: int, parts: int = 1) -> None:
+        super().__init__(context, variant, zone, parts)
         self.row = BlockRow.of(self.config.hidden, variant.row_format, variant.dtype)
         self.usual |= in_blocks(self, self.layout, self.row.packed_bytes)
         self.usual["dispatch_word"] = DISPATCH_WORD
@@ -96,4 +96,4 @@ class Dispatch(DispatchSteps):
 
     def _after(self) -> list[Launch]:
         """Step 4: to expert order, out of the window. Flags are numbers: there is nothing to clear."""
-        return [self.arrange(self.row), *self.record_waits(self.site.num_local_experts)]
+        return [self.arrange(self.row), *self.record_waits(self.context.num_local_experts)]

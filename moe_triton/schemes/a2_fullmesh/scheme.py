@@ -36,8 +36,8 @@ from moe_triton.schemes.a2_fullmesh.layout import BlocksLayout
 from moe_triton.schemes.a2_fullmesh.limits import FORMULAS, RULES
 from moe_triton.schemes.a2_fullmesh.waits import FINDERS
 from moe_triton.schemes.common.waits import ENTRY_FINDERS
+from moe_triton.schemes.rank_context import OPERATORS, Operator, RoundFacts, usual_post_parts
 from moe_triton.schemes.scheme import REFUSED_ON_A2, Refusal, Scratch, SplitScheme
-from moe_triton.schemes.site import OPERATORS, Operator, RoundFacts, usual_post_parts
 
 
 class A2Fullmesh(SplitScheme):
@@ -76,14 +76,16 @@ class A2Fullmesh(SplitScheme):
         return RoundFacts(
             waiting=frozenset(OPERATORS),
             shared=frozenset({"dispatch", "combine"}),
-            on_device=self.site.capabilities.captures_graphs,
+            on_device=self.context.capabilities.captures_graphs,
         )
 
     @cached_property
     def queued_peers(self) -> frozenset[int]:
         """Names who takes posts: in a group of several servers those of this one too, as in the original."""
-        c = self.site.config
-        return frozenset(range(c.num_ranks)) - {self.site.rank} if c.topology.num_servers > 1 else frozenset()
+        c = self.context.config
+        return (
+            frozenset(range(c.num_ranks)) - {self.context.rank} if c.topology.num_servers > 1 else frozenset()
+        )
 
     @property
     def statuses(self) -> tuple[tuple[Operator, Region], ...]:
@@ -94,6 +96,6 @@ class A2Fullmesh(SplitScheme):
         """Adds what blocks tell each other of parts, and numbers of rows by rank, to what schemes share."""
         return super().scratch() | {
             "part_lines": Scratch(MAX_BLOCKS * (UB_ALIGN // WORD_BYTES), is_zeroed=True),
-            "rows_to": Scratch(self.site.config.num_ranks),
-            "expected_rows": Scratch(self.site.config.num_ranks),
+            "rows_to": Scratch(self.context.config.num_ranks),
+            "expected_rows": Scratch(self.context.config.num_ranks),
         }

@@ -16,18 +16,18 @@ from moe_triton.schemes.a2_fullmesh.layout import UNIT_WORDS, end_flag
 from moe_triton.schemes.common.waits import (
     POSTS,
     Finder,
-    GaveUp,
-    entries_gave_up,
+    TimedOut,
+    entries_timed_out,
     int32_at,
     round_of,
     running_round,
 )
-from moe_triton.schemes.site import Site
+from moe_triton.schemes.rank_context import RankContext
 
 _CODE, _FIRST = REPORT.word("code"), REPORT.word("first")
 
 
-def _blocks_go_on(site: Site, arguments: dict[str, Any], ranks: range) -> Iterator[int]:
+def _blocks_pending(context: RankContext, arguments: dict[str, Any], ranks: range) -> Iterator[int]:
     """Yields the ranks whose blocks have not come; a header with counts out of bounds has ended its wait."""
     blocks: Region = arguments["peer_blocks"]
     number = running_round(arguments)
@@ -45,18 +45,18 @@ def _blocks_go_on(site: Site, arguments: dict[str, Any], ranks: range) -> Iterat
                 yield rank
 
 
-def _words(wait: GaveUp) -> Iterator[tuple[int, int]]:
+def _words(wait: TimedOut) -> Iterator[tuple[int, int]]:
     """Yields (rank, call word) of each header that is there."""
     arguments, window = wait.arguments, wait.tensor("window")
     number = round_of(wait)
-    for rank in range(wait.site.config.num_ranks):
+    for rank in range(wait.context.config.num_ranks):
         first = arguments["peer_blocks"].offset(zone=wait.zone, rank=rank)
         header = window[first : first + WORD_BYTES * arguments["header_words"]].view(torch.int32)
         if int(header[arguments["flag_word"]]) == number:
             yield rank, int(header[arguments["call_word"]])
 
 
-def _refused(wait: GaveUp) -> str:
+def _refused(wait: TimedOut) -> str:
     """A block whose counts are not those of its rows: whose, what they are, and what they must be."""
     arguments, window = wait.arguments, wait.tensor("window")
     rank = int(wait.report[wait.report[:, _CODE] == REPORT_BAD_ROW][0, _FIRST])
@@ -70,7 +70,7 @@ def _refused(wait: GaveUp) -> str:
 
 
 FINDERS = {
-    BLOCKS_WAIT.name: Finder(entries_gave_up, _blocks_go_on, _words, refused=_refused),
+    BLOCKS_WAIT.name: Finder(entries_timed_out, _blocks_pending, _words, refused=_refused),
     BLOCKS_SEND.name: POSTS,
     BLOCKS_RETURN.name: POSTS,
 }

@@ -10,7 +10,7 @@ import torch
 from moe_triton.core import traffic
 from moe_triton.core.ascendc import DISPATCH_WAIT, POST_STATUS
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
-from moe_triton.core.plan import Hole, Launch, Part, Plan, Stream, Value, joined
+from moe_triton.core.plan import Launch, Part, Placeholder, Plan, Stream, Value, joined
 from moe_triton.core.records import TRAFFIC
 from moe_triton.core.region import REGION_DIMS, Region
 from moe_triton.kernels.arrange import arrange_kernel
@@ -26,15 +26,15 @@ from moe_triton.layout import NUM_ZONES, ORIGIN, UB_ALIGN, WORD_BYTES, SlotLayou
 from moe_triton.layout.call_word import call_word, combine_bits
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS, FUSED
-from moe_triton.schemes.site import COMBINE_KIND, COUNTED, OPERATORS, Operator, Peers, Site
+from moe_triton.schemes.rank_context import COMBINE_KIND, COUNTED, OPERATORS, Operator, Peers, RankContext
 
 NO_SLOTS = (0,) * (1 + 2 * len(REGION_DIMS["dispatch_slots"]))
 ZONE_BYTES = 4  # of one operator's zone, in device memory
 
 
-def numbers_of(operator: Operator) -> Hole:
+def numbers_of(operator: Operator) -> Placeholder:
     """Where the number of an operator's round before stands, by zone."""
-    return Hole("round_numbers", NUM_ZONES * WORD_BYTES * COUNTED.index(operator))
+    return Placeholder("round_numbers", NUM_ZONES * WORD_BYTES * COUNTED.index(operator))
 
 
 def tokens_of(part: int, parts: int) -> dict[str, Value]:
@@ -52,7 +52,7 @@ class Steps:
     """What the plan of one operator is built of.
 
     Args:
-        site: where it runs.
+        context: where it runs.
         variant: what the operator is specialised for; None for a barrier.
         zone: that it is built for; 0 where kernels look it up.
         parts: that its tokens are cut into.
@@ -62,44 +62,44 @@ class Steps:
         kept_zone: where the zone of its run is kept by its wait: what turns the zone must not read it.
         turning, keeping: the same; 0 where hosts know zones.
         usual: by name, what arguments of kernels are unless a step says otherwise. A pointer that is not
-            among them is the hole of its own name.
+            among them is the placeholder of its own name.
     """
 
     variant: Variant | None
 
-    def __init__(self, site: Site, variant: Variant | None, zone: int, parts: int = 1) -> None:
-        self.site, self.variant, self.zone, self.parts = site, variant, zone, parts
-        self.config = c = site.config
-        self.layout = site.scheme.layout
+    def __init__(self, context: RankContext, variant: Variant | None, zone: int, parts: int = 1) -> None:
+        self.context, self.variant, self.zone, self.parts = context, variant, zone, parts
+        self.config = c = context.config
+        self.layout = context.scheme.layout
         self.operator: Operator = "dispatch" if isinstance(variant, DispatchVariant) else "combine"
         if variant is None:
             self.operator = "barrier"
         self.kind = variant.kind if variant else None
-        first = min(map(OPERATORS.index, site.scheme.rounds.sharing(self.operator)))
-        self.zone_cell = Hole("zones", ZONE_BYTES * first)
-        self.kept_zone = Hole("zones", ZONE_BYTES * (first + len(OPERATORS)))
-        is_looked_up = site.zones_on_device
+        first = min(map(OPERATORS.index, context.scheme.rounds.sharing(self.operator)))
+        self.zone_cell = Placeholder("zones", ZONE_BYTES * first)
+        self.kept_zone = Placeholder("zones", ZONE_BYTES * (first + len(OPERATORS)))
+        is_looked_up = context.zones_on_device
         self.keeping: Value = self.kept_zone if is_looked_up else 0
         self.turning: Value = self.zone_cell if is_looked_up else 0
         self.usual: dict[str, Value | Region] = {
             "num_ranks": c.num_ranks,
-            "rank": site.rank,
+            "rank": context.rank,
             "topk": c.num_topk,
             "num_experts": c.num_experts,
             "num_shared_experts": c.num_shared_experts,
             "num_shared_ranks": c.num_shared_ranks,
-            "first_expert": (site.rank - c.num_shared_ranks) * c.num_local_experts,
-            "num_local_experts": site.num_local_experts,
-            "num_entries": site.num_entries,
-            "capacity": site.capacity,
+            "first_expert": (context.rank - c.num_shared_ranks) * c.num_local_experts,
+            "num_local_experts": context.num_local_experts,
+            "num_entries": context.num_entries,
+            "capacity": context.capacity,
             "max_count": c.num_max_tokens_per_rank,
             "max_index": c.num_max_tokens_per_rank,
             "first_token": 0,
-            "num_tokens": Hole("num_tokens"),
-            "timeout_us": site.timeout_us,
+            "num_tokens": Placeholder("num_tokens"),
+            "timeout_us": context.timeout_us,
             "combine_kind": COMBINE_KIND,
-            "table": Hole("rank_table"),
-            "num_table": Hole("num_performance_entries"),
+            "table": Placeholder("rank_table"),
+            "num_table": Placeholder("num_performance_entries"),
             "call": call_word(self.operator, self.kind),
             "zone": zone,
             "zone_at": self.turning,
@@ -109,18 +109,18 @@ class Steps:
         }
         if variant is None:
             return
-        counters = COUNTED.index(self.operator) * site.num_blocks * TRAFFIC.num_bytes
+        counters = COUNTED.index(self.operator) * context.num_blocks * TRAFFIC.num_bytes
         self.is_masked = variant.mask != "none"
         # A copy of the caller's ids holds none that a mask leaves out: what combine does with it is the same.
         is_plain = not self.is_masked or getattr(variant, "given_ids", None)
         self.usual |= {
             "numbers": numbers_of(self.operator),
-            "traffic": Hole(traffic.HOLE, counters),
-            "topk_idx": Hole("topk_idx" if is_plain else "masked_ids"),
-            "topk_weights": Hole("topk_weights") if variant.weights else 0,
-            "active": Hole("active") if self.is_masked else 0,
-            "waited_us": Hole("waited") if variant.waits else 0,
-            "kept_rank": site.rank if variant.keeps_own else -1,
+            "traffic": Placeholder(traffic.PLACEHOLDER, counters),
+            "topk_idx": Placeholder("topk_idx" if is_plain else "active_ids"),
+            "topk_weights": Placeholder("topk_weights") if variant.weights else 0,
+            "active_index": Placeholder("active_index") if self.is_masked else 0,
+            "waited_us": Placeholder("waited") if variant.waits else 0,
+            "kept_rank": context.rank if variant.local_bypass else -1,
         }
 
     def launch(
@@ -131,7 +131,7 @@ class Steps:
         /,
         **values: Value | Region,
     ) -> Launch:
-        """A launch of a kernel, on the site's blocks unless others are given.
+        """A launch of a kernel, on the context's blocks unless others are given.
 
         Args:
             step: what it does in the operator.
@@ -145,16 +145,18 @@ class Steps:
         is_triton = isinstance(kernel, TritonKernel)
         if not is_triton and (unknown := values.keys() - set(map(attrgetter("name"), kernel.args))):
             raise ValueError(f"{kernel.name} has no arguments {sorted(unknown)}")
-        known, found = self.usual | values, []
+        known, filled = self.usual | values, []
         for arg in kernel.args:
             value = known.get(arg.name)
             if value is None:
                 if not arg.is_pointer:
                     raise ValueError(f"{kernel.name}: nothing is known of {arg.name}")
-                value = Hole(arg.name)
-            found.append(value.words() if isinstance(value, Region) else value)
+                value = Placeholder(arg.name)
+            filled.append(value.words() if isinstance(value, Region) else value)
         stream: Stream = "compute" if is_triton else "communication"
-        return Launch(step, kernel, tuple(found), self.site.num_blocks if blocks is None else blocks, stream)
+        return Launch(
+            step, kernel, tuple(filled), self.context.num_blocks if blocks is None else blocks, stream
+        )
 
     def plan(self, launches: Iterable[Launch], overlap: bool = False) -> Plan:
         """The plan of these launches."""
@@ -167,16 +169,16 @@ class Steps:
     @property
     def posts(self) -> bool:
         """Whether some peers are reached by queues, with what lies in the out part of this rank's window."""
-        return bool(self.site.scheme.queued_peers)
+        return bool(self.context.scheme.queued_peers)
 
     @property
     def blocks_of_words(self) -> int:
         """Blocks of a kernel of few words (ids, counts): one where another thread takes too long to start."""
-        return self.site.num_blocks if self.site.capabilities.owns_cores else 1
+        return self.context.num_blocks if self.context.capabilities.owns_cores else 1
 
     def posting(self, peers: Peers | None = None) -> dict[str, Value]:
         """Arguments of a kernel that posts to the queued ones of these peers; None for all of the group."""
-        if (peers or self.site.peers).group != "expert" or not self.posts:
+        if (peers or self.context.peers).group != "expert" or not self.posts:
             return {"window": 0, "out_offset": 0, "timeout_us": 0, "traffic": 0}
         return {"out_offset": self.layout.in_bytes}
 
@@ -200,12 +202,12 @@ class Steps:
             peers: to whom; None for all ranks of the group.
             count: that goes with it.
         """
-        peers = peers or self.site.peers
+        peers = peers or self.context.peers
         return self.launch(
             step,
             POST_STATUS,
             blocks,
-            peers=Hole(f"{peers.prefix}peers"),
+            peers=Placeholder(f"{peers.prefix}peers"),
             num_ranks=peers.num_ranks,
             count=count,
             call=call_word(peers.calls or self.operator, self.kind),
@@ -234,10 +236,10 @@ class Steps:
             peers: whose flags; None for all ranks of the group.
             others: arguments of the kernel for flags that say more, or a wait that does.
         """
-        peers = peers or self.site.peers
+        peers = peers or self.context.peers
         usual: dict[str, Value] = {
-            "window": Hole(f"{peers.prefix}window"),
-            "recv_counts": Hole("barrier_counts"),
+            "window": Placeholder(f"{peers.prefix}window"),
+            "recv_counts": Placeholder("barrier_counts"),
             "num_local_experts": 1,
             "call": call_word(peers.calls or self.operator, self.kind),
             **dict.fromkeys(("all_counts", "waited_us", "count_end", "combine_kind"), 0),
@@ -251,21 +253,23 @@ class Steps:
             return []
         assert self.variant is not None
         given, per_entry = getattr(self.variant, "given_ids", None), self.variant.mask == "entries"
-        kernel = select_kernel(self.config.num_topk, per_entry, self.site.target, given == torch.int64)
-        return [self.launch("select", kernel, 1, expert_ids=Hole("given_ids" if given else "topk_idx"))]
+        kernel = select_kernel(self.config.num_topk, per_entry, self.context.target, given == torch.int64)
+        return [
+            self.launch("select", kernel, 1, expert_ids=Placeholder("given_ids" if given else "topk_idx"))
+        ]
 
     def record_waits(self, num_local_experts: int) -> list[Launch]:
         """How long each rank was waited for, of so many entries each, where somebody asks."""
         if self.variant is None or not self.variant.waits:
             return []
-        kernel, blocks = waits_of_dispatch_kernel(self.site.target), self.blocks_of_words
+        kernel, blocks = waits_of_dispatch_kernel(self.context.target), self.blocks_of_words
         return [self.launch("record waits", kernel, blocks, num_local_experts=num_local_experts)]
 
 
-def barrier_plan(site: Site, status: Region, zone: int, timeout_us: int | None) -> Plan:
-    """A flag to every rank, and the wait for every rank's; None for the site's deadline."""
-    steps = Steps(site, None, zone)
-    timeout_us = site.timeout_us if timeout_us is None else timeout_us
+def barrier_plan(context: RankContext, status: Region, zone: int, timeout_us: int | None) -> Plan:
+    """A flag to every rank, and the wait for every rank's; None for the context's deadline."""
+    steps = Steps(context, None, zone)
+    timeout_us = context.timeout_us if timeout_us is None else timeout_us
     flag = steps.post("flag", status, 1)
     wait = steps.wait_for_ranks("wait", status, 1, turned=steps.turning, timeout_us=timeout_us)
     return steps.plan(joined([flag, wait], FUSED))
@@ -285,37 +289,37 @@ class DispatchSteps(Steps):
     has_flagged_stamps = False
     """Whether the stamp of a row is its flag."""
 
-    def __init__(self, site: Site, variant: DispatchVariant, zone: int, parts: int = 1) -> None:
-        super().__init__(site, variant, zone, parts)
+    def __init__(self, context: RankContext, variant: DispatchVariant, zone: int, parts: int = 1) -> None:
+        super().__init__(context, variant, zone, parts)
         formats = self.config.hidden, variant.row_format, variant.dtype
-        self.slot = site.scheme.slot_layout.of(*formats, is_flagged=self.has_flagged_stamps)
+        self.slot = context.scheme.slot_layout.of(*formats, is_flagged=self.has_flagged_stamps)
         self.is_quantized = variant.row_format.is_quantized
-        self.packed = Hole("packed_results" if variant.smooth else "packed")
+        self.packed = Placeholder("packed_results" if variant.smooth else "packed")
         # A rank of V1's shared expert reports its own tokens split into pieces.
-        self.keeps_own_tokens = site.is_version_1 and self.config.is_shared_rank(site.rank)
-        self.true_offsets = Hole("true_offsets" if self.keeps_own_tokens else "recv_offsets")
-        self.num_rows = Hole(self.true_offsets.name, WORD_BYTES * (site.num_entries - 1))
+        self.keeps_own_tokens = context.is_version_1 and self.config.is_shared_rank(context.rank)
+        self.true_offsets = Placeholder("true_offsets" if self.keeps_own_tokens else "recv_offsets")
+        self.num_rows = Placeholder(self.true_offsets.name, WORD_BYTES * (context.num_entries - 1))
         has_shared = self.config.num_shared_experts > 0
         self.usual |= {
-            "shared_ranks": Hole("shared_ranks") if has_shared else 0,
-            "shared_slots": Hole("shared_slots") if has_shared else 0,
-            "shared_counts": Hole("shared_counts") if has_shared else 0,
+            "shared_ranks": Placeholder("shared_ranks") if has_shared else 0,
+            "shared_slots": Placeholder("shared_slots") if has_shared else 0,
+            "shared_counts": Placeholder("shared_counts") if has_shared else 0,
             "recv_offsets": self.true_offsets,
             "num_rows": self.num_rows,
             "row_bytes": self.slot.row_bytes,
             "scale_offset": self.slot.scale_offset,
             "scale_bytes": self.slot.scale_bytes,
             "stamp_offset": self.slot.stamp_offset,
-            "out_rows": Hole("tokens"),
-            "out_scales": Hole("scales") if self.slot.num_scales else 0,
-            "out_origins": Hole("origins"),
-            "out_weights": Hole("weights") if variant.weights else 0,
+            "out_rows": Placeholder("tokens"),
+            "out_scales": Placeholder("scales") if self.slot.num_scales else 0,
+            "out_origins": Placeholder("origins"),
+            "out_weights": Placeholder("weights") if variant.weights else 0,
         }
 
     def rows_to_send(self) -> dict[str, Value]:
         """Where the rows that are sent are."""
         return {
-            "rows": self.packed if self.is_quantized else Hole("x"),
+            "rows": self.packed if self.is_quantized else Placeholder("x"),
             "row_stride": self.slot.packed_bytes if self.is_quantized else self.slot.row_bytes,
             "rows_per_token": self.config.num_results_per_token if self.variant.smooth else 1,
         }
@@ -324,12 +328,12 @@ class DispatchSteps(Steps):
         """What a mask leaves, and which rank of shared experts each token goes to."""
         if not self.config.num_shared_experts:
             return self.select()
-        kernel = share_kernel(self.site.is_version_1, self.is_masked, self.site.target)
+        kernel = share_kernel(self.context.is_version_1, self.is_masked, self.context.target)
         return [*self.select(), self.launch("share", kernel, self.blocks_of_words)]
 
     def route(self) -> Launch:
         """Numbers the results of each expert, and counts them."""
-        kernel = route_kernel(self.site.target, **self._taking)
+        kernel = route_kernel(self.context.target, **self._taking)
         return self.launch("route", kernel, self.blocks_of_words, **self._routing)
 
     @property
@@ -340,15 +344,15 @@ class DispatchSteps(Steps):
 
     @property
     def _routing(self) -> dict[str, Value]:
-        return {"given": Hole("given_ids"), "num_entries": Hole("num_ids")}
+        return {"given": Placeholder("given_ids"), "num_entries": Placeholder("num_ids")}
 
-    def pack(self, part: int, scales: Hole | None = None) -> Launch:
+    def pack(self, part: int, scales: Placeholder | None = None) -> Launch:
         """Quantises rows; their scales go to ``scales`` one after the other, or behind each row."""
         kernel = pack_kernel(self.variant.dtype, self.config.hidden, *self._rows_to_pack)
-        blocks = self.site.blocks("compute", self.parts)
+        blocks = self.context.blocks("compute", self.parts)
         return self.launch("pack", kernel, blocks, **self._packing(part, self.parts, scales))
 
-    def route_and_pack(self, parts: int = 1, scales: Hole | None = None) -> Launch:
+    def route_and_pack(self, parts: int = 1, scales: Placeholder | None = None) -> Launch:
         """`route`, and with it `pack` of the first part: neither reads what the other writes."""
         if not self.is_quantized:
             return self.route()
@@ -362,15 +366,15 @@ class DispatchSteps(Steps):
         """Which rows are packed: shared experts may have their own, and some elements share a scale."""
         c, variant = self.config, self.variant
         shared = c.num_shared_experts if variant.smooth else 0
-        return c.num_topk, variant.smooth, self.site.target, shared, variant.row_format.block or 0
+        return c.num_topk, variant.smooth, self.context.target, shared, variant.row_format.block or 0
 
-    def _packing(self, part: int, parts: int, scales: Hole | None) -> dict[str, Value]:
+    def _packing(self, part: int, parts: int, scales: Placeholder | None) -> dict[str, Value]:
         shared, slot = self.config.num_shared_experts, self.slot
         return {
             "scale_row_offset": shared,
             "num_scale_rows": shared + self.config.num_experts,
             "rows": self.packed,
-            "scales": scales or Hole(self.packed.name, slot.scale_offset),
+            "scales": scales or Placeholder(self.packed.name, slot.scale_offset),
             "row_stride": slot.packed_bytes,
             "scale_stride": 1 if scales else slot.packed_bytes // WORD_BYTES,
             **tokens_of(part, parts),
@@ -386,10 +390,10 @@ class DispatchSteps(Steps):
         return self.launch(
             "offsets",
             DISPATCH_OFFSETS,
-            recv_counts=Hole("all_counts" if sees_all else "recv_counts"),
-            recv_stats=Hole("recv_stats") if self.variant.recv_stats else 0,
-            trailer=Hole("origins", ORIGIN.num_bytes * self.site.capacity),
-            row_slots=Hole("row_slots") if slots else 0,
+            recv_counts=Placeholder("all_counts" if sees_all else "recv_counts"),
+            recv_stats=Placeholder("recv_stats") if self.variant.recv_stats else 0,
+            trailer=Placeholder("origins", ORIGIN.num_bytes * self.context.capacity),
+            row_slots=Placeholder("row_slots") if slots else 0,
             cumulative=int(self.variant.cumulative),
             by_source=int(by_source),
             slots=slots.in_units(UB_ALIGN) if slots else NO_SLOTS,
@@ -397,8 +401,8 @@ class DispatchSteps(Steps):
 
     def arrange(self, slot: SlotLayout) -> Launch:
         """Step 4: to expert order, out of slots in the window, where there are no entries to clear."""
-        kernel = arrange_kernel(slot, self.variant.weights, None, self.site.zones_on_device)
-        window: dict[str, Value] = dict.fromkeys(("slots", "slot_scales", "entries"), Hole("window"))
+        kernel = arrange_kernel(slot, self.variant.weights, None, self.context.zones_on_device)
+        window: dict[str, Value] = dict.fromkeys(("slots", "slot_scales", "entries"), Placeholder("window"))
         nothing: dict[str, Value] = {"num_entries": 0, "zone_stride": 0}
         return self.launch("arrange", kernel, zone=self.zone_cell, **window, **nothing)
 
@@ -408,16 +412,16 @@ class CombineSteps(Steps):
 
     variant: CombineVariant
 
-    def __init__(self, site: Site, variant: CombineVariant, zone: int, parts: int = 1) -> None:
-        super().__init__(site, variant, zone, parts)
+    def __init__(self, context: RankContext, variant: CombineVariant, zone: int, parts: int = 1) -> None:
+        super().__init__(context, variant, zone, parts)
         num_zero, num_copy, num_const = variant.special
         self.usual |= {
-            "rows": Hole("y"),
-            "capacity": Hole("num_rows"),
+            "rows": Placeholder("y"),
+            "capacity": Placeholder("num_rows"),
             "kind": combine_bits(variant.kind),
-            "ori_x": Hole("ori_x") if num_copy or num_const else 0,
-            "alphas": Hole("alphas") if num_const else 0,
-            "const_v": Hole("const_v") if num_const else 0,
+            "ori_x": Placeholder("ori_x") if num_copy or num_const else 0,
+            "alphas": Placeholder("alphas") if num_const else 0,
+            "const_v": Placeholder("const_v") if num_const else 0,
             "num_zero": num_zero,
             "num_copy": num_copy,
             "num_const": num_const,
@@ -427,19 +431,23 @@ class CombineSteps(Steps):
         """Step 4: results, summed by weight: where a norm follows to its sums, elsewhere to the output."""
         c, variant = self.config, self.variant
         sizes = variant.dtype, c.hidden, c.num_topk, c.num_shared_experts
-        kernel = weighted_sum_kernel(*sizes, variant.weights, self.site.target, features=features)
+        kernel = weighted_sum_kernel(*sizes, variant.weights, self.context.target, features=features)
         return self.launch("sum", kernel, blocks, **{"out": self.sums, **values})
 
     @property
-    def sums(self) -> Hole:
+    def sums(self) -> Placeholder:
         """Where sums go: to the norm, if there is one."""
-        return Hole("sums" if self.variant.norm else "out")
+        return Placeholder("sums" if self.variant.norm else "out")
 
     def norm(self) -> list[Launch]:
         """Adds the residual to the sums, and normalises them, where that is asked for."""
         if not self.variant.norm:
             return []
-        hidden, site = self.config.hidden, self.site
-        kernel = rms_norm_kernel(hidden, site.target, masked=self.is_masked, turns=site.zones_on_device)
-        outputs: dict[str, Value] = {"acc": Hole("sums"), "y": Hole("normed"), "x_out": Hole("out")}
+        hidden, context = self.config.hidden, self.context
+        kernel = rms_norm_kernel(hidden, context.target, masked=self.is_masked, turns=context.zones_on_device)
+        outputs: dict[str, Value] = {
+            "acc": Placeholder("sums"),
+            "y": Placeholder("normed"),
+            "x_out": Placeholder("out"),
+        }
         return [self.launch("norm", kernel, zone=self.kept_zone, **outputs)]

@@ -11,25 +11,25 @@ from typing import Any, NamedTuple
 import torch
 
 from moe_triton.core.ascendc import DISPATCH_WAIT, POST_STATUS, REPORT_TIMEOUT
-from moe_triton.core.plan import Hole, Launch
+from moe_triton.core.plan import Launch, Placeholder
 from moe_triton.core.region import MAX_INT32, REGION_DIMS, Region, region_of
 from moe_triton.layout import FLAG_BITS
-from moe_triton.schemes.site import Memory, Site
+from moe_triton.schemes.rank_context import Memory, RankContext
 
 
 @dataclass(frozen=True)
-class GaveUp:
+class TimedOut:
     """A wait whose deadline passed.
 
     Attributes:
-        site: where it ran.
+        context: where it ran.
         launch: the wait.
         zone: of its operator.
-        memory: what its plan's holes held, by their names.
+        memory: what its plan's placeholders held, by their names.
         report: (blocks, words) int32 on the host: code, the first number concerned, how many from there on.
     """
 
-    site: Site
+    context: RankContext
     launch: Launch
     zone: int
     memory: Memory
@@ -37,7 +37,7 @@ class GaveUp:
 
     @cached_property
     def arguments(self) -> dict[str, Any]:
-        """Gives the launch's arguments by name: holes, numbers and regions."""
+        """Gives the launch's arguments by name: placeholders, numbers and regions."""
         return arguments_of(self.launch)
 
     @property
@@ -47,7 +47,7 @@ class GaveUp:
         return timeout_us
 
     def tensor(self, argument: str) -> torch.Tensor:
-        """What an argument's hole held: all of it, or from where the argument points on, flat."""
+        """What an argument's placeholder held: all of it, or from where the argument points on, flat."""
         return held_by(self.memory, self.arguments[argument])
 
 
@@ -55,9 +55,9 @@ class Finder(NamedTuple):
     """How the ranks that a wait is for are found.
 
     Attributes:
-        gave_up: those whose flags did not come.
-        goes_on: called with the site, the launch's arguments (addresses, numbers and regions) and the numbers
-            that a block waits for; gives the rank of each flag that is not there yet.
+        timed_out: those whose flags did not come.
+        pending: called with the rank's context, the launch's arguments (addresses, numbers and regions) and
+            the numbers that a block waits for; gives the rank of each flag that is not there yet.
         words: (rank, call word) of all that has come, where it does not lie in the entries of ``status``.
         said: what an error says of these ranks, before the time.
         told: by relay, those of these ranks that it says are lost; None where nobody relays.
@@ -66,24 +66,24 @@ class Finder(NamedTuple):
             that of an entry for a rank of the group, or stands for none.
     """
 
-    gave_up: Callable[[GaveUp], list[int]]
-    goes_on: Callable[[Site, dict[str, Any], range], Iterator[int]]
-    words: Callable[[GaveUp], Iterator[tuple[int, int]]] | None = None
+    timed_out: Callable[[TimedOut], list[int]]
+    pending: Callable[[RankContext, dict[str, Any], range], Iterator[int]]
+    words: Callable[[TimedOut], Iterator[tuple[int, int]]] | None = None
     said: str = "their flags did not come within"
-    told: Callable[[GaveUp], Mapping[int, Sequence[int]]] | None = None
-    refused: Callable[[GaveUp], str] | None = None
-    rank_of: Callable[[GaveUp, int], int] | None = None
+    told: Callable[[TimedOut], Mapping[int, Sequence[int]]] | None = None
+    refused: Callable[[TimedOut], str] | None = None
+    rank_of: Callable[[TimedOut, int], int] | None = None
 
 
-def held_by(memory: Memory, hole: Hole) -> torch.Tensor:
-    """What a hole points at: all of it, or from its offset on, flat."""
-    held = memory[hole.name]
+def held_by(memory: Memory, placeholder: Placeholder) -> torch.Tensor:
+    """What a placeholder points at: all of it, or from its offset on, flat."""
+    held = memory[placeholder.name]
     assert isinstance(held, torch.Tensor)
-    return held.view(-1)[hole.offset // held.element_size() :] if hole.offset else held
+    return held.view(-1)[placeholder.offset // held.element_size() :] if placeholder.offset else held
 
 
 def arguments_of(launch: Launch) -> dict[str, Any]:
-    """A launch's arguments by name: holes, numbers and regions."""
+    """A launch's arguments by name: placeholders, numbers and regions."""
     pairs = zip(launch.kernel.args, launch.values, strict=True)
     return {
         arg.name: region_in(arg.type, value) if isinstance(value, tuple) else value for arg, value in pairs
@@ -108,7 +108,7 @@ def next_number(before: int) -> int:
     return before % MAX_INT32 + 1
 
 
-def round_of(wait: GaveUp) -> int:
+def round_of(wait: TimedOut) -> int:
     """The number of the round that a wait belonged to."""
     return next_number(int(wait.tensor("numbers").view(-1)[wait.zone]))
 
@@ -125,13 +125,13 @@ def counts_of(arguments: Mapping[str, Any], memory: Memory) -> torch.Tensor:
     return counts.view(arguments["num_local_experts"], -1)
 
 
-def entries_gave_up(wait: GaveUp) -> list[int]:
+def entries_timed_out(wait: TimedOut) -> list[int]:
     """Ranks of the entries without a count."""
     counts = counts_of(wait.arguments, wait.memory)
     return [int(rank) for rank in (counts < 0).any(dim=0).nonzero().flatten()]
 
 
-def _entries_go_on(site: Site, arguments: dict[str, Any], places: range) -> Iterator[int]:
+def _entries_pending(context: RankContext, arguments: dict[str, Any], places: range) -> Iterator[int]:
     """In the order in which they lie in the window: by source, then by expert."""
     status: Region = arguments["status"]
     for place in places:
@@ -141,16 +141,16 @@ def _entries_go_on(site: Site, arguments: dict[str, Any], places: range) -> Iter
             yield source
 
 
-def _posts_gave_up(wait: GaveUp) -> list[int]:
+def _posts_timed_out(wait: TimedOut) -> list[int]:
     """A block that has waited in vain for room in a queue posts no more."""
     return sorted({first for code, first in wait.report[:, :2].tolist() if code == REPORT_TIMEOUT})
 
 
-def _posts_go_on(site: Site, arguments: dict[str, Any], ranks: range) -> Iterator[int]:
+def _posts_pending(context: RankContext, arguments: dict[str, Any], ranks: range) -> Iterator[int]:
     """Where a block waits for room."""
     return iter(ranks)
 
 
-POSTS = Finder(_posts_gave_up, _posts_go_on, said="the queues to them stayed full for")
+POSTS = Finder(_posts_timed_out, _posts_pending, said="the queues to them stayed full for")
 """Finds the ranks that a kernel that posts waits for: those whose queues have no room."""
-ENTRY_FINDERS = {DISPATCH_WAIT.name: Finder(entries_gave_up, _entries_go_on), POST_STATUS.name: POSTS}
+ENTRY_FINDERS = {DISPATCH_WAIT.name: Finder(entries_timed_out, _entries_pending), POST_STATUS.name: POSTS}

@@ -25,7 +25,7 @@ from typing import ClassVar
 
 import torch
 
-from moe_triton.core.plan import Hole, Launch, Plan, Value, joined
+from moe_triton.core.plan import Launch, Placeholder, Plan, Value, joined
 from moe_triton.core.region import Region
 from moe_triton.kernels.stamps import stamps_kernel
 from moe_triton.kernels.weighted_sum import SumFeatures
@@ -35,8 +35,8 @@ from moe_triton.schemes.common.ascendc import EXCHANGE_SEND
 from moe_triton.schemes.common.steps import CombineSteps, DispatchSteps
 from moe_triton.schemes.direct.ascendc import COUNTS_SEND, DIRECT_SEND, FUSED
 from moe_triton.schemes.direct.layout import DirectLayout
+from moe_triton.schemes.rank_context import COMBINE_KIND, OPERATORS, Operator, RoundFacts
 from moe_triton.schemes.scheme import CONST_ARGUMENTS, OTHER_OR_ONE_SERVER, Output, Refusal, Scheme, Scratch
-from moe_triton.schemes.site import COMBINE_KIND, OPERATORS, Operator, RoundFacts
 
 FULLMESH = (
     "Use comm_alg='fullmesh_v1' or 'fullmesh_v2' for it, or outputs='own' where 'auto' has chosen 'direct'."
@@ -62,7 +62,7 @@ class Dispatch(DispatchSteps):
         """All of it, in one part."""
         counts, rows = self.layout.counts_status, self.layout.rows_status
         # Where scales lie closely packed that travel in stamps: those of formats with one for each row.
-        scales = Hole("packed_scales") if self.slot.num_scales == 1 else None
+        scales = Placeholder("packed_scales") if self.slot.num_scales == 1 else None
         phases = [
             self._send_counts(),
             self.wait_for_ranks("wait for counts", counts, combine_kind=COMBINE_KIND),
@@ -75,7 +75,7 @@ class Dispatch(DispatchSteps):
         return self.plan([*steps, *joined(phases, FUSED), self._stamps()])
 
     def _send_counts(self) -> Launch:
-        shared = Hole("shared_counts") if self.config.num_shared_ranks else 0
+        shared = Placeholder("shared_counts") if self.config.num_shared_ranks else 0
         regions = {"slots": self.layout.counts, "status": self.layout.counts_status}
         return self.launch("send counts", COUNTS_SEND, shared_counts=shared, **regions)
 
@@ -97,14 +97,14 @@ class Dispatch(DispatchSteps):
         )
 
     def _stamps(self) -> Launch:
-        stamps = Hole("window", self.layout.stamps.offset(zone=self.zone))
+        stamps = Placeholder("window", self.layout.stamps.offset(zone=self.zone))
         scales = self.layout.scales(self.slot)
         return self.launch(
             "stamps",
-            stamps_kernel(self.variant.weights, self.slot.num_scales, self.site.target),
+            stamps_kernel(self.variant.weights, self.slot.num_scales, self.context.target),
             stamps=stamps,
             stamp_floats=stamps,
-            scales=Hole("window", scales.offset(zone=self.zone)),
+            scales=Placeholder("window", scales.offset(zone=self.zone)),
             scale_stride=scales.stride("index") // WORD_BYTES,
         )
 
@@ -127,15 +127,15 @@ class Combine(CombineSteps):
         copy = [] if self.variant.in_place else [self.copy_results()]
         total = self.total(
             SumFeatures(by_offset=True),
-            slots=Hole("window", self.layout.results.offset(zone=self.zone)),
-            offsets=Hole("result_offsets"),
+            slots=Placeholder("window", self.layout.results.offset(zone=self.zone)),
+            offsets=Placeholder("result_offsets"),
         )
         return self.plan([*joined([*copy, *phases], self.fused), total])
 
     @property
-    def num_results(self) -> Hole:
+    def num_results(self) -> Placeholder:
         """Where the number of this rank's results stands."""
-        return Hole("recv_offsets", WORD_BYTES * (self.site.num_entries - 1))
+        return Placeholder("recv_offsets", WORD_BYTES * (self.context.num_entries - 1))
 
     def copy_results(self) -> Launch:
         """To our own window, where experts left them elsewhere: as many bytes as a push would move."""
@@ -145,7 +145,7 @@ class Combine(CombineSteps):
             EXCHANGE_SEND,
             row_bytes=self.layout.row_bytes,
             num_rows=self.num_results,
-            peer=self.site.rank,
+            peer=self.context.rank,
             slots=self.layout.results,
             headers=(0,) * 5,
             **dict.fromkeys(nothing, 0),
@@ -184,7 +184,7 @@ class Direct(Scheme):
         """Says that dispatch, combine and barrier all wait for every rank, and why no graph may hold them."""
         return RoundFacts(
             waiting=frozenset(OPERATORS),
-            no_graph=f"comm_alg={self.site.config.scheme!r} cannot be captured: its outputs are another "
+            no_graph=f"comm_alg={self.context.config.scheme!r} cannot be captured: its outputs are another "
             "tensor in every other call. Use 'fullmesh_v1' or 'fullmesh_v2'.",
         )
 
@@ -194,6 +194,6 @@ class Direct(Scheme):
 
     def scratch(self) -> dict[str, Scratch]:
         """Adds the scales that travel in stamps, closely packed, to what schemes share."""
-        c = self.site.config
+        c = self.context.config
         results = c.num_max_tokens_per_rank * c.num_results_per_token
         return super().scratch() | {"packed_scales": Scratch(results, torch.float32)}

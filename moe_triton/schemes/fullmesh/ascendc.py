@@ -161,7 +161,7 @@ COMBINE_WAIT = AscendCKernel(
         Arg("kept_zone", "*i32", "out"),  # as in dispatch_wait
         Arg("window", "*i8", "inout"),
         Arg("topk_idx", "*i32", "in"),  # ids outside [0, M): nothing comes back
-        Arg("active", "*i32", "in"),  # (T,), negative: nothing comes back for this token; or null
+        Arg("active_index", "*i32", "in"),  # (T,), negative: nothing comes back for this token; or null
         Arg("waited_us", "*i32", "out"),  # (T, K + S) until a result was seen; 0 at once; or null
         *numbers("i64", "first_token num_tokens topk num_experts num_shared_experts"),
         *ZONE,
@@ -184,7 +184,7 @@ COMBINE_READY = AscendCKernel(
         *_PARTS,
         Arg("window", "*i8", "inout"),  # as in combine_wait, up to `waited_us`
         Arg("topk_idx", "*i32", "in"),
-        Arg("active", "*i32", "in"),
+        Arg("active_index", "*i32", "in"),
         Arg("waited_us", "*i32", "inout"),
         Arg("is_timed", "i64", "value"),  # 1: `waited_us` is wanted; otherwise it is used in a trace only
         Arg("num_tokens", "i64", "value"),  # T, of all parts

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from moe_triton.core.ascendc import DISPATCH_WAIT
-from moe_triton.core.plan import Hole, Launch, Plan, Value, joined, pipelined, split
+from moe_triton.core.plan import Launch, Placeholder, Plan, Value, joined, pipelined, split
 from moe_triton.kernels.arrange import OwnRows, arrange_kernel
 from moe_triton.kernels.returns import own_offsets_kernel
 from moe_triton.layout import STAMP_BYTES, WORD_BYTES
@@ -34,7 +34,7 @@ from moe_triton.schemes.fullmesh.ascendc import (
     INBAND_SEND,
 )
 from moe_triton.schemes.fullmesh.layout import WindowLayout
-from moe_triton.schemes.site import DISPATCH_WORD, Site
+from moe_triton.schemes.rank_context import DISPATCH_WORD, RankContext
 
 MAX_RECEIVED_BYTES = 24 * 1024
 """Most bytes of a row: a receiving block has two in local memory, beside its tables (dispatch_receive.h)."""
@@ -54,23 +54,23 @@ class Dispatch(DispatchSteps):
     """Whether each row carries its flags."""
     has_flagged_stamps = True
 
-    def __init__(self, site: Site, variant: DispatchVariant, zone: int, parts: int = 1) -> None:
-        super().__init__(site, variant, zone, parts)
-        self.status = self.layout.dispatch_status_on(site.rank)
+    def __init__(self, context: RankContext, variant: DispatchVariant, zone: int, parts: int = 1) -> None:
+        super().__init__(context, variant, zone, parts)
+        self.status = self.layout.dispatch_status_on(context.rank)
         self.usual |= {"dispatch_word": DISPATCH_WORD, "slots": self.layout.dispatch_slots}
 
     def whole(self) -> Plan:
         """All of it: the launch that sends last goes on with the wait."""
-        if self.site.by_readiness(self.parts) and not self.inband:
-            return self.plan(self._in_parts(), self.site.overlaps)
+        if self.context.by_readiness(self.parts) and not self.inband:
+            return self.plan(self._in_parts(), self.context.overlaps)
         if self._receives_while_sending():
-            return self.plan(self._split(), self.site.overlaps)
+            return self.plan(self._split(), self.context.overlaps)
         first = self._until_sent(self._receive(self.parts, is_same_launch=True))
-        return self.plan([*first, *self._after_receiving()], self.site.overlaps)
+        return self.plan([*first, *self._after_receiving()], self.context.overlaps)
 
     def setup(self) -> Plan:
         """Up to and including the flags; rows are quantised and sent in parts."""
-        return self.plan(self._until_sent([]), self.site.overlaps)
+        return self.plan(self._until_sent([]), self.context.overlaps)
 
     def teardown(self) -> Plan:
         """From the wait on, in one part."""
@@ -83,7 +83,7 @@ class Dispatch(DispatchSteps):
         Rows are packed before all that: packing in parts as well would take three launches for each.
         """
         counts = self._receive(1, is_same_launch=True)[:-1]
-        blocks = self.site.blocks("communication", self.parts)
+        blocks = self.context.blocks("communication", self.parts)
         received = []
         for part in range(self.parts):
             phases = [self._send_rows(part, self.parts), *(counts if part == 0 else [])]
@@ -96,18 +96,18 @@ class Dispatch(DispatchSteps):
     def _receives_while_sending(self) -> bool:
         """Whether some blocks do nothing but receive: rows of this rank for itself would be in no slot."""
         fits = self.slot.packed_bytes <= MAX_RECEIVED_BYTES
-        is_whole = self.parts == 1 and not self.variant.keeps_own
-        return is_whole and fits and self.site.receiving_blocks > 0
+        is_whole = self.parts == 1 and not self.variant.local_bypass
+        return is_whole and fits and self.context.receiving_blocks > 0
 
     def _split(self) -> list[Launch]:
         """All four steps in one launch: some blocks wait and arrange while the others send and flag."""
         phases = [
-            self._send_rows(0, 1, begun=Hole("begun")),
+            self._send_rows(0, 1, begun=Placeholder("begun")),
             self._wait_status(is_same_launch=True),
             self.offsets(None, sees_all=True),
             self._receive_rows(),
         ]
-        together = split(phases, self.site.receiving_blocks, FUSED)
+        together = split(phases, self.context.receiving_blocks, FUSED)
         return [*self.before_routing(), self.route_and_pack(), *together, *self._after_arranging()]
 
     def _until_sent(self, phases: list[Launch]) -> list[Launch]:
@@ -133,7 +133,7 @@ class Dispatch(DispatchSteps):
         offsets = self.offsets(None if self.inband else self.layout.dispatch_slots, sees_all=True)
         # Step 3 of rows with flags of their own: until all that the entries counted are there.
         rows = [] if self.inband else [self.launch("rows", DISPATCH_ROWS)]
-        blocks = self.site.blocks("communication", parts if self.is_quantized else 1)
+        blocks = self.context.blocks("communication", parts if self.is_quantized else 1)
         return [replace(phase, blocks=blocks) for phase in (wait, offsets, *rows)]
 
     def _after_receiving(self) -> list[Launch]:
@@ -143,24 +143,24 @@ class Dispatch(DispatchSteps):
     def _after_arranging(self) -> list[Launch]:
         steps = []
         if self.keeps_own_tokens:
-            kernel = own_offsets_kernel(self.site.target)
-            steps.append(self.launch("report own tokens", kernel, 1, out=Hole("recv_offsets")))
+            kernel = own_offsets_kernel(self.context.target)
+            steps.append(self.launch("report own tokens", kernel, 1, out=Placeholder("recv_offsets")))
         if self.variant.exchange:
             steps += gather_steps(self)
-        return [*steps, *self.record_waits(self.site.num_local_experts)]
+        return [*steps, *self.record_waits(self.context.num_local_experts)]
 
     def _send_rows(self, part: int, parts: int, begun: Value = 0) -> Launch:
         """Steps 1 and 2: rows to their slots; before the first part, an entry to every expert's rank."""
         return self.launch(
             "send",
             INBAND_SEND if self.inband else DISPATCH_SEND,
-            self.site.blocks("communication", parts),
+            self.context.blocks("communication", parts),
             **self.rows_to_send(),
             **tokens_of(part, parts),
             row_bytes=self.slot.scaled_bytes if self.is_quantized else self.slot.row_bytes,
             post_status=int(part == 0),
             begun=begun,
-            window=Hole("window") if self.posts else 0,
+            window=Placeholder("window") if self.posts else 0,
             out_offset=self.layout.in_bytes if self.posts else 0,
             status=self.layout.dispatch_status,
         )
@@ -180,9 +180,9 @@ class Dispatch(DispatchSteps):
         kernel = INBAND_COLLECT if self.inband else DISPATCH_RECEIVE
         return self.launch("arrange", kernel, status=self.status)
 
-    def _taken_before(self, part: int) -> Hole:
+    def _taken_before(self, part: int) -> Placeholder:
         """(EP, localE) how many of each entry's rows the parts before this one have taken."""
-        return Hole("rows_taken", WORD_BYTES * self.site.num_entries * part)
+        return Placeholder("rows_taken", WORD_BYTES * self.context.num_entries * part)
 
     def _arrange(self, part: int, parts: int) -> Launch:
         """Step 4: to expert order, out of the window, or from where rows of this rank for itself are.
@@ -190,28 +190,28 @@ class Dispatch(DispatchSteps):
         Of a part, what it took. The first one clears the entries, the last one turns the zone. Those before
         the last share the rows of this rank for itself: nothing hides what the last one does.
         """
-        c, site, slot = self.config, self.site, self.slot
+        c, context, slot = self.config, self.context, self.slot
         own = OwnRows(c.num_topk, c.num_results_per_token if self.variant.smooth else 1)
         own_parts = max(1, parts - 1)
-        is_owning = self.variant.keeps_own and part < own_parts
+        is_owning = self.variant.local_bypass and part < own_parts
         kernel = arrange_kernel(
-            slot, self.variant.weights, own if is_owning else None, site.zones_on_device, parted=parts > 1
+            slot, self.variant.weights, own if is_owning else None, context.zones_on_device, parted=parts > 1
         )
         values: dict[str, Value] = {
-            "slots": Hole("window"),
-            "slot_scales": Hole("window"),
-            "entries": Hole("window", self.status.offset(zone=self.zone)),
-            "num_entries": site.num_entries if part == 0 else 0,
+            "slots": Placeholder("window"),
+            "slot_scales": Placeholder("window"),
+            "entries": Placeholder("window", self.status.offset(zone=self.zone)),
+            "num_entries": context.num_entries if part == 0 else 0,
             "rows_before": self._taken_before(part),
             "rows_taken": self._taken_before(part + 1),
             "zone_stride": self.status.stride("zone") // WORD_BYTES,
-            "rows": self.packed if self.is_quantized else Hole("x"),
-            "scales": Hole(self.packed.name, slot.scale_offset),
-            "zone": self.zone_cell if part == parts - 1 else Hole("unread_zone"),
+            "rows": self.packed if self.is_quantized else Placeholder("x"),
+            "scales": Placeholder(self.packed.name, slot.scale_offset),
+            "zone": self.zone_cell if part == parts - 1 else Placeholder("unread_zone"),
             "row_stride": (slot.packed_bytes if self.is_quantized else slot.row_bytes) // WORD_BYTES,
             **(tokens_of(part, own_parts) if parts > 1 else {}),
         }
-        return self.launch("arrange", kernel, site.blocks("compute", parts), **values)
+        return self.launch("arrange", kernel, context.blocks("compute", parts), **values)
 
     def _receive_inband(self) -> Launch:
         """Steps 3 and 4 of fullmesh_v2: each row as soon as its own flags are there."""

@@ -30,16 +30,16 @@ from moe_triton.schemes.fullmesh.dispatch import Dispatch, InbandDispatch
 from moe_triton.schemes.fullmesh.layout import ExpertSlotsLayout, InbandLayout, InbandSlot, WindowLayout
 from moe_triton.schemes.fullmesh.limits import FORMULAS, INBAND_FORMULAS, INBAND_RULES
 from moe_triton.schemes.fullmesh.waits import FINDERS
-from moe_triton.schemes.scheme import OTHER_OR_ONE_SERVER, Refusal, Scratch, SplitScheme, WindowSpec
-from moe_triton.schemes.site import (
+from moe_triton.schemes.rank_context import (
     OPERATORS,
     USUAL_TOKENS,
     Memory,
     Operator,
+    RankContext,
     RoundFacts,
-    Site,
     usual_receiving_blocks,
 )
+from moe_triton.schemes.scheme import OTHER_OR_ONE_SERVER, Refusal, Scratch, SplitScheme, WindowSpec
 
 PART_TOKENS = (16, 32, 64, 128, 256, 512)
 SHARES = (1 / 4, 1 / 3, 1 / 2, 2 / 3)
@@ -60,12 +60,14 @@ class Fullmesh(SplitScheme):
     plans: ClassVar = {DispatchVariant: Dispatch, CombineVariant: Combine}
     layout: WindowLayout
 
-    def __init__(self, site: Site) -> None:
-        super().__init__(site)
-        is_plain = not self.inband and not site.is_version_1 and site.capabilities.sums_across_allocations
+    def __init__(self, context: RankContext) -> None:
+        super().__init__(context)
+        is_plain = (
+            not self.inband and not context.is_version_1 and context.capabilities.sums_across_allocations
+        )
         # Blocks that receive take rows out of slots only.
-        is_plain = is_plain and not site.receiving_blocks
-        self.keeps_own = is_plain and not site.config.is_shared_rank(site.rank)
+        is_plain = is_plain and not context.receiving_blocks
+        self.local_bypass = is_plain and not context.config.is_shared_rank(context.rank)
 
     @classmethod
     def space(cls, config: Config, capabilities: Capabilities, cores: int) -> Space:
@@ -83,16 +85,16 @@ class Fullmesh(SplitScheme):
     @cached_property
     def windows(self) -> tuple[WindowSpec, ...]:
         """The group's, and that between two tensor-parallel ranks where there are two."""
-        if self.site.exchange_rank is None:
+        if self.context.exchange_rank is None:
             return super().windows
-        layout, peers = self.site.exchange, self.site.exchange_peers
+        layout, peers = self.context.exchange, self.context.exchange_peers
         return (*super().windows, WindowSpec(layout.window_bytes, layout.data_bytes, peers))
 
     @cached_property
     def rounds(self) -> RoundFacts:
         """Says that in V1 all operators wait for every rank, and that dispatch and combine share zones."""
         facts = super().rounds
-        if not self.site.is_version_1:
+        if not self.context.is_version_1:
             return facts
         return replace(facts, waiting=frozenset(OPERATORS), shared=frozenset({"dispatch", "combine"}))
 
@@ -102,44 +104,44 @@ class Fullmesh(SplitScheme):
         layout = self.layout
         return (
             ("barrier", layout.barrier_status),
-            ("dispatch", layout.dispatch_status_on(self.site.rank)),
+            ("dispatch", layout.dispatch_status_on(self.context.rank)),
             ("combine", layout.peer_status),
         )
 
     def scratch(self) -> dict[str, Scratch]:
         """Adds quantised rows, progress of parts, ready tokens and the like to what schemes share."""
-        site, tokens = self.site, self.site.config.num_max_tokens_per_rank
+        context, tokens = self.context, self.context.config.num_max_tokens_per_rank
         return super().scratch() | {
-            "quantized_rows": Scratch(site.capacity * site.quantized_row_bytes, torch.uint8),
-            "return_origins": Scratch(3 * site.capacity),
+            "quantized_rows": Scratch(context.capacity * context.quantized_row_bytes, torch.uint8),
+            "return_origins": Scratch(3 * context.capacity),
             "pending_results": Scratch(tokens),
-            "rows_taken": Scratch((1 + site.parts("dispatch", tokens)) * site.num_entries),
+            "rows_taken": Scratch((1 + context.parts("dispatch", tokens)) * context.num_entries),
             "unread_zone": Scratch(1),
             "ready_tokens": Scratch(tokens),
             "ready_bounds": Scratch(2 * tokens),
-            "part_progress": Scratch(site.num_blocks * PART_PROGRESS.num_words),
+            "part_progress": Scratch(context.num_blocks * PART_PROGRESS.num_words),
             "begun": Scratch(MAX_BLOCKS * STATUS_ENTRY.num_words, torch.float32, is_zeroed=True),
-            "alphas": Scratch(2 * tokens * site.config.num_topk, torch.float32),
+            "alphas": Scratch(2 * tokens * context.config.num_topk, torch.float32),
         }
 
     def wordless_flags(
         self, flags: Callable[[Region], torch.Tensor], memory: Memory
     ) -> list[Collection[int]]:
         """V2's combine has a flag for each result."""
-        if self.site.is_version_1:
+        if self.context.is_version_1:
             return []
-        hole, latest = numbers_of("combine"), 0
-        if hole.name in memory:  # before the first combine nobody keeps them
-            latest = int(held_by(memory, hole).view(torch.int32)[:NUM_ZONES].max())
+        placeholder, latest = numbers_of("combine"), 0
+        if placeholder.name in memory:  # before the first combine nobody keeps them
+            latest = int(held_by(memory, placeholder).view(torch.int32)[:NUM_ZONES].max())
         is_next = flags(self.layout.combine_status) == next_number(latest)
         ks = is_next.any(dim=0).any(dim=0).nonzero().flatten().tolist()
         return [self._senders(k) for k in ks]
 
     def _senders(self, k: int) -> Collection[int]:
         """Who may send result ``k`` of a token of this rank."""
-        config = self.site.config
+        config = self.context.config
         if k >= config.num_topk:
-            return (config.rank_of_shared_expert(k - config.num_topk, self.site.rank),)
+            return (config.rank_of_shared_expert(k - config.num_topk, self.context.rank),)
         return range(config.num_shared_ranks, config.num_ranks)
 
 

@@ -18,8 +18,8 @@ from moe_triton.layout import BLOCK_BYTES, BLOCK_DATA_BYTES, FLAG_BITS, STAMP, S
 from moe_triton.schemes.common.waits import (
     POSTS,
     Finder,
-    GaveUp,
-    entries_gave_up,
+    TimedOut,
+    entries_timed_out,
     int32_at,
     round_of,
     running_round,
@@ -35,65 +35,65 @@ from moe_triton.schemes.fullmesh.ascendc import (
     INBAND_COLLECT,
     INBAND_RECEIVE,
 )
-from moe_triton.schemes.site import Site
+from moe_triton.schemes.rank_context import RankContext
 
 
-def _late(wait: GaveUp) -> Iterator[int]:
+def _late(wait: TimedOut) -> Iterator[int]:
     """The numbers that blocks did not get past."""
     for code, first, count in wait.report[:, :3].tolist():
         if code == REPORT_TIMEOUT:
             yield from range(first, first + count)
 
 
-def _num_tokens(wait: GaveUp) -> int:
+def _num_tokens(wait: TimedOut) -> int:
     tokens = wait.memory["num_tokens"]
     assert isinstance(tokens, int)
     return tokens
 
 
-def _owners_missing(wait: GaveUp, tokens: Iterable[int]) -> list[int]:
+def _owners_missing(wait: TimedOut, tokens: Iterable[int]) -> list[int]:
     """Owners of these tokens' results without this round's number in their entries."""
-    site, status = wait.site, wait.arguments["status"]
-    ids = wait.tensor("topk_idx").view(-1, site.config.num_topk)[: _num_tokens(wait)]
+    context, status = wait.context, wait.arguments["status"]
+    ids = wait.tensor("topk_idx").view(-1, context.config.num_topk)[: _num_tokens(wait)]
     window, number, missing = wait.tensor("window"), round_of(wait), set()
     for token in tokens:
-        for k, owner in _owners(site.config, site.rank, ids[token].tolist()):
+        for k, owner in _owners(context.config, context.rank, ids[token].tolist()):
             offset = status.offset(zone=wait.zone, token=token, k=k)
             if int(window[offset : offset + 4].view(torch.int32)) != number:
                 missing.add(owner)
     return sorted(missing)
 
 
-def _results_gave_up(wait: GaveUp) -> list[int]:
+def _results_timed_out(wait: TimedOut) -> list[int]:
     """Of the parts that come after the one that was waited for nothing has been taken yet."""
     tokens, part = _num_tokens(wait), (wait.arguments["first_token"], wait.arguments["num_tokens"])
     end = sum(value.of(tokens) for value in part) if isinstance(part[0], Part) else tokens
     return _owners_missing(wait, itertools.chain(_late(wait), range(end, tokens)))
 
 
-def _results_go_on(site: Site, arguments: dict[str, Any], tokens: range) -> Iterator[int]:
+def _results_pending(context: RankContext, arguments: dict[str, Any], tokens: range) -> Iterator[int]:
     status: Region = arguments["status"]
     topk, number = arguments["topk"], running_round(arguments)
     for token in tokens:
-        if arguments["active"] and int32_at(arguments["active"], token) < 0:
+        if arguments["active_index"] and int32_at(arguments["active_index"], token) < 0:
             continue
         ids = [int32_at(arguments["topk_idx"], token * topk + k) for k in range(topk)]
-        for k, owner in _owners(site.config, site.rank, ids):
+        for k, owner in _owners(context.config, context.rank, ids):
             offset = status.offset(zone=arguments["zone"], token=token, k=k)
             if int32_at(arguments["window"] + offset) != number:
                 yield owner
 
 
-def _ready_gave_up(wait: GaveUp) -> list[int]:
+def _ready_timed_out(wait: TimedOut) -> list[int]:
     """A token that has been taken waits for nothing any more."""
     pending = wait.tensor("pending")[: _num_tokens(wait)]
     return _owners_missing(wait, (pending > 0).nonzero().flatten().tolist())
 
 
-def _ready_go_on(site: Site, arguments: dict[str, Any], tokens: range) -> Iterator[int]:
+def _ready_pending(context: RankContext, arguments: dict[str, Any], tokens: range) -> Iterator[int]:
     for token in tokens:
         if int32_at(arguments["pending"], token) > 0:
-            yield from _results_go_on(site, arguments, range(token, token + 1))
+            yield from _results_pending(context, arguments, range(token, token + 1))
 
 
 def _owners(config: Config, rank: int, ids: list[int]) -> list[tuple[int, int]]:
@@ -107,14 +107,14 @@ def _owners(config: Config, rank: int, ids: list[int]) -> list[tuple[int, int]]:
     return routed + shared
 
 
-def _rows_gave_up(wait: GaveUp) -> list[int]:
+def _rows_timed_out(wait: TimedOut) -> list[int]:
     """An entry (expert, rank) without rows waits for nobody."""
     counts = wait.memory["recv_counts"]
     assert isinstance(counts, torch.Tensor)
-    return sorted({entry % wait.site.config.num_ranks for entry in _late(wait) if int(counts[entry]) > 0})
+    return sorted({entry % wait.context.config.num_ranks for entry in _late(wait) if int(counts[entry]) > 0})
 
 
-def _rows_go_on(site: Site, arguments: dict[str, Any], rows: range) -> Iterator[int]:
+def _rows_pending(context: RankContext, arguments: dict[str, Any], rows: range) -> Iterator[int]:
     """In the order in which they are received."""
     slots: Region = arguments["slots"]
     num_ranks = arguments["num_ranks"]
@@ -141,8 +141,11 @@ def _has_flag(arguments: dict[str, Any], slot: int) -> bool:
     return int32_at(arguments["window"] + slot + flag) == FLAG_BITS
 
 
-def _flagged_rows_go_on(
-    is_there: Callable[[dict[str, Any], int], bool], site: Site, arguments: dict[str, Any], places: range
+def _flagged_rows_pending(
+    is_there: Callable[[dict[str, Any], int], bool],
+    context: RankContext,
+    arguments: dict[str, Any],
+    places: range,
 ) -> Iterator[int]:
     """By source, then by expert. Counts that are out of bounds are clamped as the kernel does."""
     slots: Region = arguments["slots"]
@@ -157,17 +160,17 @@ def _flagged_rows_go_on(
                 yield source
 
 
-_stamped_rows_go_on = partial(_flagged_rows_go_on, _has_flag)
+_stamped_rows_pending = partial(_flagged_rows_pending, _has_flag)
 
 FINDERS = {
-    DISPATCH_ROWS.name: Finder(entries_gave_up, _stamped_rows_go_on),
+    DISPATCH_ROWS.name: Finder(entries_timed_out, _stamped_rows_pending),
     # The flags of rows that have been taken are gone: it says of one entry only that it waits for it.
-    DISPATCH_RECEIVE.name: Finder(entries_gave_up, _stamped_rows_go_on),
-    DISPATCH_TAKE.name: Finder(entries_gave_up, _stamped_rows_go_on),
-    INBAND_COLLECT.name: Finder(entries_gave_up, partial(_flagged_rows_go_on, _has_all_blocks)),
+    DISPATCH_RECEIVE.name: Finder(entries_timed_out, _stamped_rows_pending),
+    DISPATCH_TAKE.name: Finder(entries_timed_out, _stamped_rows_pending),
+    INBAND_COLLECT.name: Finder(entries_timed_out, partial(_flagged_rows_pending, _has_all_blocks)),
     DISPATCH_POST.name: POSTS,
     COMBINE_POST.name: POSTS,
-    COMBINE_WAIT.name: Finder(_results_gave_up, _results_go_on),
-    COMBINE_READY.name: Finder(_ready_gave_up, _ready_go_on),
-    INBAND_RECEIVE.name: Finder(_rows_gave_up, _rows_go_on),
+    COMBINE_WAIT.name: Finder(_results_timed_out, _results_pending),
+    COMBINE_READY.name: Finder(_ready_timed_out, _ready_pending),
+    INBAND_RECEIVE.name: Finder(_rows_timed_out, _rows_pending),
 }

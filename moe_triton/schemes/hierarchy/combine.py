@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from moe_triton.core.ascendc import POST_STATUS
-from moe_triton.core.plan import Hole, Launch, Plan, Value, joined
+from moe_triton.core.plan import Launch, Placeholder, Plan, Value, joined
 from moe_triton.kernels.block_quantize import block_quantize_kernel
 from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
 from moe_triton.layout import UB_ALIGN, WORD_BYTES, align
@@ -22,7 +22,7 @@ from moe_triton.schemes.hierarchy.ascendc import FUSED, PARTIALS_SEND, RAIL_WAIT
 from moe_triton.schemes.hierarchy.dispatch import of_rails, relay_timeout_us
 from moe_triton.schemes.hierarchy.layout import HierarchyLayout
 from moe_triton.schemes.hierarchy.relay_tables import RelayTables
-from moe_triton.schemes.site import Site, quantized_bytes
+from moe_triton.schemes.rank_context import RankContext, quantized_bytes
 
 PEER_BYTES = 8  # of a rank's word in the table of peers
 PIECE_ROWS = 32
@@ -57,8 +57,8 @@ class Combine(CombineSteps):
 
     layout: HierarchyLayout
 
-    def __init__(self, site: Site, variant: CombineVariant, zone: int, parts: int = 1) -> None:
-        super().__init__(site, variant, zone, parts)
+    def __init__(self, context: RankContext, variant: CombineVariant, zone: int, parts: int = 1) -> None:
+        super().__init__(context, variant, zone, parts)
         hidden, self.itemsize = self.config.hidden, variant.dtype.itemsize
         # Elements that share a scale where partial rows travel as int8, and bytes of one on its way.
         self.block, self.partial_bytes = PARTIAL_BLOCK_ELEMENTS[variant.dtype], 2 * hidden
@@ -66,8 +66,8 @@ class Combine(CombineSteps):
             self.partial_bytes = quantized_bytes(hidden, self.block)
         self.tables = RelayTables(self.config)
         self.usual |= {
-            **of_rails(site, self.layout),
-            "returned": Hole("barrier_counts"),
+            **of_rails(context, self.layout),
+            "returned": Placeholder("barrier_counts"),
             "returns": self.layout.return_status,
             "ends": self.layout.partial_flags,
         }
@@ -95,7 +95,7 @@ class Combine(CombineSteps):
         what it would hide.
         """
         servers, most = self.layout.num_servers, self.config.num_max_tokens_per_rank
-        if not self.site.capabilities.launches_cheaply or not self.usual["by_token"]:
+        if not self.context.capabilities.launches_cheaply or not self.usual["by_token"]:
             return [Piece(range(servers), range(most))]
         parts = -(-most // PIECE_ROWS)
         pieces = [range(most * part // parts, most * (part + 1) // parts) for part in range(parts)]
@@ -104,17 +104,20 @@ class Combine(CombineSteps):
 
     def _first_token(self, piece: Piece) -> int:
         """The first row of tables of tokens by server, for those of a piece."""
-        own = self.site.rank // self.layout.ranks_per_server
+        own = self.context.rank // self.layout.ranks_per_server
         if len(piece.places) == self.layout.num_servers:
             return 0
         (place,) = piece.places
         server = (own + place) % self.layout.num_servers
         return server * self.config.num_max_tokens_per_rank + piece.rows.start
 
-    def _inner(self, name: str, first_token: int) -> Hole:
+    def _inner(self, name: str, first_token: int) -> Placeholder:
         """A table of tokens by server, from a row on."""
-        hole, words = self.tables.holes[name], first_token * math.prod(self.tables.parts[name].shape[1:])
-        return replace(hole, offset=hole.offset + words * WORD_BYTES)
+        placeholder, words = (
+            self.tables.placeholders[name],
+            first_token * math.prod(self.tables.parts[name].shape[1:]),
+        )
+        return replace(placeholder, offset=placeholder.offset + words * WORD_BYTES)
 
     def _return(self) -> Launch:
         """Step 1, inside the server."""
@@ -123,37 +126,40 @@ class Combine(CombineSteps):
 
     def _wait_returned(self) -> list[Launch]:
         """Steps 2 and 3, inside the server; and who waits elsewhere hears of those that are missing."""
-        rank, ranks, status = self.site.rank, self.layout.ranks_per_server, self.layout.return_status
+        rank, ranks, status = self.context.rank, self.layout.ranks_per_server, self.layout.return_status
         # None of them is queued.
         nothing = "count", "kind", "combine_kind", "window", "out_offset", "timeout_us", "traffic"
         flag = self.launch(
             "flag returned",
             POST_STATUS,
-            peers=Hole("peers", PEER_BYTES * (rank // ranks * ranks)),
+            peers=Placeholder("peers", PEER_BYTES * (rank // ranks * ranks)),
             num_ranks=ranks,
             rank=rank % ranks,
             status=status,
             **dict.fromkeys(nothing, 0),
         )
-        timeout_us = relay_timeout_us(self.site.timeout_us)
+        timeout_us = relay_timeout_us(self.context.timeout_us)
         wait = self.wait_for_ranks("wait for returned", status, timeout_us=timeout_us, count_end=1)
         return [flag, wait, self.launch("lost", RETURNS_LOST, **self.posting())]
 
     def _server_sums(self, piece: Piece) -> list[Launch]:
         """Launches that sum this server's results per token from the rail, by weight, experts ascending."""
-        c, site, slots, itemsize = self.config, self.site, self.layout.result_slots, self.itemsize
-        features = SumFeatures(masked=True, by_expert=True, zoned=site.zones_on_device)
+        c, context, slots, itemsize = self.config, self.context, self.layout.result_slots, self.itemsize
+        features = SumFeatures(masked=True, by_expert=True, zoned=context.zones_on_device)
         sizes = self.variant.dtype, c.hidden, c.num_topk, 0
         first = self._first_token(piece)
-        active, sums = self._inner("inner_active", first), Hole("server_sums", first * c.hidden * itemsize)
+        active_index, sums = (
+            self._inner("inner_active_index", first),
+            Placeholder("server_sums", first * c.hidden * itemsize),
+        )
         total = self.launch(
             "server sum",
-            weighted_sum_kernel(*sizes, True, site.target, features=features),
-            slots=Hole("window", slots.offset(zone=self.zone)),
+            weighted_sum_kernel(*sizes, True, context.target, features=features),
+            slots=Placeholder("window", slots.offset(zone=self.zone)),
             topk_idx=self._inner("inner_ids", first),
             topk_weights=self._inner("inner_weights", first),
             expand_idx=self._inner("inner_positions", first),
-            active=active,
+            active_index=active_index,
             out=sums,
             expert_stride=slots.stride("expert") // itemsize,
             index_stride=slots.stride("index") // itemsize,
@@ -166,11 +172,13 @@ class Combine(CombineSteps):
         row_bytes, packed = self.partial_bytes, first * self.partial_bytes
         quantize = self.launch(
             "quantize",
-            block_quantize_kernel(self.variant.dtype, c.hidden, site.target, masked=True, block=self.block),
+            block_quantize_kernel(
+                self.variant.dtype, c.hidden, context.target, masked=True, block=self.block
+            ),
             rows=sums,
-            active=active,
-            packed=Hole("quantized_sums", packed),
-            packed_scales=Hole("quantized_sums", packed + align(c.hidden, UB_ALIGN)),
+            active_index=active_index,
+            packed=Placeholder("quantized_sums", packed),
+            packed_scales=Placeholder("quantized_sums", packed + align(c.hidden, UB_ALIGN)),
             capacity=piece.num_rows,
             row_stride=row_bytes,
             scale_stride=row_bytes // itemsize,
@@ -183,7 +191,7 @@ class Combine(CombineSteps):
         return self.launch(
             "send",
             PARTIALS_SEND,
-            rows=Hole("quantized_sums" if is_quantized else "server_sums"),
+            rows=Placeholder("quantized_sums" if is_quantized else "server_sums"),
             row_bytes=self.partial_bytes,
             payload_bytes=self.config.hidden * (1 if is_quantized else self.itemsize),
             first_place=piece.places.start,
@@ -200,7 +208,7 @@ class Combine(CombineSteps):
 
     def _sum(self) -> Launch:
         """Step 4: the partial rows of all servers, ascending."""
-        variant, servers, zones = self.variant, self.layout.num_servers, self.site.zones_on_device
+        variant, servers, zones = self.variant, self.layout.num_servers, self.context.zones_on_device
         rows, is_quantized = self.layout.partials_of(self.partial_bytes), variant.block_quantize
         itemsize, window = 1 if is_quantized else self.itemsize, rows.offset(zone=self.zone)
         features = SumFeatures(
@@ -213,16 +221,16 @@ class Combine(CombineSteps):
         )
         sizes = variant.dtype, self.config.hidden, servers, 0
         values: dict[str, Value] = {
-            "slots": Hole("window", window),
-            "slot_scales": Hole("window", window + align(self.config.hidden, UB_ALIGN)),
-            "topk_idx": self.tables.holes["outer_ids"],
+            "slots": Placeholder("window", window),
+            "slot_scales": Placeholder("window", window + align(self.config.hidden, UB_ALIGN)),
+            "topk_idx": self.tables.placeholders["outer_ids"],
             "topk_weights": 0,
-            "expand_idx": self.tables.holes["outer_rows"],
+            "expand_idx": self.tables.placeholders["outer_rows"],
             "out": self.sums,
             "expert_stride": rows.stride("server") // itemsize,
             "index_stride": rows.stride("index") // itemsize,
             "num_experts": servers,
             **self.in_memory(rows.stride("zone") // itemsize),
         }
-        kernel = weighted_sum_kernel(*sizes, False, self.site.target, features=features)
+        kernel = weighted_sum_kernel(*sizes, False, self.context.target, features=features)
         return self.launch("sum", kernel, **values)

@@ -7,7 +7,7 @@ arrange.
 
 from __future__ import annotations
 
-from moe_triton.core.plan import Hole, Launch, Plan, Value, joined
+from moe_triton.core.plan import Launch, Placeholder, Plan, Value, joined
 from moe_triton.kernels.inner_table import inner_table_kernel
 from moe_triton.kernels.outer_table import outer_table_kernel
 from moe_triton.layout import WORD_BYTES
@@ -16,18 +16,18 @@ from moe_triton.schemes.common.steps import DispatchSteps
 from moe_triton.schemes.hierarchy.ascendc import FUSED, RAIL_RELAY, RAIL_SEND
 from moe_triton.schemes.hierarchy.layout import HierarchyLayout, RailSlot
 from moe_triton.schemes.hierarchy.relay_tables import RelayTables
-from moe_triton.schemes.site import Site
+from moe_triton.schemes.rank_context import RankContext
 
 
-def of_rails(site: Site, layout: HierarchyLayout) -> dict[str, Value]:
+def of_rails(context: RankContext, layout: HierarchyLayout) -> dict[str, Value]:
     """Arguments of kernels that know of rails: which ranks there are, and where tables are."""
     return {
-        **RelayTables(site.config).holes,
+        **RelayTables(context.config).placeholders,
         "num_servers": layout.num_servers,
         "ranks_per_server": layout.ranks_per_server,
         "server_experts": layout.server_experts,
         # 1: a message for each token, as an AIV posts them; 0: one for a server, as an AICPU does.
-        "by_token": int(site.posts == "aiv"),
+        "by_token": int(context.posts == "aiv"),
     }
 
 
@@ -46,15 +46,15 @@ class Dispatch(DispatchSteps):
 
     layout: HierarchyLayout
 
-    def __init__(self, site: Site, variant: DispatchVariant, zone: int, parts: int = 1) -> None:
-        super().__init__(site, variant, zone, parts)
+    def __init__(self, context: RankContext, variant: DispatchVariant, zone: int, parts: int = 1) -> None:
+        super().__init__(context, variant, zone, parts)
         self.rail_slot = RailSlot.of(self.config, variant.row_format, variant.dtype)
-        self.usual |= {**of_rails(site, self.layout), "ends": self.layout.rail_flags}
+        self.usual |= {**of_rails(context, self.layout), "ends": self.layout.rail_flags}
 
     def whole(self) -> Plan:
         """All of it: what sends goes on with the relay and the wait."""
-        c, site = self.config, self.site
-        outer = outer_table_kernel(c.num_topk, self.layout.num_servers, site.target)
+        c, context = self.config, self.context
+        outer = outer_table_kernel(c.num_topk, self.layout.num_servers, context.target)
         phases = [self._send(), self._relay(), *self._receive()]
         steps = [
             *self.before_routing(),
@@ -80,7 +80,7 @@ class Dispatch(DispatchSteps):
             rows=rows["rows"],
             row_stride=rows["row_stride"],
             row_scale=self.slot.scale_offset if self.is_quantized else 0,
-            topk_weights=Hole("topk_weights"),
+            topk_weights=Placeholder("topk_weights"),
             **self._in_slot,
             **self.posting(),
             slots=self.layout.rail_slots,
@@ -93,7 +93,7 @@ class Dispatch(DispatchSteps):
             RAIL_RELAY,
             slot_scale=self.slot.scale_offset if self.slot.num_scales else 0,
             stamp_offset=self.slot.stamp_offset,
-            timeout_us=relay_timeout_us(self.site.timeout_us),
+            timeout_us=relay_timeout_us(self.context.timeout_us),
             **self._in_slot,
             rails=self.layout.rail_slots,
             slots=self.layout.forward_slots,
@@ -105,8 +105,8 @@ class Dispatch(DispatchSteps):
         wait = self.wait_for_ranks(
             "wait",
             self.layout.token_counts,
-            num_local_experts=self.site.num_local_experts,
-            recv_counts=Hole("recv_counts"),
+            num_local_experts=self.context.num_local_experts,
+            recv_counts=Placeholder("recv_counts"),
             count_end=self.config.num_max_tokens_per_rank + 1,
             kept_zone=self.keeping,
         )
@@ -114,13 +114,13 @@ class Dispatch(DispatchSteps):
 
     def _inner_table(self) -> Launch:
         """Which experts of this server the tokens have that came by the rail."""
-        site, layout, rails = self.site, self.layout, self.layout.rail_slots
+        context, layout, rails = self.context, self.layout, self.layout.rail_slots
         return self.launch(
             "inner table",
-            inner_table_kernel(self.config.num_topk, site.target, site.zones_on_device),
-            tokens=Hole("window", rails.offset(zone=self.zone) + self.rail_slot.words_offset),
+            inner_table_kernel(self.config.num_topk, context.target, context.zones_on_device),
+            tokens=Placeholder("window", rails.offset(zone=self.zone) + self.rail_slot.words_offset),
             max_tokens=rails.extent("index"),
-            first_expert=site.rank // layout.ranks_per_server * layout.server_experts,
+            first_expert=context.rank // layout.ranks_per_server * layout.server_experts,
             server_stride=rails.stride("server") // WORD_BYTES,
             token_stride=rails.stride("index") // WORD_BYTES,
             **self.in_memory(rails.stride("zone") // WORD_BYTES),

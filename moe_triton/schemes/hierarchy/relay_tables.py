@@ -19,7 +19,7 @@ import torch
 
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.plan import Hole
+from moe_triton.core.plan import Placeholder
 from moe_triton.layout import ORIGIN, WORD_BYTES
 from moe_triton.operators.buffer import TABLES
 from moe_triton.schemes.scheme import Bindings, KeptTables
@@ -51,7 +51,8 @@ class RelayTables(KeptTables):
     Row s * T + n of the inner ones is about token n that came from server s. ``inner_ids`` (S * T, K): its
     experts on this server, ascending, as s * (experts of a server) + number in the server, then -1.
     ``inner_positions`` (S * T, K): its number among its source's tokens for each of them. ``inner_weights``
-    (S * T, K): the bits of its fp32 weights. ``inner_active`` (S * T,): 0 where there is a token, else -1.
+    (S * T, K): the bits of its fp32 weights. ``inner_active_index`` (S * T,): 0 where there is a token, else
+    -1.
 
     ``own_weights`` (T, K): the bits of the weights that this rank has dispatched, where the host reads them.
 
@@ -71,7 +72,7 @@ class RelayTables(KeptTables):
             "inner_ids": (relayed, topk),
             "inner_positions": (relayed, topk),
             "inner_weights": (relayed, topk),
-            "inner_active": (relayed,),
+            "inner_active_index": (relayed,),
             "own_weights": (tokens, topk),
         }
         self.parts: dict[str, Table] = {}
@@ -81,9 +82,9 @@ class RelayTables(KeptTables):
             self.num_words += math.prod(shape)
 
     @cached_property
-    def holes(self) -> dict[str, Hole]:
+    def placeholders(self) -> dict[str, Placeholder]:
         """Where plans find each."""
-        return {name: Hole(TABLES, WORD_BYTES * table.offset) for name, table in self.parts.items()}
+        return {name: Placeholder(TABLES, WORD_BYTES * table.offset) for name, table in self.parts.items()}
 
     def of(self, tables: torch.Tensor, name: str) -> torch.Tensor:
         """One of them.
@@ -168,8 +169,8 @@ def _misfits(c: Config, of: dict[str, Ints], num_tokens: int) -> Iterator[tuple[
     relayed = of["rail_counts"]
     yield "rail_counts", relayed, relayed.view(np.uint32) > most
     is_there = np.arange(most) < relayed[:, None]
-    active = of["inner_active"].reshape(servers, most)
-    yield "inner_active", active, active != np.where(is_there, 0, -1)
+    active_index = of["inner_active_index"].reshape(servers, most)
+    yield "inner_active_index", active_index, active_index != np.where(is_there, 0, -1)
     shape = servers, most, c.num_topk
     inner, positions = of["inner_ids"].reshape(shape), of["inner_positions"].reshape(shape)
     first = np.arange(0, c.num_experts, experts, dtype=np.int32)[:, None, None]

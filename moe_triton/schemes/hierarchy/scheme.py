@@ -49,8 +49,8 @@ from moe_triton.schemes.hierarchy.layout import HierarchyLayout
 from moe_triton.schemes.hierarchy.limits import FORMULAS, RULES
 from moe_triton.schemes.hierarchy.relay_tables import RelayTables
 from moe_triton.schemes.hierarchy.waits import FINDERS
+from moe_triton.schemes.rank_context import OPERATORS, Operator, RoundFacts
 from moe_triton.schemes.scheme import REFUSED_ON_A2, Refusal, Scheme, Scratch
-from moe_triton.schemes.site import OPERATORS, Operator, RoundFacts
 
 FULLMESH = "Use comm_alg='fullmesh' for it."
 
@@ -97,7 +97,7 @@ class Hierarchy(Scheme):
     @cached_property
     def rounds(self) -> RoundFacts:
         """Says that dispatch, combine and barrier all wait for every rank."""
-        return RoundFacts(waiting=frozenset(OPERATORS), on_device=self.site.capabilities.captures_graphs)
+        return RoundFacts(waiting=frozenset(OPERATORS), on_device=self.context.capabilities.captures_graphs)
 
     @property
     def statuses(self) -> tuple[tuple[Operator, Region], ...]:
@@ -106,11 +106,11 @@ class Hierarchy(Scheme):
 
     def scratch(self) -> dict[str, Scratch]:
         """Adds words of routes, sums for each server and what was seen of rails to what schemes share."""
-        c = self.site.config
+        c = self.context.config
         tokens, servers = c.num_max_tokens_per_rank, c.topology.num_servers
         return super().scratch() | {
             "route_words": Scratch(tokens * align(c.num_topk, UB_ALIGN // WORD_BYTES)),
             "server_sums": Scratch(servers * tokens * c.hidden, torch.int16),
-            "quantized_sums": Scratch(servers * tokens * self.site.quantized_row_bytes, torch.uint8),
+            "quantized_sums": Scratch(servers * tokens * self.context.quantized_row_bytes, torch.uint8),
             "rail_seen": Scratch(servers),
         }

@@ -18,7 +18,7 @@ from moe_triton.operators.variants import CombineVariant, DispatchVariant, Varia
 from moe_triton.runtime.chosen_scheme import Asked, ChosenScheme, choose_scheme
 from moe_triton.runtime.construction import check_tuning
 from moe_triton.schemes import layout_of, make_scheme, product_of, scheme_type
-from moe_triton.schemes.site import Site
+from moe_triton.schemes.rank_context import RankContext
 from moe_triton.tools.cli.options import servers_of
 from moe_triton.tools.text_table import TextTable, names, numbers, say, texts
 
@@ -113,17 +113,17 @@ def show_plans(
     row_format = row_format_of(quantize, config.hidden)
     scheme_type(config).check_rows(row_format)
     check_tuning(tuning, config, blocks, capabilities)
-    site = Site(config, 0, blocks, 60_000_000, capabilities, tuning=tuning)
-    sizes = site.part_tokens
+    context = RankContext(config, 0, blocks, 60_000_000, capabilities, tuning=tuning)
+    sizes = context.part_tokens
     _say_scheme(chosen, console)
-    scheme, dtype, tokens = make_scheme(site), torch.bfloat16, config.num_max_tokens_per_rank
+    scheme, dtype, tokens = make_scheme(context), torch.bfloat16, config.num_max_tokens_per_rank
     given = torch.int32 if capabilities.is_asynchronous else None  # the host has copied them
     variants: tuple[Variant, ...] = (
         DispatchVariant(dtype, row_format, False, True, given_ids=given),
         CombineVariant(dtype, True),
     )
     for operator, variant in zip(sizes, variants, strict=True):
-        parts, source = site.parts(operator, tokens), sizes[operator].source
+        parts, source = context.parts(operator, tokens), sizes[operator].source
         plan, uncut = scheme.whole(variant, 0, parts), scheme.whole(variant, 0)
         if parts > 1 and len(plan.launches) == len(uncut.launches):
             parts, source = 1, "it cannot be cut"

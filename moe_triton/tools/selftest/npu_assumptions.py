@@ -19,7 +19,7 @@ from moe_triton.backends.npu.runtime import Runtime
 from moe_triton.backends.npu.window import window_library
 from moe_triton.core import ascendc
 from moe_triton.core.kernel import TritonKernel
-from moe_triton.core.plan import Hole, Launch, Plan, Stream, launch
+from moe_triton.core.plan import Launch, Placeholder, Plan, Stream, launch
 from moe_triton.core.records import ORIGIN
 from moe_triton.core.region import Region, region_of
 from moe_triton.core.soc import soc_of
@@ -105,11 +105,11 @@ class Bench:
 
     def post(self, rank: int = 0) -> Launch:
         """An entry {1.0, count} to the zone that the cell names, by an Ascend C kernel."""
-        return post_entry(self.status, "count", num_ranks=1, rank=rank, zone_at=Hole("zone"))
+        return post_entry(self.status, "count", num_ranks=1, rank=rank, zone_at=Placeholder("zone"))
 
     def wait(self, us: int) -> Launch:
         """For both ranks' entries in that zone."""
-        return wait_for_entries(self.status, us, zone_at=Hole("zone"))
+        return wait_for_entries(self.status, us, zone_at=Placeholder("zone"))
 
     def turn(self) -> Launch:
         """The other zone, by the Triton kernel that ends a dispatch; here, one without any row.
@@ -117,8 +117,10 @@ class Bench:
         A single program may read the cell that it turns.
         """
         kernel = arrange_kernel(layout.SlotLayout(HIDDEN, 2), has_weight=False, zoned=True)
-        values: dict[str, Hole | int] = {a.name: Hole("none") if a.is_pointer else 0 for a in kernel.args}
-        values |= {"kept_zone": Hole("zone"), "zone": Hole("zone")}
+        values: dict[str, Placeholder | int] = {
+            a.name: Placeholder("none") if a.is_pointer else 0 for a in kernel.args
+        }
+        values |= {"kept_zone": Placeholder("zone"), "zone": Placeholder("zone")}
         return launch("turn", kernel, "compute", 1, **values)
 
     def entry(self, zone: int, rank: int = 0) -> list[int]:
@@ -169,9 +171,9 @@ def _windows() -> str | None:
 def _triton() -> str | None:
     bench = Bench()
     stream = bench.runtime.handle(bench.runtime.current_stream())
-    turn, cells = bench.turn(), {Hole("zone"): bench.zone, Hole("none"): bench.none}
+    turn, cells = bench.turn(), {Placeholder("zone"): bench.zone, Placeholder("none"): bench.none}
     assert isinstance(turn.kernel, TritonKernel)
-    words = [cells[value].data_ptr() if isinstance(value, Hole) else 0 for value in turn.values]
+    words = [cells[value].data_ptr() if isinstance(value, Placeholder) else 0 for value in turn.values]
     triton_kernels.launcher(turn.kernel)(1, stream, words)
     bench.runtime.synchronize()
     return _differs(int(bench.zone[0]), 1)
@@ -278,21 +280,21 @@ class InbandExchange:
             INBAND_SEND,
             "compute",
             1,
-            rows=Hole("rows"),
+            rows=Placeholder("rows"),
             row_stride=SLOT.row_bytes,
             row_bytes=SLOT.row_bytes,
             stamp_offset=SLOT.stamp_offset,
             rows_per_token=1,
-            topk_idx=Hole("experts"),
-            expand_idx=Hole("places"),
-            peers=Hole("peers"),
+            topk_idx=Placeholder("experts"),
+            expand_idx=Placeholder("places"),
+            peers=Placeholder("peers"),
             num_tokens=ROWS,
             topk=1,
             num_experts=ROWS,
             kept_rank=-1,
             slots=self.slots.words(),
             status=self.status.words(),
-            report=Hole("report"),
+            report=Placeholder("report"),
         )
 
     def _receive(self, stream: Stream, us: int) -> Launch:
@@ -301,8 +303,8 @@ class InbandExchange:
             INBAND_RECEIVE,
             stream,
             ROWS,
-            window=Hole("window"),
-            recv_offsets=Hole("offsets"),
+            window=Placeholder("window"),
+            recv_offsets=Placeholder("offsets"),
             num_entries=ROWS,
             num_ranks=1,
             capacity=ROWS,
@@ -310,11 +312,11 @@ class InbandExchange:
             scale_offset=SLOT.scale_offset,
             scale_bytes=SLOT.scale_bytes,
             stamp_offset=SLOT.stamp_offset,
-            out_rows=Hole("received"),
-            out_origins=Hole("origins"),
+            out_rows=Placeholder("received"),
+            out_origins=Placeholder("origins"),
             timeout_us=us,
             slots=self.slots.words(),
-            report=Hole("report"),
+            report=Placeholder("report"),
         )
 
 

@@ -15,7 +15,7 @@ from moe_triton.core import ascendc
 from moe_triton.core.abi import words_of
 from moe_triton.core.errors import CommunicationTimeoutError
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
-from moe_triton.core.plan import Hole, Launch, Plan, Stream, Value, launch
+from moe_triton.core.plan import Launch, Placeholder, Plan, Stream, Value, launch
 from moe_triton.core.region import REGION_DIMS, Region, region_of
 from moe_triton.layout import NUM_ZONES, SLOT_ALIGN, STATUS_ENTRY_BYTES, align, entry_per_rank
 from moe_triton.rendezvous.meeting import Meeting
@@ -143,15 +143,15 @@ class Wires:
             EXCHANGE_SEND,
             "communication",
             self._blocks,
-            rows=Hole("rows"),
+            rows=Placeholder("rows"),
             row_bytes=self._row_bytes,
-            num_rows=Hole("num_rows"),
+            num_rows=Placeholder("num_rows"),
             capacity=self._capacity,
-            peers=Hole("peers"),
+            peers=Placeholder("peers"),
             peer=peer,
             zone=zone,
             slots=self._slots.words(),
-            report=Hole("report"),
+            report=Placeholder("report"),
         )
 
     def _post(self, zone: int, peer: int) -> Launch:
@@ -177,15 +177,20 @@ def launch_of_zeros(
 
 
 def post_entry(status: Region, count: str, **values: Value) -> Launch:
-    """Posts an entry {1.0f, count}; ``count`` names the hole with the number."""
-    peers, report = Hole("peers"), Hole("report")
-    values |= {"peers": peers, "count": Hole(count), "status": status.words(), "report": report}
+    """Posts an entry {1.0f, count}; ``count`` names the placeholder with the number."""
+    peers, report = Placeholder("peers"), Placeholder("report")
+    values |= {"peers": peers, "count": Placeholder(count), "status": status.words(), "report": report}
     return launch_of_zeros("post", ascendc.POST_STATUS, "communication", 1, **values)
 
 
 def wait_for_entries(status: Region, timeout_us: int, **values: Value) -> Launch:
-    """Waits for an entry from every rank; the counts go to the hole "received"."""
-    window, report = Hole("window"), Hole("report")
-    values |= {"window": window, "recv_counts": Hole("received"), "status": status.words(), "report": report}
+    """Waits for an entry from every rank; the counts go to the placeholder "received"."""
+    window, report = Placeholder("window"), Placeholder("report")
+    values |= {
+        "window": window,
+        "recv_counts": Placeholder("received"),
+        "status": status.words(),
+        "report": report,
+    }
     values |= {"num_local_experts": 1, "timeout_us": timeout_us}
     return launch_of_zeros("wait", ascendc.DISPATCH_WAIT, "communication", 1, **values)

@@ -28,8 +28,8 @@ from moe_triton.kernels import Shape, families
 from moe_triton.kernels.cases import AXES
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes import make_scheme
+from moe_triton.schemes.rank_context import RankContext
 from moe_triton.schemes.rules import check_config
-from moe_triton.schemes.site import Site
 
 KERNEL_MODULES = [
     importlib.import_module(f"moe_triton.kernels.{found.name}")
@@ -130,8 +130,8 @@ def launched(name: str) -> tuple[TritonKernel, ...]:
     for variant, parts in product(variants(config, rank), (1, 3)):
         exchange_rank = 0 if variant.exchange else None
         tuning = Tuning(communication_blocks=int(parts > 1))
-        site = Site(config, rank, 4, 1000, CAPABILITIES["npu"], exchange_rank, tuning)
-        plan: Plan = make_scheme(site).whole(variant, 0, parts)
+        context = RankContext(config, rank, 4, 1000, CAPABILITIES["npu"], exchange_rank, tuning)
+        plan: Plan = make_scheme(context).whole(variant, 0, parts)
         kernels = [launch.kernel for launch in plan.launches if isinstance(launch.kernel, TritonKernel)]
         found |= {id(kernel): kernel for kernel in kernels}
     return tuple(found.values())

@@ -16,7 +16,7 @@ from moe_triton.core.row_formats import ROW_FORMATS
 from moe_triton.core.tuning import Tuning
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.schemes import make_scheme
-from moe_triton.schemes.site import Site
+from moe_triton.schemes.rank_context import RankContext
 
 CORES = 48
 
@@ -44,7 +44,7 @@ def plan(
 ) -> Plan:
     """As an NPU has it, with so many receiving blocks if they are given."""
     tuning = Tuning(receiving_blocks=receiving)
-    scheme = make_scheme(Site(settings, 0, blocks, 60_000_000, CAPABILITIES["npu"], tuning=tuning))
+    scheme = make_scheme(RankContext(settings, 0, blocks, 60_000_000, CAPABILITIES["npu"], tuning=tuning))
     dispatch = DispatchVariant(torch.bfloat16, ROW_FORMATS[quantize], False, True)
     return scheme.whole(
         dispatch if operator == "dispatch" else CombineVariant(torch.bfloat16, True), 0, parts

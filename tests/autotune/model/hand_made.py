@@ -1,4 +1,4 @@
-"""Plans made by hand, with bodies that take what is written beside them."""
+"""Plans made by hand, with kernel costs that take what is written beside them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from autotune.model.bodies.counted.run import Awaited, PlanRun
-from autotune.model.bodies.remembered import Bodies
 from autotune.model.constants import Machine, machine_named
-from autotune.model.cost import Body, Cost, Work
+from autotune.model.cost import Cost, KernelCost, Work
+from autotune.model.kernel_costs.counted.run import Awaited, PlanRun
+from autotune.model.kernel_costs.remembered import KernelCosts
 from autotune.model.timelines.timeline import Timeline, walk_some
 from autotune.model.traffic import Traffic, traffic_of
 from moe_triton.core.config import Config
@@ -70,16 +70,16 @@ def plan_of(*launches: Launch, overlap: bool = True) -> Plan:
     return Plan("dispatch", 0, launches, overlap)
 
 
-def bodies_of(us: Mapping[str, float]) -> Bodies:
-    """Bodies by the name of the kernel."""
+def kernel_costs_of(us: Mapping[str, float]) -> KernelCosts:
+    """Costs of kernels by the name of the kernel."""
 
-    def body_of(kernel: AscendCKernel | TritonKernel) -> Body:
-        def body(work: Work, machine: Machine) -> Cost:
+    def kernel_cost_of(kernel: AscendCKernel | TritonKernel) -> KernelCost:
+        def kernel_cost(work: Work, machine: Machine) -> Cost:
             return Cost({"fixed": us[kernel.name]})
 
-        return body
+        return kernel_cost
 
-    return body_of
+    return kernel_cost_of
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from autotune.model.bodies.replay.body import Argument, Replay, recorded, timed
-from autotune.model.bodies.replay.instructions import Stream
-from autotune.model.bodies.replay.translate import translated
 from autotune.model.constants import Machine, machine_named
 from autotune.model.cost import Table
+from autotune.model.kernel_costs.replay.instructions import Stream
+from autotune.model.kernel_costs.replay.kernel_cost import Argument, Replay, recorded, timed
+from autotune.model.kernel_costs.replay.translate import translated
 from autotune.npu_compiler.compile import entry_of
 from moe_triton.backends.cpu.triton.ir import read
 from moe_triton.core.kernel import Arg, TritonKernel
@@ -86,12 +86,12 @@ def barrier(pipe: str) -> str:
     return f'"hivm.hir.pipe_barrier"() <{{pipe = #hivm.pipe<PIPE_{pipe}>}}> : () -> ()'
 
 
-def loop(low: str, high: str, *body: str, index: str = "i") -> list[str]:
+def loop(low: str, high: str, *kernel_cost: str, index: str = "i") -> list[str]:
     """Of 32-bit integers in steps of 1."""
     return [
         f'"scf.for"(%{low}, %{high}, %one) ({{',
         f"^bb0(%{index}: i32):",
-        *body,
+        *kernel_cost,
         '"scf.yield"() : () -> ()',
         "}) : (i32, i32, i32) -> ()",
     ]
@@ -112,7 +112,7 @@ def element(name: str, argument: str, place: str) -> list[str]:
     ]
 
 
-def function(*body: str, types: Sequence[str] = ()) -> str:
+def function(*kernel_cost: str, types: Sequence[str] = ()) -> str:
     """A module with these lines as its kernel; arguments are ``%a``, ``%b`` and so on."""
     system = f"%s0: i64, %s1: memref<?xi8, {GM}>, %s2: memref<?xi8, {GM}>"
     given = "".join(f", %{chr(97 + i)}: {type_}" for i, type_ in enumerate(types))
@@ -124,7 +124,7 @@ def function(*body: str, types: Sequence[str] = ()) -> str:
         constant("first", 0, "index"),
         constant("none", 0),
         constant("one", 1),
-        *body,
+        *kernel_cost,
         '"func.return"() : () -> ()',
         "}) {hacc.entry} : () -> ()",
         "}) : () -> ()",
@@ -133,7 +133,7 @@ def function(*body: str, types: Sequence[str] = ()) -> str:
 
 
 def streams(
-    *body: str, arguments: Mapping[str, int | list[int] | None] | None = None, programs: int = 1
+    *kernel_cost: str, arguments: Mapping[str, int | list[int] | None] | None = None, programs: int = 1
 ) -> list[Stream]:
     """What the programs of a kernel issue.
 
@@ -146,7 +146,7 @@ def streams(
         Arg(name, "i32" if isinstance(value, int) else "*i32", "value") for name, value in given.items()
     )
     kernel = TritonKernel("hand_made", None, args, {}, fallback=lambda *_: None)
-    translation = translated(entry_of(read(function(*body, types=types)), kernel.name))
+    translation = translated(entry_of(read(function(*kernel_cost, types=types)), kernel.name))
     return recorded(kernel, translation, {name: _argument(value) for name, value in given.items()}, programs)
 
 
@@ -157,10 +157,10 @@ def _argument(value: int | list[int] | None) -> Argument:
 
 
 def replay(
-    *body: str,
+    *kernel_cost: str,
     arguments: Mapping[str, int | list[int] | None] | None = None,
     machine: Machine = MACHINE,
     with_spans: bool = False,
 ) -> Replay:
     """One program on one core."""
-    return timed(streams(*body, arguments=arguments), machine, BYTES_PER_CYCLE, with_spans)
+    return timed(streams(*kernel_cost, arguments=arguments), machine, BYTES_PER_CYCLE, with_spans)

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.model.bodies import movement
 from autotune.model.clusters import a2
 from autotune.model.clusters.a2 import SCHEMES, Flow, flows_of, mean_flow, operator_cost
 from autotune.model.clusters.group import OPERATORS
 from autotune.model.clusters.routing import KINDS, draw_ids
 from autotune.model.constants import Machine, machine_named
+from autotune.model.kernel_costs import movement
 from moe_triton.core.errors import ArgumentError
 
 MIB = 1 << 20

@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.model.bodies.pulls import with_pulls
-from autotune.model.bodies.remembered import OfArguments
 from autotune.model.clusters import a2, fused
 from autotune.model.clusters.cluster import Load, price
 from autotune.model.clusters.group import OPERATORS, Group, Routing
 from autotune.model.clusters.routing import KINDS
 from autotune.model.constants import Machine, machine_named
-from autotune.model.cost import Body, Cost, Work
+from autotune.model.cost import Cost, KernelCost, Work
+from autotune.model.kernel_costs.pulls import with_pulls
+from autotune.model.kernel_costs.remembered import OfArguments
 from autotune.model.timelines.timeline import Mode, walk_ranks
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
-from tests.autotune.model.simple_bodies import simple_bodies
+from tests.autotune.model.simple_kernel_costs import simple_kernel_costs
 
 MACHINE, A2 = machine_named("A3"), machine_named("A2")
 SCHEMES = ("fullmesh_v1", "fullmesh_v2", "direct")
@@ -40,16 +40,18 @@ def _a2(scheme: str, ranks: int, tokens: int, routing: str = "uniform", mode: Mo
 @pytest.mark.parametrize("ranks", [8, 16])
 def test_representatives_say_what_all_ranks_say(scheme: str, routing: str, ranks: int) -> None:
     group, is_direct = _small(scheme, ranks, routing=Routing(routing)), scheme == "direct"
-    some = price(group, MACHINE, simple_bodies)
+    some = price(group, MACHINE, simple_kernel_costs)
     ids = group.draw()
     traffics = [group.traffic(ids, r) for r in range(ranks)]
     for operator, plan in group.plans(MACHINE).items():
-        lines = walk_ranks(plan, traffics, MACHINE, mode=group.mode, bodies=with_pulls(simple_bodies))
+        lines = walk_ranks(
+            plan, traffics, MACHINE, mode=group.mode, kernel_costs=with_pulls(simple_kernel_costs)
+        )
         slowest = max(line.total_us for line in lines)
         # Waits of some are as if every sender was the slowest, and as far away as the farthest. What a rank's
         # blocks add up for a direct send, by the receivers that each happens on, is in no number of its load.
         assert some.operators[operator].us == pytest.approx(slowest, rel=0.01 if is_direct else 0.005)
-    every = price(group, MACHINE, simple_bodies, ids, range(ranks))
+    every = price(group, MACHINE, simple_kernel_costs, ids, range(ranks))
     assert [some.operators[o].us for o in OPERATORS] == pytest.approx(
         [every.operators[o].us for o in OPERATORS], rel=0.01 if is_direct else 0.005
     )
@@ -75,7 +77,7 @@ def test_what_is_sent_is_received(routing: str, ranks: int, tokens: int, seed: i
 def test_bytes_are_those_that_launches_send(scheme: str) -> None:
     """One row between ranks: what the slot of a scheme takes, and the flags."""
     group = Group(16, 128, comm_alg=scheme, mode="stream")
-    point = price(group, MACHINE, simple_bodies)
+    point = price(group, MACHINE, simple_kernel_costs)
     load = Load.of(group, group.draw(), MACHINE)
     rows = int(load.away.sum(axis=1).max())
     # int8 and a scale, with a stamp or in it; in-band 512 bytes for each 480 of them.
@@ -90,7 +92,7 @@ def test_bytes_are_those_that_launches_send(scheme: str) -> None:
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_more_is_never_faster(scheme: str) -> None:
     def took(machine: object = MACHINE, **change: object) -> float:
-        return price(_small(scheme, 16, **change), machine, simple_bodies).us  # type: ignore[arg-type]
+        return price(_small(scheme, 16, **change), machine, simple_kernel_costs).us  # type: ignore[arg-type]
 
     assert took(tokens=64) > took(tokens=16)
     if scheme != "direct":
@@ -104,7 +106,9 @@ def test_more_is_never_faster(scheme: str) -> None:
 def test_the_most_loaded_rank_is_the_slowest() -> None:
     """Zipf loads the ranks of popular experts; the imbalance says how much."""
     even, uneven = (
-        price(_small("fullmesh_v1", 16, 64, routing=Routing("zipf", exponent=e)), MACHINE, simple_bodies)
+        price(
+            _small("fullmesh_v1", 16, 64, routing=Routing("zipf", exponent=e)), MACHINE, simple_kernel_costs
+        )
         for e in (0.0, 1.5)
     )
     assert even.imbalance < 1.3 < uneven.imbalance
@@ -137,7 +141,7 @@ def test_experts_are_those_of_a_published_model_or_the_next_multiple() -> None:
 def test_what_is_not_there_is_refused(argument: str, change: dict) -> None:
     usual = {"ranks": 8, "tokens": 4}
     with pytest.raises(ArgumentError) as error:
-        price(Group(**{**usual, **change}), MACHINE, simple_bodies)
+        price(Group(**{**usual, **change}), MACHINE, simple_kernel_costs)
     assert (error.value.argument, bool(error.value.rule), bool(error.value.remedy)) == (argument, True, True)
 
 
@@ -198,12 +202,12 @@ class TestOfArguments:
     def test_the_same_arguments_are_priced_once(self) -> None:
         seen: list[tuple[str, int]] = []
 
-        def counted(kernel: AscendCKernel | TritonKernel) -> Body:
-            def body(work: Work, machine: Machine) -> Cost:
+        def counted(kernel: AscendCKernel | TritonKernel) -> KernelCost:
+            def kernel_cost(work: Work, machine: Machine) -> Cost:
                 seen.append((kernel.name, work.traffic.rank))
-                return simple_bodies(kernel)(work, machine)
+                return simple_kernel_costs(kernel)(work, machine)
 
-            return body
+            return kernel_cost
 
         group = _small("fullmesh_v1", 8)
         drawn, ranks = group.draw(), group.ranks
@@ -218,6 +222,6 @@ class TestOfArguments:
             assert (names["route_pack"], names["dispatch_send"]) == (most, ranks)
 
     def test_another_machine_is_priced_again(self) -> None:
-        group, bodies = _small("fullmesh_v1", 8, 64), OfArguments(simple_bodies)
+        group, kernel_costs = _small("fullmesh_v1", 8, 64), OfArguments(simple_kernel_costs)
         slower = MACHINE.replaced({"stream_bytes_per_cycle": 9.0})
-        assert price(group, slower, bodies).us > price(group, MACHINE, bodies).us
+        assert price(group, slower, kernel_costs).us > price(group, MACHINE, kernel_costs).us

@@ -7,13 +7,13 @@ from functools import partial
 
 import pytest
 
-from autotune.model.bodies.body import body_of
-from autotune.model.bodies.remembered import Remembered
 from autotune.model.clusters import a2
 from autotune.model.clusters.group import OPERATORS, Group
 from autotune.model.clusters.prices import Call
 from autotune.model.constants import Machine, machine_named
 from autotune.model.fits.validate import ROWS, predict
+from autotune.model.kernel_costs.kernel_cost import kernel_cost_of
+from autotune.model.kernel_costs.remembered import Remembered
 from autotune.model.sensitivity import constants_read
 
 GROUP = Group(ranks=32, tokens=16)
@@ -23,7 +23,7 @@ NOT_OF_PLANS = {
 
 
 def _reads_of_plans(group: Group) -> frozenset[str]:
-    call = Call.typical(group, Remembered(body_of))
+    call = Call.typical(group, Remembered(kernel_cost_of))
 
     def total(tried: Machine) -> float:
         return sum(call.priced(operator, tried)[0].us for operator in OPERATORS)

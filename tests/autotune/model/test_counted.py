@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autotune.model.bodies.body import body_of
-from autotune.model.bodies.counted.library import LOOKS, RECORD, Did
-from autotune.model.bodies.counted.price import clocked, counted
-from autotune.model.bodies.counted.run import PlanRun, standing_for
-from autotune.model.bodies.counted.steps import Steps
 from autotune.model.clusters.group import OPERATORS, Group
 from autotune.model.clusters.prices import Call
 from autotune.model.constants import machine_named
 from autotune.model.cost import Cost, Place, UnknownWorkError, work_of
+from autotune.model.kernel_costs.counted.library import LOOKS, RECORD, Did
+from autotune.model.kernel_costs.counted.price import clocked, counted
+from autotune.model.kernel_costs.counted.run import PlanRun, standing_for
+from autotune.model.kernel_costs.counted.steps import Steps
+from autotune.model.kernel_costs.kernel_cost import kernel_cost_of
 from autotune.model.traffic import Traffic
 from moe_triton.core import ascendc
 from moe_triton.core.kernel import AscendCKernel
@@ -78,7 +78,7 @@ def test_every_kernel_is_priced_without_a_line_for_it() -> None:
     priced = set()
     for group in GROUPS:
         machine = A2 if group.config.topology.num_servers > 1 else machine_named(group.product)
-        call = Call.typical(group, body_of_ascendc)
+        call = Call.typical(group, kernel_cost_of_ascendc)
         for operator in OPERATORS:
             (found,) = call.priced(operator, machine)
             for span in found.timeline.spans:
@@ -89,9 +89,9 @@ def test_every_kernel_is_priced_without_a_line_for_it() -> None:
     assert {kernel.name for kernel in KERNELS} - priced <= {"exchange_send", "inband_receive"}
 
 
-def body_of_ascendc(kernel: object) -> object:
+def kernel_cost_of_ascendc(kernel: object) -> object:
     if isinstance(kernel, AscendCKernel):
-        return body_of(kernel)
+        return kernel_cost_of(kernel)
     return lambda work, machine: Cost({"fixed": 1.0})
 
 

@@ -8,20 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autotune.model.bodies.counted import library as libraries
-from autotune.model.bodies.counted import run as runs
-from autotune.model.bodies.counted.library import CountingLibrary, Did
-from autotune.model.bodies.counted.price import counted
-from autotune.model.bodies.counted.run import PlanRun, standing_for
 from autotune.model.clusters.group import Group
 from autotune.model.clusters.prices import Call
 from autotune.model.constants import machine_named
 from autotune.model.cost import Cost, Place, work_of
+from autotune.model.kernel_costs.counted import library as libraries
+from autotune.model.kernel_costs.counted import run as runs
+from autotune.model.kernel_costs.counted.library import CountingLibrary, Did
+from autotune.model.kernel_costs.counted.price import counted
+from autotune.model.kernel_costs.counted.run import PlanRun, standing_for
 from moe_triton.core import native_files
 from moe_triton.schemes import SCHEMES
 from tests.ascendc.library import Patch, build_counting
 from tests.autotune.model.calls import config, plan, traffic
-from tests.autotune.model.simple_bodies import simple_bodies
+from tests.autotune.model.simple_kernel_costs import simple_kernel_costs
 from tests.distributed.keeping import scheme as keeping
 from tests.distributed.test_keeping import FOLDER, build
 
@@ -101,7 +101,7 @@ def test_a_movement_kernel_of_another_scheme_needs_no_line_here(
     monkeypatch.setattr(native_files, "folders", lambda: (tmp_path,))
     libraries.counting_library.cache_clear()
     try:
-        call = Call.typical(Group(8, 16, comm_alg="keeping", mode="stream"), simple_bodies)
+        call = Call.typical(Group(8, 16, comm_alg="keeping", mode="stream"), simple_kernel_costs)
         monkeypatch.setattr(keeping.Keeping, "place", lambda *_: None)  # its results are not left in place
         (found,) = call.priced("combine", A3)
     finally:

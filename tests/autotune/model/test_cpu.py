@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from autotune.model.bodies.counted.run import standing_for
 from autotune.model.clusters.routing import draw_ids
 from autotune.model.constants import Machine, machine_named
 from autotune.model.cost import Place, Work, work_of
+from autotune.model.kernel_costs.counted.run import standing_for
 from autotune.model.timelines import cpu
 from autotune.model.traffic import Traffic, traffic_of
 from moe_triton.backends import CAPABILITIES
@@ -21,7 +21,7 @@ from moe_triton.core.plan import Plan
 from moe_triton.core.row_formats import ROW_FORMATS
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.schemes import make_scheme
-from moe_triton.schemes.site import Site
+from moe_triton.schemes.rank_context import RankContext
 
 HIDDEN, TOPK = 7168, 8
 MACHINE = machine_named("cpu").measured(
@@ -34,11 +34,11 @@ SCHEMES = ("fullmesh_v1", "fullmesh_v2", "direct")
 def plans(scheme: str, ranks: int, tokens: int, quantize: str | None = None, blocks: int = 1) -> list[Plan]:
     """Dispatch and combine as EPBuffer runs them on rank 0."""
     config = Config(ranks, tokens, HIDDEN, TOPK, 8 * ranks, scheme=scheme)
-    made = make_scheme(Site(config, 0, blocks, 1_000_000, CAPABILITIES["cpu"]))
+    made = make_scheme(RankContext(config, 0, blocks, 1_000_000, CAPABILITIES["cpu"]))
     in_place = made.place("results", 2) is not None
-    own = made.keeps_own
-    dispatch = DispatchVariant(torch.bfloat16, ROW_FORMATS[quantize], keeps_own=own)
-    combine = CombineVariant(torch.bfloat16, weights=True, in_place=in_place, keeps_own=own)
+    own = made.local_bypass
+    dispatch = DispatchVariant(torch.bfloat16, ROW_FORMATS[quantize], local_bypass=own)
+    combine = CombineVariant(torch.bfloat16, weights=True, in_place=in_place, local_bypass=own)
     return [made.whole(dispatch, 0), made.whole(combine, 0)]
 
 
@@ -54,7 +54,7 @@ def work(plan: Plan, step: str, group: Sequence[Traffic]) -> Work:
 
 
 def us_of(done: Work, machine: Machine = MACHINE) -> float:
-    return cpu.body_of(done.kernel)(done, machine).us
+    return cpu.kernel_cost_of(done.kernel)(done, machine).us
 
 
 def total_us(plan: Plan, group: Sequence[Traffic], machine: Machine = MACHINE) -> float:
@@ -90,7 +90,7 @@ def test_kernels_that_know_their_bytes_take_them_over_their_rate() -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("quantize", [None, "int8"])
-def test_every_kernel_of_a_plan_has_a_body_and_more_tokens_take_longer(
+def test_every_kernel_of_a_plan_has_a_kernel_cost_and_more_tokens_take_longer(
     scheme: str, quantize: str | None
 ) -> None:
     taken = []
@@ -150,7 +150,7 @@ def test_a_triton_kernel_that_nobody_has_described_is_an_error_that_names_it() -
     dispatch, _ = plans("fullmesh_v1", 2, 16)
     kernel = next(launch.kernel for launch in dispatch.launches if launch.step == "arrange")
     with pytest.raises(LookupError, match="fold"):
-        cpu.body_of(dataclasses.replace(kernel, name="fold"))
+        cpu.kernel_cost_of(dataclasses.replace(kernel, name="fold"))
 
 
 def test_an_ascendc_kernel_has_a_time_as_a_launch_of_a_plan_only() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.model.bodies.body import body_of
-from autotune.model.bodies.remembered import Remembered
 from autotune.model.clusters.group import OPERATORS, Group
 from autotune.model.clusters.prices import Call
+from autotune.model.kernel_costs.kernel_cost import kernel_cost_of
+from autotune.model.kernel_costs.remembered import Remembered
 from moe_triton.core.plan import synced_phases
 from tests.autotune.model.calls import config, plan, traffic
 from tests.autotune.model.hand_made import walk
@@ -45,7 +45,7 @@ GOALS = {16: 0.60, 64: 0.67}
 @pytest.mark.parametrize(("comm_alg", "ranks", "tokens"), EARLIER_US)
 def test_a_pair_takes_so_much_of_what_it_took(comm_alg: str, ranks: int, tokens: int) -> None:
     group = Group(ranks=ranks, tokens=tokens, comm_alg=comm_alg, quantize="int8", mode="graph")
-    call = Call.typical(group, Remembered(body_of))
+    call = Call.typical(group, Remembered(kernel_cost_of))
     us = sum(call.priced(operator, MACHINE)[0].us for operator in OPERATORS)
     assert us / EARLIER_US[comm_alg, ranks, tokens] <= GOALS[ranks]
 
@@ -60,5 +60,5 @@ def test_sums_of_256_counts_wait_for_no_other_core(comm_alg: str, tokens: int, r
     whole = plan(settings, "dispatch", receiving=receiving)
     (number,) = [i for i, launch in enumerate(whole.launches) if launch.step == "offsets"]
     assert number not in synced_phases(whole.launches)
-    spans = walk(whole, traffic(settings), MACHINE, bodies=body_of).spans
+    spans = walk(whole, traffic(settings), MACHINE, kernel_costs=kernel_cost_of).spans
     assert spans[number].cost.us <= 2

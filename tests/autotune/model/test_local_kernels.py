@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from autotune.gate.families import parse_case
-from autotune.model.bodies.replay import replayed
-from autotune.model.bodies.replay.case import replay_case
 from autotune.model.constants import machine_named
 from autotune.model.cost import work_of
+from autotune.model.kernel_costs.replay import replayed
+from autotune.model.kernel_costs.replay.case import replay_case
 from autotune.npu_compiler.socs import SOC_OF_PRODUCT
-from moe_triton.core.plan import Hole, Launch, launch
+from moe_triton.core.plan import Launch, Placeholder, launch
 from moe_triton.core.row_formats import ROW_FORMATS
 from moe_triton.kernels import Case, Shape, Sizes, families
 from moe_triton.kernels.arrange import arrange_kernel
@@ -61,9 +61,9 @@ def arrange(quantize: str | None) -> Launch:
     settings = config(16)
     slot = SlotLayout.of(settings.hidden, ROW_FORMATS[quantize], torch.bfloat16)
     kernel = arrange_kernel(slot, has_weight=True, zoned=True)
-    values = {arg.name: Hole(arg.name) for arg in kernel.args}
+    values = {arg.name: Placeholder(arg.name) for arg in kernel.args}
     num_entries = settings.num_ranks * settings.num_local_experts
-    values["num_rows"] = Hole("recv_offsets", WORD_BYTES * (num_entries - 1))
+    values["num_rows"] = Placeholder("recv_offsets", WORD_BYTES * (num_entries - 1))
     sizes = {"capacity": 1 << 20, "num_entries": num_entries, "zone_stride": 1 << 15}
     return launch("arrange", kernel, "compute", CORES, **{**values, **sizes})
 

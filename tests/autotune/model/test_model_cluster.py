@@ -20,7 +20,7 @@ from autotune.model.clusters.group import Group, Routing
 from autotune.model.constants import machine_named
 from moe_triton.core.errors import ArgumentError
 from moe_triton.tools.cli.app import app
-from tests.autotune.model.simple_bodies import simple_bodies
+from tests.autotune.model.simple_kernel_costs import simple_kernel_costs
 
 A2 = ("--machine", "A2", "--routing", "node-limited", "--ep", "16,32,64", "--tokens", "8,64")
 A3 = ("--ep", "2,8", "--tokens", "4,16", "--hidden", "1024", "--experts", "32")
@@ -42,7 +42,7 @@ def run(*arguments: str, code: int = 0) -> str:
 @pytest.fixture
 def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton kernels by bytes, not by replay."""
-    monkeypatch.setattr(import_module("autotune.cli.model.cluster"), "body_of", simple_bodies)
+    monkeypatch.setattr(import_module("autotune.cli.model.cluster"), "kernel_cost_of", simple_kernel_costs)
 
 
 def priced(scheme: str, ranks: int, tokens: int) -> cluster.Point:
@@ -103,10 +103,10 @@ def test_plans_are_priced_in_graphs_and_streams() -> None:
     assert {point["comm_alg"] for point in stream} == {"fullmesh_v1", "fullmesh_v2", "direct"}
     for point in graph:
         group = Group(point["ranks"], point["tokens"], 1024, experts=32, comm_alg=point["comm_alg"])
-        expected = cluster.price(group, machine_named("A3"), simple_bodies)
+        expected = cluster.price(group, machine_named("A3"), simple_kernel_costs)
         for name, found in point["operators"].items():
             assert found["us"] == pytest.approx(expected.operators[name].us)
-        launched = cluster.price(replace(group, mode="stream"), machine_named("A3"), simple_bodies)
+        launched = cluster.price(replace(group, mode="stream"), machine_named("A3"), simple_kernel_costs)
         assert launched.us > expected.us
 
 

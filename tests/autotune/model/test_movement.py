@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autotune.model.bodies import movement
 from autotune.model.constants import machine_named
+from autotune.model.kernel_costs import movement
 
 A3 = machine_named("A3").replaced({"clock_ghz": 1.0, "remote_writes_in_flight": 10})
 

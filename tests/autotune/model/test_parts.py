@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
-from autotune.model.bodies.body import body_of
-from autotune.model.bodies.remembered import Remembered
 from autotune.model.clusters import parts
 from autotune.model.clusters.group import Group
+from autotune.model.kernel_costs.kernel_cost import kernel_cost_of
+from autotune.model.kernel_costs.remembered import Remembered
 from moe_triton.tools.cli.app import app
 
 # A decode size, and the two where the model is nearest to cutting.
@@ -20,16 +20,16 @@ SAMPLE = (
 
 
 def test_one_part_is_fastest_for_some_groups() -> None:
-    bodies = Remembered(body_of)
+    kernel_costs = Remembered(kernel_cost_of)
     for group in SAMPLE:
-        found = parts.priced(group, bodies)
+        found = parts.priced(group, kernel_costs)
         assert [(each.operator, each.parts) for each in found] == [("dispatch", 1), ("combine", 1)], group
 
 
 @pytest.mark.long
 def test_one_part_is_fastest_for_all_groups() -> None:
-    bodies = Remembered(body_of)
-    found = [each for group in parts.groups() for each in parts.priced(group, bodies)]
+    kernel_costs = Remembered(kernel_cost_of)
+    found = [each for group in parts.groups() for each in parts.priced(group, kernel_costs)]
     assert len(found) == 216
     assert [each for each in found if each.parts > 1] == []
 
@@ -39,7 +39,7 @@ def test_what_takes_least_is_chosen_and_of_as_good_ones_the_fewest() -> None:
 
 
 def test_direct_cannot_be_cut() -> None:
-    assert parts.priced(Group(8, 16, 2048, comm_alg="direct"), Remembered(body_of)) == []
+    assert parts.priced(Group(8, 16, 2048, comm_alg="direct"), Remembered(kernel_cost_of)) == []
 
 
 def run() -> tuple[int, str]:

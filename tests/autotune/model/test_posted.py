@@ -8,23 +8,23 @@ import numpy as np
 import pytest
 
 from autotune.cli.model.page import SERVERS, SERVERS_TOKENS
-from autotune.model.bodies.body import body_of
-from autotune.model.bodies.pulls import with_pulls
-from autotune.model.bodies.remembered import OfArguments
 from autotune.model.clusters import a2
 from autotune.model.clusters.group import OPERATORS, Group
 from autotune.model.clusters.posted import compare
 from autotune.model.clusters.prices import Call
 from autotune.model.constants import machine_named
 from autotune.model.cost import Cost, Messages, UnknownWorkError
+from autotune.model.kernel_costs.kernel_cost import kernel_cost_of
+from autotune.model.kernel_costs.pulls import with_pulls
+from autotune.model.kernel_costs.remembered import OfArguments
 from autotune.model.timelines.arrivals import Ports
 from autotune.model.timelines.timeline import walk_ranks
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.tuning import Posts
-from moe_triton.schemes import site
+from moe_triton.schemes import rank_context
 
 A2 = machine_named("A2")
-BODIES = OfArguments(body_of)
+KERNEL_COSTS = OfArguments(kernel_cost_of)
 TOLERANCE = 0.12
 """Of the plan to the closed form, which knows nothing of launches and has a constant for them, and which has
 a barrier of all cores before posts.
@@ -47,7 +47,7 @@ def is_long(ranks: int, tokens: int) -> tuple[pytest.MarkDecorator, ...]:
     ],
 )
 def test_the_plan_of_blocks_takes_what_the_closed_form_says(ranks: int, tokens: int) -> None:
-    for found in compare(ranks, tokens, A2, BODIES):
+    for found in compare(ranks, tokens, A2, KERNEL_COSTS):
         assert abs(found.difference) < TOLERANCE, found
         assert sum(mine for mine, _ in found.stages.values()) == pytest.approx(found.timeline_us)
         assert sum(its for _, its in found.stages.values()) == pytest.approx(found.closed_us)
@@ -57,10 +57,10 @@ def test_the_plan_of_blocks_takes_what_the_closed_form_says(ranks: int, tokens: 
 def test_some_ranks_stand_for_all(group: Group) -> None:
     """But for who meets whom at a port, which depends on when each of their cores has rung."""
     ids = group.draw()
-    call = Call.of(group, BODIES, ids, *range(group.ranks))
+    call = Call.of(group, KERNEL_COSTS, ids, *range(group.ranks))
     traffics = [group.traffic(ids, rank) for rank in range(group.ranks)]
     for operator in OPERATORS:
-        lines = walk_ranks(group.plans(A2)[operator], traffics, A2, bodies=with_pulls(BODIES))
+        lines = walk_ranks(group.plans(A2)[operator], traffics, A2, kernel_costs=with_pulls(KERNEL_COSTS))
         most = max(priced.us for priced in call.priced(operator, A2))
         assert most == pytest.approx(max(line.total_us for line in lines), rel=0.08)
 
@@ -68,7 +68,7 @@ def test_some_ranks_stand_for_all(group: Group) -> None:
 @pytest.mark.parametrize("group", [BLOCKS, ROWS], ids=["blocks", "rows"])
 @pytest.mark.parametrize("constant", ["rdma_gb_per_s", "rdma_latency_us", "post_aicpu_us", "post_aiv_us"])
 def test_it_depends_on_the_network_and_on_its_poster(group: Group, constant: str) -> None:
-    call = Call.of(group, BODIES, group.draw(), 0)
+    call = Call.of(group, KERNEL_COSTS, group.draw(), 0)
     value = A2.constants[constant].value
     slower = A2.replaced({constant: value / 100 if constant == "rdma_gb_per_s" else value * 100})
     posts_from_cores = group is ROWS
@@ -81,7 +81,7 @@ def test_it_depends_on_the_network_and_on_its_poster(group: Group, constant: str
 
 
 def test_blocks_are_posted_while_others_are_made() -> None:
-    call = Call.of(BLOCKS, BODIES, BLOCKS.draw(), 0)
+    call = Call.of(BLOCKS, KERNEL_COSTS, BLOCKS.draw(), 0)
     for operator in OPERATORS:
         spans = call.priced(operator, A2)[0].timeline.spans
         (messages,) = [span.cost.messages for span in spans if span.cost.messages is not None]
@@ -92,14 +92,14 @@ def test_blocks_are_posted_while_others_are_made() -> None:
 
 def test_in_one_part_nothing_is_posted_before_all_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     def times() -> list[tuple[float, float]]:
-        call = Call.of(big, OfArguments(body_of), big.draw(), 0)
+        call = Call.of(big, OfArguments(kernel_cost_of), big.draw(), 0)
         lines = [call.priced(operator, A2)[0].timeline for operator in OPERATORS]
         firsts = [next(s.cost.messages for s in line.spans if s.cost.messages).posted_us[0] for line in lines]
         return [(line.total_us, float(first)) for line, first in zip(lines, firsts, strict=True)]
 
     big = replace(BLOCKS, tokens=128)
     in_parts = times()
-    monkeypatch.setattr(site, "POST_PARTS", 1)
+    monkeypatch.setattr(rank_context, "POST_PARTS", 1)
     for (us, first), (whole_us, whole_first) in zip(in_parts, times(), strict=True):
         assert first < -6 * A2.post_aicpu_us < -3 * A2.post_aicpu_us < whole_first
         assert us < whole_us
@@ -107,7 +107,7 @@ def test_in_one_part_nothing_is_posted_before_all_is_made(monkeypatch: pytest.Mo
 
 def test_no_row_is_packed_while_messages_travel() -> None:
     """One launch after the other, and what posts comes behind all that makes what it posts."""
-    call = Call.of(ROWS, BODIES, ROWS.draw(), 0)
+    call = Call.of(ROWS, KERNEL_COSTS, ROWS.draw(), 0)
     for operator in OPERATORS:
         spans = call.priced(operator, A2)[0].timeline.spans
         assert not any(span.launch.alongside for span in spans)
@@ -119,7 +119,7 @@ def test_no_row_is_packed_while_messages_travel() -> None:
 
 
 def test_a_machine_without_a_network_says_so() -> None:
-    call = Call.of(ROWS, BODIES, ROWS.draw(), 0)
+    call = Call.of(ROWS, KERNEL_COSTS, ROWS.draw(), 0)
     with pytest.raises(UnknownWorkError, match=r"dispatch_post: A3 has no constants of a network"):
         call.priced("dispatch", machine_named("A3").replaced({"hop_far_us": 5}))
 
@@ -127,7 +127,7 @@ def test_a_machine_without_a_network_says_so() -> None:
 def test_what_leaves_a_rank_is_counted() -> None:
     """All rows but the own ones, those for the same server too; and for each a header and FLAG2."""
     ids = BLOCKS.draw()
-    call = Call.of(BLOCKS, BODIES, ids, 3)
+    call = Call.of(BLOCKS, KERNEL_COSTS, ids, 3)
     spans = call.priced("combine", A2)[0].timeline.spans
     received = call.traffics[0].received
     rows = sum(span.cost.leaving for span in spans) - 15 * (512 + 32)
@@ -143,7 +143,7 @@ def test_a_hierarchy_takes_what_its_closed_form_does_not_overlap(
     group = Group(16, tokens, comm_alg="hierarchy", product="A2", posts=posts)
     ids = group.draw()
     closed = a2.price(replace(group, comm_alg=form, posts=None), A2, ids).operators
-    call = Call.of(group, BODIES, ids, 0)
+    call = Call.of(group, KERNEL_COSTS, ids, 0)
     plans = {operator: call.priced(operator, A2)[0] for operator in OPERATORS}
     for operator in OPERATORS:
         line = plans[operator].timeline

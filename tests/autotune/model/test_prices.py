@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.model.bodies.counted.price import counted
-from autotune.model.bodies.remembered import Remembered
 from autotune.model.clusters.group import OPERATORS, Group, Routing
 from autotune.model.clusters.prices import Call, PricedPlan
 from autotune.model.constants import Machine, machine_named
-from autotune.model.cost import Body, Cost, Work
+from autotune.model.cost import Cost, KernelCost, Work
+from autotune.model.kernel_costs.counted.price import counted
+from autotune.model.kernel_costs.remembered import Remembered
 from autotune.model.timelines.timeline import Mode
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
@@ -22,7 +22,7 @@ SMALL = Group(ranks=16, tokens=16)
 TRITON_US = 2.0
 
 
-def body_of(kernel: AscendCKernel | TritonKernel) -> Body:
+def kernel_cost_of(kernel: AscendCKernel | TritonKernel) -> KernelCost:
     """What is counted, and as long for every Triton kernel."""
 
     def fixed(work: Work, machine: Machine) -> Cost:
@@ -32,7 +32,7 @@ def body_of(kernel: AscendCKernel | TritonKernel) -> Body:
 
 
 def call_of(group: Group) -> Call:
-    return Call.typical(group, Remembered(body_of))
+    return Call.typical(group, Remembered(kernel_cost_of))
 
 
 def priced(group: Group, operator: int, mode: Mode = "stream") -> PricedPlan:
@@ -137,6 +137,6 @@ def test_the_rank_is_one_that_receives_as_many_rows_as_most() -> None:
 
 def test_of_some_ranks_the_slowest_is_judged() -> None:
     group = replace(SMALL, routing=Routing("zipf"))
-    call = Call.of(group, Remembered(body_of), group.draw(), 0, 7)
+    call = Call.of(group, Remembered(kernel_cost_of), group.draw(), 0, 7)
     slowest = max(priced.us for priced in call.priced("dispatch", A3))
     assert call.judged("dispatch", A3).value == slowest

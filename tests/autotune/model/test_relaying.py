@@ -43,10 +43,10 @@ def test_tables_are_the_references(per_server: int) -> None:
         assert layout.of(words, "outer_counts").equal(reference.sent_to.int())
         assert layout.of(words, "rail_counts").equal(reference.received_from.int())
         inner = layout.of(words, "inner_ids").view(servers, tokens, topk)
-        active = layout.of(words, "inner_active").view(servers, tokens)
+        active_index = layout.of(words, "inner_active_index").view(servers, tokens)
         for server, relayed in enumerate(reference.inner):
             number = len(relayed.tokens)
-            assert active[server].tolist() == [0] * number + [-1] * (tokens - number)
+            assert active_index[server].tolist() == [0] * number + [-1] * (tokens - number)
             wanted = torch.where(relayed.inner_ids >= 0, relayed.inner_ids + server * experts, -1)
             assert inner[server, :number].equal(wanted)
             assert (inner[server, number:] == -1).all()

@@ -14,12 +14,12 @@ from autotune.gate.costs import Estimate, estimate
 from autotune.gate.families import parse_case
 from autotune.gate.stream import Branch, Loop, Node, parse
 from autotune.gate.table import shown_cases
-from autotune.model.bodies.replay import replay_of
-from autotune.model.bodies.replay.body import recorded, timed
-from autotune.model.bodies.replay.case import case_arguments, replay_case
-from autotune.model.bodies.replay.instructions import FUNCTIONS
-from autotune.model.bodies.replay.translate import translated
 from autotune.model.constants import Machine, machine_named
+from autotune.model.kernel_costs.replay import replay_of
+from autotune.model.kernel_costs.replay.case import case_arguments, replay_case
+from autotune.model.kernel_costs.replay.instructions import FUNCTIONS
+from autotune.model.kernel_costs.replay.kernel_cost import recorded, timed
+from autotune.model.kernel_costs.replay.translate import translated
 from autotune.npu_compiler import compile as npu_compile
 from autotune.npu_compiler.compile import compile_ir, entry_of, generic_form, kernel_function, npu_ir
 from autotune.npu_compiler.socs import SOC_OF_PRODUCT, SOCS
@@ -81,7 +81,7 @@ def _num_loops(nodes: Sequence[Node]) -> int:
     """Loops of unknown length on the way through a kernel that has most of them."""
     ways = [max(_num_loops(n.then), _num_loops(n.otherwise)) for n in nodes if isinstance(n, Branch)]
     loops = [n for n in nodes if isinstance(n, Loop)]
-    return sum(ways) + sum((n.trips is None) + _num_loops(n.body) for n in loops)
+    return sum(ways) + sum((n.trips is None) + _num_loops(n.kernel_cost) for n in loops)
 
 
 def _smaller(left: Estimate, right: Estimate) -> Estimate:

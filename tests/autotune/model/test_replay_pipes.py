@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autotune.model.bodies import clock
-from autotune.model.bodies.replay.body import Replay
+from autotune.model.kernel_costs import clock
+from autotune.model.kernel_costs.replay.kernel_cost import Replay
 from moe_triton.core.errors import ToolchainError
 from tests.autotune.model.replay_ir import (
     COPY,
@@ -134,12 +134,12 @@ def test_a_third_buffer_is_bound_by_the_copies() -> None:
 
 def test_the_scalar_pipe_waits_while_a_queue_is_full() -> None:
     small = MACHINE.replaced({"queue_entries": 2})
-    body = [tile("x"), *[load()] * 5, add()]
-    found = replay(*body, machine=small)
+    kernel_cost = [tile("x"), *[load()] * 5, add()]
+    found = replay(*kernel_cost, machine=small)
     # the fifth load is handed on when the third begins, which leaves its place
     assert found.stalls["S"]["full queue of MTE2"] == 2 * COPY + 1 - 4
     assert found.stalls["V"]["empty queue"] == 1 + 2 * COPY + 2
-    assert replay(*body).stalls["S"].get("full queue of MTE2", 0) == 0
+    assert replay(*kernel_cost).stalls["S"].get("full queue of MTE2", 0) == 0
     check_sums(found)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.model.bodies.replay.body import ReplayError
-from autotune.model.bodies.replay.instructions import Stream
-from autotune.model.bodies.replay.operations import affine_of, integers_of, memref_of, pipe_of
+from autotune.model.kernel_costs.replay.instructions import Stream
+from autotune.model.kernel_costs.replay.kernel_cost import ReplayError
+from autotune.model.kernel_costs.replay.operations import affine_of, integers_of, memref_of, pipe_of
 from moe_triton.core.errors import ToolchainError
 from tests.autotune.model.replay_ir import (
     GM,
@@ -32,23 +32,23 @@ def count_of(stream: Stream, kind: str) -> int:
 
 
 def test_a_loop_turns_as_often_as_its_argument_says() -> None:
-    body = [tile("x"), *loop("none", "a", load())]
-    assert [count_of(streams(*body, arguments={"a": n})[0], "copy") for n in (0, 1, 7)] == [0, 1, 7]
-    found = replay(*body, arguments={"a": 7})
+    kernel_cost = [tile("x"), *loop("none", "a", load())]
+    assert [count_of(streams(*kernel_cost, arguments={"a": n})[0], "copy") for n in (0, 1, 7)] == [0, 1, 7]
+    found = replay(*kernel_cost, arguments={"a": 7})
     assert (found.turns, found.cycles_per_turn) == (7, 512)
 
 
 def test_lengths_of_loops_may_stand_in_tables() -> None:
     """Each turn reads its own number of copies, as `arrange` reads how many rows a peer has sent."""
     inner = loop("none", "n", load(), index="j")
-    body = [tile("x"), *loop("none", "b", *element("n", "a", "i"), *inner)]
-    (stream,) = streams(*body, arguments={"a": [2, 0, 3], "b": 3})
+    kernel_cost = [tile("x"), *loop("none", "b", *element("n", "a", "i"), *inner)]
+    (stream,) = streams(*kernel_cost, arguments={"a": [2, 0, 3], "b": 3})
     assert count_of(stream, "copy") == 5
     assert count_of(stream, "element") == 3
     assert stream.bytes_of("MTE2") == 5 * TILE_BYTES
     assert stream.bytes_of("S") == 3 * 4
     # the turns of the loop inside count, over all turns of the one around it
-    assert replay(*body, arguments={"a": [2, 0, 3], "b": 3}).turns == 5
+    assert replay(*kernel_cost, arguments={"a": [2, 0, 3], "b": 3}).turns == 5
 
 
 def test_programs_share_rows_by_their_index() -> None:
@@ -64,14 +64,14 @@ def test_programs_share_rows_by_their_index() -> None:
 
 
 def test_values_are_carried_from_turn_to_turn() -> None:
-    body = [
+    kernel_cost = [
         '%n:2 = "scf.for"(%none, %a, %one, %one, %none) ({',
         "^bb0(%i: i32, %last: i32, %before: i32):",
         '%next = "arith.addi"(%last, %before) : (i32, i32) -> i32',
         '"scf.yield"(%next, %last) : (i32, i32) -> ()',
         "}) : (i32, i32, i32, i32, i32) -> (i32, i32)",
     ]
-    (stream,) = streams(tile("x"), *body, *loop("none", "n#1", load()), arguments={"a": 6})
+    (stream,) = streams(tile("x"), *kernel_cost, *loop("none", "n#1", load()), arguments={"a": 6})
     assert count_of(stream, "copy") == 8  # 1 1 2 3 5 8
 
 
@@ -92,8 +92,8 @@ def branch(condition: str) -> list[str]:
 def test_of_two_branches_one_is_taken() -> None:
     for number, copies in ((3, 2 + 1), (2, 1 + 0)):
         compared = '%is = "arith.cmpi"(%a, %b) <{predicate = 4 : i64}> : (i32, i32) -> i1'
-        body = [tile("x"), compared, *branch("is"), *loop("none", "n", load())]
-        (stream,) = streams(*body, arguments={"a": number, "b": 2})
+        kernel_cost = [tile("x"), compared, *branch("is"), *loop("none", "n", load())]
+        (stream,) = streams(*kernel_cost, arguments={"a": number, "b": 2})
         assert count_of(stream, "copy") == copies
 
 
@@ -115,8 +115,8 @@ def test_arithmetic_is_that_of_the_ir() -> None:
     for name, expected in operations.items():
         shown = f'%got = "arith.{name}"(%a, %b) : (i32, i32) -> i32'
         compared = '%is = "arith.cmpi"(%got, %c) <{predicate = 0 : i64}> : (i32, i32) -> i1'
-        body = [tile("x"), shown, compared, *branch("is")]
-        (stream,) = streams(*body, arguments={"a": -7, "b": 3, "c": expected})
+        kernel_cost = [tile("x"), shown, compared, *branch("is")]
+        (stream,) = streams(*kernel_cost, arguments={"a": -7, "b": 3, "c": expected})
         assert count_of(stream, "copy") == 2, name
 
 
@@ -128,7 +128,7 @@ def test_sizes_of_tiles_may_be_known_at_run_time_only() -> None:
     )
     whole = f"memref<1024xf32, {UB}>"
     rest = '"affine.min"(%b, %a) <{map = affine_map<()[s0, s1] -> (s1 + 4, s0)>}> : (i32, i32) -> index'
-    body = [
+    kernel_cost = [
         tile("x"),
         f"%n = {rest}",
         f'%part = "memref.subview"(%x, %n) <{{{attributes}}}> : ({whole}, index) -> {part}',
@@ -136,28 +136,28 @@ def test_sizes_of_tiles_may_be_known_at_run_time_only() -> None:
         call("vadd_1d_float", "part", "part", "x", "zero"),
     ]
     for number, size in ((10, 14), (50, 30)):
-        (stream,) = streams(*body, arguments={"a": number, "b": 30})
+        (stream,) = streams(*kernel_cost, arguments={"a": number, "b": 30})
         sizes = [stream.instructions[code].num_bytes for code in stream.codes]
         assert [size for size in sizes if size] == [4 * size, TILE_BYTES]
 
 
 def test_a_flags_number_may_be_known_at_run_time_only() -> None:
-    body = [
+    kernel_cost = [
         tile("x"),
         '%e = "arith.extsi"(%a) : (i32) -> i64',
         flag("set", "MTE2", "V", "e"),
         flag("wait", "MTE2", "V", 3),
     ]
-    assert replay(*body, arguments={"a": 3}).cycles > 0
+    assert replay(*kernel_cost, arguments={"a": 3}).cycles > 0
     with pytest.raises(ToolchainError, match=r"waited for before it is set"):
-        replay(*body, arguments={"a": 2})
+        replay(*kernel_cost, arguments={"a": 2})
 
 
 def test_control_flow_that_depends_on_data_is_refused() -> None:
-    body = [tile("x"), *element("n", "a", "none"), *loop("none", "n", load())]
-    assert count_of(streams(*body, arguments={"a": [4]})[0], "copy") == 4
+    kernel_cost = [tile("x"), *element("n", "a", "none"), *loop("none", "n", load())]
+    assert count_of(streams(*kernel_cost, arguments={"a": [4]})[0], "copy") == 4
     with pytest.raises(ReplayError, match=r"hand_made.*depends on data.*scf\.for"):
-        streams(*body, arguments={"a": None})
+        streams(*kernel_cost, arguments={"a": None})
     from_tile = [
         tile("x", f"memref<1xi32, {UB}>"),
         f'%v = "memref.load"(%x, %first) : (memref<1xi32, {UB}>, index) -> i32',
@@ -169,7 +169,7 @@ def test_control_flow_that_depends_on_data_is_refused() -> None:
 
 
 def test_data_that_decides_nothing_may_be_unknown() -> None:
-    body = [
+    kernel_cost = [
         tile("x"),
         *element("v", "a", "none"),
         '%w = "arith.maxsi"(%v, %one) : (i32, i32) -> i32',
@@ -179,7 +179,7 @@ def test_data_that_decides_nothing_may_be_unknown() -> None:
         *element("other", "b", "s"),
         load(),
     ]
-    (stream,) = streams(*body, arguments={"a": None, "b": [1]})
+    (stream,) = streams(*kernel_cost, arguments={"a": None, "b": [1]})
     assert count_of(stream, "copy") == 1
 
 

@@ -6,13 +6,13 @@ import math
 
 import pytest
 
-from autotune.model.bodies.remembered import NotedMachine, Remembered
 from autotune.model.constants import Constant, Machine, machine_named
+from autotune.model.kernel_costs.remembered import NotedMachine, Remembered
 from autotune.model.sensitivity import constants_read, judged
 from tests.autotune.model.hand_made import (
     TWO_RANKS,
-    bodies_of,
     compute,
+    kernel_costs_of,
     plan_of,
     run_of,
     send,
@@ -74,23 +74,23 @@ def test_what_is_read_by_name_or_from_the_table_is_noted() -> None:
     assert machine != NotedMachine(machine)
 
 
-def test_a_remembered_body_is_computed_again_only_where_what_it_reads_differs() -> None:
+def test_a_remembered_kernel_cost_is_computed_again_only_where_what_it_reads_differs() -> None:
     plan, (traffic, _) = plan_of(send(), wait(), compute("sum")), traffics_of(TWO_RANKS)
     machine, run = machine_named("A3"), run_of({1: {0: 1.0}})
     computed = []
 
-    def bodies(kernel):  # type: ignore[no-untyped-def]
-        def body(work, m):  # type: ignore[no-untyped-def]
+    def kernel_costs(kernel):  # type: ignore[no-untyped-def]
+        def kernel_cost(work, m):  # type: ignore[no-untyped-def]
             computed.append(kernel.name)
             us = m.scalar_cycles if kernel.name == "sum" else m.constants["sync_all_us"].value
-            return bodies_of({kernel.name: us})(kernel)(work, m)
+            return kernel_costs_of({kernel.name: us})(kernel)(work, m)
 
-        return body
+        return kernel_cost
 
-    remembered = Remembered(bodies)
+    remembered = Remembered(kernel_costs)
 
     def total(m: Machine) -> float:
-        return walk(plan, traffic, m, bodies=remembered, run=run).total_us
+        return walk(plan, traffic, m, kernel_costs=remembered, run=run).total_us
 
     first = total(machine)
     assert sorted(computed) == ["dispatch_rows", "dispatch_send", "sum"]
@@ -103,8 +103,8 @@ def test_a_remembered_body_is_computed_again_only_where_what_it_reads_differs() 
     assert len(computed) == 4
     # Another rank's work is not taken for it.
     other = traffics_of(TWO_RANKS)[1]
-    walk(plan, other, machine, bodies=remembered, run=run_of({1: {0: 1.0}}))
+    walk(plan, other, machine, kernel_costs=remembered, run=run_of({1: {0: 1.0}}))
     assert len(computed) == 7
     mistaken = judged(total, machine)
-    plain = judged(lambda m: walk(plan, traffic, m, bodies=bodies, run=run).total_us, machine)
+    plain = judged(lambda m: walk(plan, traffic, m, kernel_costs=kernel_costs, run=run).total_us, machine)
     assert mistaken == plain

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.model.bodies.counted.run import PlanRun
 from autotune.model.constants import Machine
 from autotune.model.cost import Cost, Work
+from autotune.model.kernel_costs.counted.run import PlanRun
 from autotune.model.timelines.timeline import cpu_walk, npu_streams
 from moe_triton.core import ascendc
 from moe_triton.core.plan import Launch, split
@@ -18,9 +18,9 @@ from tests.autotune.model.hand_made import (
     LATENCY_US,
     LAUNCH_US,
     MACHINE,
-    bodies_of,
     communicate,
     compute,
+    kernel_costs_of,
     plan_of,
     run_of,
     send,
@@ -47,7 +47,9 @@ OF_SPLIT = {"a": 1, "dispatch_send": 30, "dispatch_wait": 2, "dispatch_offsets":
 
 def test_phases_of_a_split_launch_run_beside_each_other() -> None:
     plan = plan_of(compute("a"), *received(), compute("b"), overlap=False)
-    timeline = walk(plan, ONE, MACHINE, bodies=bodies_of(OF_SPLIT | {"dispatch_receive": 4}), run=awaited(1))
+    timeline = walk(
+        plan, ONE, MACHINE, kernel_costs=kernel_costs_of(OF_SPLIT | {"dispatch_receive": 4}), run=awaited(1)
+    )
     sent = 9 + 30
     assert times(timeline)[1:] == [
         (9, sent),
@@ -70,7 +72,7 @@ def test_what_follows_a_split_launch_waits_for_all_of_its_blocks(us: float) -> N
             plan_of(*launches, overlap=False),
             ONE,
             MACHINE,
-            bodies=bodies_of(OF_SPLIT | {"dispatch_receive": us}),
+            kernel_costs=kernel_costs_of(OF_SPLIT | {"dispatch_receive": us}),
             streams=streams,
             arrivals=lambda launch, number: 0.0,
             run=awaited(0),
@@ -81,14 +83,14 @@ def test_what_follows_a_split_launch_waits_for_all_of_its_blocks(us: float) -> N
 def test_who_takes_what_comes_takes_the_last_of_it_after_its_arrival() -> None:
     cost = Cost({"look": 1.0, "rows": 10.0}, look_us=1.0, taking_us=10.0)
 
-    def body(work: Work, machine: Machine) -> Cost:
+    def kernel_cost(work: Work, machine: Machine) -> Cost:
         return cost if work.kernel is DISPATCH_RECEIVE else Cost({"fixed": OF_SPLIT[work.kernel.name]})
 
     timeline = walk(
         plan_of(*received(), overlap=False),
         ONE,
         MACHINE,
-        bodies=lambda _: body,
+        kernel_costs=lambda _: kernel_cost,
         arrivals=lambda launch, number: {"dispatch_receive": 109.0}.get(launch.kernel.name, 0.0),
         run=awaited(0),
     )

@@ -1,7 +1,7 @@
 """The timeline against what the CPU back end did: order, overlap and waits of real ranks with delays put in.
 
-The bodies are the durations that the trace has; when each launch begins and what waits for what is the
-timeline's own. Delays are several times as long as what the machine adds, and nothing is said of how long
+The kernels' costs are the durations that the trace has; when each launch begins and what waits for what is
+the timeline's own. Delays are several times as long as what the machine adds, and nothing is said of how long
 anything takes.
 """
 
@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from autotune.model.bodies.counted.run import standing_for
 from autotune.model.constants import Machine, machine_named
-from autotune.model.cost import Body, Cost, Work
+from autotune.model.cost import Cost, KernelCost, Work
+from autotune.model.kernel_costs.counted.run import standing_for
 from autotune.model.timelines.timeline import Streams, Timeline, cpu_walk, one_stream, walk_ranks
 from autotune.model.traffic import Traffic, traffic_of
 from moe_triton.backends.cpu.executable import NativeExecutable
@@ -150,21 +150,21 @@ def launches_of(plan: Plan, events: list[dict[str, Any]], operator: str) -> list
 def walked(
     case: Case, plan: Plan, ran: list[list[Ran]], begins: list[float], streams: Streams
 ) -> list[Timeline]:
-    """The timeline of both ranks, of bodies that take as long as they took, without what they waited."""
+    """The timeline of both ranks, of kernels that take as long as they took, without what they waited."""
     traffics = traffics_of(case)
     placed = [0, 0]
 
-    def body_of(kernel: AscendCKernel | TritonKernel) -> Body:
-        def body(work: Work, machine: Machine) -> Cost:
+    def kernel_cost_of(kernel: AscendCKernel | TritonKernel) -> KernelCost:
+        def kernel_cost(work: Work, machine: Machine) -> Cost:
             rank = work.traffic.rank
             launch = ran[rank][placed[rank]]
             placed[rank] += 1
             return Cost({"took": launch.end - launch.seen})
 
-        return body
+        return kernel_cost
 
     machine = machine_named("cpu").replaced(IDLE)
-    return walk_ranks(plan, traffics, machine, bodies=body_of, streams=streams, begins_us=begins)
+    return walk_ranks(plan, traffics, machine, kernel_costs=kernel_cost_of, streams=streams, begins_us=begins)
 
 
 def traffics_of(case: Case) -> list[Traffic]:

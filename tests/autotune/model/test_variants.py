@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from autotune.model.bodies.body import body_of
 from autotune.model.constants import machine_named
+from autotune.model.kernel_costs.kernel_cost import kernel_cost_of
 from moe_triton.backends import CAPABILITIES
 from moe_triton.core.row_formats import ROW_FORMATS
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes import make_scheme
-from moe_triton.schemes.site import Site
+from moe_triton.schemes.rank_context import RankContext
 from tests.autotune.model.calls import CORES, config, traffic
 from tests.autotune.model.hand_made import walk
 
@@ -42,10 +42,10 @@ KNOWN = traffic(config(8, 16))
 @pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_it_takes_about_as_much_as_without_at_least(name: str, scheme: str) -> None:
-    built = make_scheme(Site(config(8, 16, scheme=scheme), 0, CORES, 60_000_000, CAPABILITIES["npu"]))
+    built = make_scheme(RankContext(config(8, 16, scheme=scheme), 0, CORES, 60_000_000, CAPABILITIES["npu"]))
 
     def us(variant: Variant) -> float:
-        return walk(built.whole(variant, 0), KNOWN, machine_named("A3"), bodies=body_of).total_us
+        return walk(built.whole(variant, 0), KNOWN, machine_named("A3"), kernel_costs=kernel_cost_of).total_us
 
     plain = us(DISPATCH if isinstance(VARIANTS[name], DispatchVariant) else COMBINE)
     cheaper = name in ("int8_128", "combine int8")  # they send fewer bytes

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from moe_triton.backends.base import Backend
 from moe_triton.core import ascendc
 from moe_triton.core.kernel import AscendCKernel
-from moe_triton.core.plan import Hole, Plan, joined
+from moe_triton.core.plan import Placeholder, Plan, joined
 from moe_triton.kernels import Case, Shape, Sizes, families
 from moe_triton.schemes.fullmesh.ascendc import COMBINE_SEND, FUSED
 from moe_triton.tools.selftest.check import HIDDEN, Check, Finding, Place, Settings
@@ -77,7 +77,7 @@ def measure_sync_all(place: Place) -> Finding:
 
     def sending(then: AscendCKernel) -> Callable[[], int]:
         phases = [
-            launch_of_zeros(kernel.name, kernel, "communication", blocks, report=Hole("report"))
+            launch_of_zeros(kernel.name, kernel, "communication", blocks, report=Placeholder("report"))
             for kernel in (COMBINE_SEND, then)
         ]
         plan = Plan("selftest", 0, tuple(joined(phases, FUSED)))

@@ -167,8 +167,8 @@ def compare_torch_npu(place: Place, quant_mode: int) -> Finding:
             "ep_recv_counts": (recv_counts[: len(want.recv_offsets)], want.recv_offsets),
             "combined": (out, sums[place.rank]),
         }
-        found = [cases.difference(n, have.cpu(), ref) for n, (have, ref) in pairs.items() if ref is not None]
-        return Finding(wrong=tuple(text for text in found if text))
+        said = [cases.difference(n, have.cpu(), ref) for n, (have, ref) in pairs.items() if ref is not None]
+        return Finding(wrong=tuple(text for text in said if text))
     finally:
         torch_npu_ops.release(group_name)
         torch_npu_ops.configure()

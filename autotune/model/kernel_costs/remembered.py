@@ -1,15 +1,15 @@
-"""Bodies that remember what they have computed, by the constants that they read of a machine."""
+"""Costs of kernels that remember what they have computed, by the constants that they read of a machine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 
 from autotune.model.constants import Constant, Machine
-from autotune.model.cost import Body, Cost, Table, Work
+from autotune.model.cost import Cost, KernelCost, Table, Work
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
 
-Bodies = Callable[[AscendCKernel | TritonKernel], Body]
-"""The body of a kernel."""
+KernelCosts = Callable[[AscendCKernel | TritonKernel], KernelCost]
+"""The cost of a kernel."""
 
 
 class NotedMachine(Machine):
@@ -46,18 +46,18 @@ class _NotedConstants(dict[str, Constant]):
 
 
 class Remembered:
-    """Bodies, each computed once for the same work on machines that agree in all that it reads.
+    """Costs of kernels, each computed once for the same work on machines that agree in all that it reads.
 
     Args:
-        bodies: of kernels.
+        kernel_costs: of kernels.
     """
 
-    def __init__(self, bodies: Bodies) -> None:
-        self._bodies = bodies
+    def __init__(self, kernel_costs: KernelCosts) -> None:
+        self._kernel_costs = kernel_costs
         self._known: dict[Hashable, list[tuple[dict[str, Constant], Cost, Work]]] = {}
 
-    def __call__(self, kernel: AscendCKernel | TritonKernel) -> Body:
-        """The body of a kernel, with a memory."""
+    def __call__(self, kernel: AscendCKernel | TritonKernel) -> KernelCost:
+        """The cost of a kernel, with a memory."""
         return self._price
 
     def _price(self, work: Work, machine: Machine) -> Cost:
@@ -67,7 +67,7 @@ class Remembered:
                 _note(machine, values)
                 return cost
         noted = NotedMachine(machine)
-        cost = self._bodies(work.kernel)(work, noted)
+        cost = self._kernel_costs(work.kernel)(work, noted)
         _note(machine, noted.read)
         # The work is kept so that nothing else gets the addresses that stand in its key.
         known.append(({name: machine.constants[name] for name in noted.read}, cost, work))
@@ -75,27 +75,27 @@ class Remembered:
 
 
 class OfArguments:
-    """Bodies of Triton kernels, each computed once for the same arguments: numbers, and what tables hold.
+    """Costs of Triton kernels, each computed once for the same arguments: numbers, and what tables hold.
 
     For many ranks: what their kernels do follows from their arguments alone, which are often the same.
 
     Args:
-        bodies: of kernels, which ask Triton kernels' traffic for nothing.
+        kernel_costs: of kernels, which ask Triton kernels' traffic for nothing.
     """
 
-    def __init__(self, bodies: Bodies) -> None:
-        self._bodies = bodies
+    def __init__(self, kernel_costs: KernelCosts) -> None:
+        self._kernel_costs = kernel_costs
         self._known: dict[Hashable, Cost] = {}
 
-    def __call__(self, kernel: AscendCKernel | TritonKernel) -> Body:
-        """The body of a kernel, with a memory if it is Triton's."""
-        return self._price if isinstance(kernel, TritonKernel) else self._bodies(kernel)
+    def __call__(self, kernel: AscendCKernel | TritonKernel) -> KernelCost:
+        """The cost of a kernel, with a memory if it is Triton's."""
+        return self._price if isinstance(kernel, TritonKernel) else self._kernel_costs(kernel)
 
     def _price(self, work: Work, machine: Machine) -> Cost:
         arguments = tuple((name, _content(value)) for name, value in work.arguments.items())
         key = machine, work.kernel, work.blocks, arguments
         if key not in self._known:
-            self._known[key] = self._bodies(work.kernel)(work, machine)
+            self._known[key] = self._kernel_costs(work.kernel)(work, machine)
         return self._known[key]
 
 

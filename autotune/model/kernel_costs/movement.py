@@ -1,4 +1,4 @@
-"""What rows cost between memories: loops of cores, wires, hops. The bodies of Ascend C kernels and of
+"""What rows cost between memories: loops of cores, wires, hops. The kernels' costs of Ascend C kernels and of
 published operators are made of these.
 
 A row that is written to another device passes three things, each with a limit of its own:

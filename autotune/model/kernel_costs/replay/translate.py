@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.model.bodies.replay.instructions import Instruction, Kind, function_named
-from autotune.model.bodies.replay.operations import (
+from autotune.model.kernel_costs.replay.instructions import Instruction, Kind, function_named
+from autotune.model.kernel_costs.replay.operations import (
     FREE,
     GLOBALS,
     Value,

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from autotune.model.bodies.counted.library import LOOKS, ROWS, Did
+from autotune.model.kernel_costs.counted.library import LOOKS, ROWS, Did
 from moe_triton.core import ascendc
 from moe_triton.core.reach import TOKEN_SHIFT
 from moe_triton.layout import STAMP_BYTES
@@ -21,7 +21,8 @@ class Steps:
     """A launch.
 
     Attributes:
-        records: (N,) what its blocks did, block after block (`autotune.model.bodies.counted.library.RECORD`).
+        records: (N,) what its blocks did, block after block
+            (`autotune.model.kernel_costs.counted.library.RECORD`).
         ends: (blocks,) where each block's records end.
         rank: on which it ran.
         num_ranks: EP.

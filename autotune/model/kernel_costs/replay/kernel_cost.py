@@ -21,20 +21,20 @@ from typing import cast
 
 import numpy as np
 
-from autotune.model.bodies import clock
-from autotune.model.bodies.clock import ALL_PIPES, BEFORE, BYTES, OP, SPAN, Kind, cycles_of, ticks_of
-from autotune.model.bodies.counted import library
-from autotune.model.bodies.replay.instructions import DIVIDE_FACTOR, Instruction, Stream
-from autotune.model.bodies.replay.operations import EVERY_PIPE, PIPES, UNKNOWN, Number, UndecidedError
-from autotune.model.bodies.replay.translate import (
+from autotune.model.constants import Machine
+from autotune.model.cost import Cost, Table, Work
+from autotune.model.kernel_costs import clock
+from autotune.model.kernel_costs.clock import ALL_PIPES, BEFORE, BYTES, OP, SPAN, Kind, cycles_of, ticks_of
+from autotune.model.kernel_costs.counted import library
+from autotune.model.kernel_costs.replay.instructions import DIVIDE_FACTOR, Instruction, Stream
+from autotune.model.kernel_costs.replay.operations import EVERY_PIPE, PIPES, UNKNOWN, Number, UndecidedError
+from autotune.model.kernel_costs.replay.translate import (
     GENERATED,
     GRID_ARGUMENTS,
     SYSTEM_ARGUMENTS,
     Translation,
     translated,
 )
-from autotune.model.constants import Machine
-from autotune.model.cost import Cost, Table, Work
 from autotune.npu_compiler.compile import kernel_function
 from autotune.npu_compiler.socs import SOC_OF_PRODUCT, soc_named
 from moe_triton.core.errors import MoeTritonError, ToolchainError
@@ -208,7 +208,7 @@ class Replay:
 
     Attributes:
         cycles: until everything is complete. parts: cycles on the critical path, by what they went to
-            (`autotune.model.bodies.clock.PARTS`); their sum is `cycles`.
+            (`autotune.model.kernel_costs.clock.PARTS`); their sum is `cycles`.
         busy: by pipe: occupied.
         stalls: by pipe and cause: not occupied. With `busy` they sum to `cycles`, for each pipe.
         turns: of the innermost loop of run-time length that takes longest: a row, for most kernels.
@@ -305,7 +305,7 @@ def _slope(stream: Stream, codes: np.ndarray, events: np.ndarray) -> tuple[int, 
     Args:
         stream: of the launch.
         codes: (E,) of the instructions that events are of.
-        events: (E,) of `autotune.model.bodies.clock.Clocked`.
+        events: (E,) of `autotune.model.kernel_costs.clock.Clocked`.
     """
     marks = {
         (one.kind, one.count): events["begin"][(codes == code) & (events["what"] == BEFORE)]

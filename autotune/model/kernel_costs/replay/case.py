@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from autotune.model.bodies.replay.body import Argument, Replay, Replayed, replay_of
 from autotune.model.constants import Machine
 from autotune.model.cost import Table
+from autotune.model.kernel_costs.replay.kernel_cost import Argument, Replay, Replayed, replay_of
 from moe_triton.kernels import Case
 
 _INTEGERS = (torch.bool, torch.int8, torch.int32, torch.int64)

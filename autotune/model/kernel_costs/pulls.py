@@ -1,7 +1,7 @@
 """What it adds to a kernel that it reads rows out of other ranks' memory: `direct`'s combine.
 
 The kernel's own body knows addresses only, not whose they are. Reads are limited as writes are
-(`autotune.model.bodies.movement`): by the wire, and by how many can be on their way, each of them there
+(`autotune.model.kernel_costs.movement`): by the wire, and by how many can be on their way, each of them there
 and back.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from autotune.model.bodies import movement
-from autotune.model.bodies.remembered import Bodies
 from autotune.model.constants import Machine
-from autotune.model.cost import Body, Cost, Work
+from autotune.model.cost import Cost, KernelCost, Work
+from autotune.model.kernel_costs import movement
+from autotune.model.kernel_costs.remembered import KernelCosts
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.kernels.zones import ZONE_STRIDE
 
@@ -23,14 +23,14 @@ places in the own window: there it looks up the zone (`ZONE_STRIDE`), which dire
 _THERE_AND_BACK = 2
 
 
-def with_pulls(bodies: Bodies) -> Bodies:
-    """Bodies that know what reading from other ranks takes."""
+def with_pulls(kernel_costs: KernelCosts) -> KernelCosts:
+    """Costs of kernels that know what reading from other ranks takes."""
 
-    def body_of(kernel: AscendCKernel | TritonKernel) -> Body:
-        body = bodies(kernel)
-        return _pulling(body) if is_pulling(kernel) else body
+    def kernel_cost_of(kernel: AscendCKernel | TritonKernel) -> KernelCost:
+        kernel_cost = kernel_costs(kernel)
+        return _pulling(kernel_cost) if is_pulling(kernel) else kernel_cost
 
-    return body_of
+    return kernel_cost_of
 
 
 def is_pulling(kernel: AscendCKernel | TritonKernel) -> bool:
@@ -49,9 +49,9 @@ def pulled(work: Work) -> tuple[np.ndarray, int]:
     return work.traffic.sent * share, work.kernel.constants["HIDDEN"] * slots.dtype.itemsize
 
 
-def _pulling(body: Body) -> Body:
+def _pulling(kernel_cost: KernelCost) -> KernelCost:
     def pulls(work: Work, machine: Machine) -> Cost:
-        cost = body(work, machine)
+        cost = kernel_cost(work, machine)
         rows, row_bytes = pulled(work)
         tiers, away = work.traffic.tiers, movement.remote(rows, work.traffic.tiers)
         num_bytes = round(float(away.sum()) * row_bytes)

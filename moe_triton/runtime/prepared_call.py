@@ -25,8 +25,8 @@ from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.executables import Phase
 from moe_triton.runtime.plan_calls import NativeCalls, PlanCall
 from moe_triton.schemes import make_scheme, scheme_type
+from moe_triton.schemes.rank_context import RankContext
 from moe_triton.schemes.scheme import KeptTables, Scheme
-from moe_triton.schemes.site import Site
 
 Named = dict[str, Any]
 Bindings = dict[str, Any]
@@ -91,17 +91,17 @@ class CallSite:
 
 
 @dataclass(frozen=True, eq=False)
-class OperatorPlan(Uncopied):
+class PreparedCall(Uncopied):
     """A checked call of one shape. `execute` runs it.
 
     Attributes:
         config: the group's settings as called.
-        site: where it runs.
+        context: where it runs.
         variant: which kernels run.
         symbols: sizes and attributes of the call.
-        inputs: hole and argument of each tensor that kernels read.
-        copied: holes of those that have to be copied first: they are not contiguous, or of a dtype that no
-            kernel reads.
+        inputs: placeholder and argument of each tensor that kernels read.
+        copied: placeholders of those that have to be copied first: they are not contiguous, or of a dtype
+            that no kernel reads.
     """
 
     _uncopied: ClassVar[str] = (
@@ -109,7 +109,7 @@ class OperatorPlan(Uncopied):
     )
 
     config: Config
-    site: CallSite
+    context: CallSite
     variant: Variant
     symbols: Symbols
     inputs: tuple[tuple[str, str], ...]
@@ -118,7 +118,7 @@ class OperatorPlan(Uncopied):
     @property
     def deployment(self) -> Deployment:
         """The ranks that take part."""
-        return self.site.deployment
+        return self.context.deployment
 
     @property
     def window_bytes(self) -> int:
@@ -143,12 +143,14 @@ class OperatorPlan(Uncopied):
     def _scheme(self) -> Scheme:
         """To ask for sizes, before anything is made."""
         place = self.deployment
-        return make_scheme(Site(place.config, place.rank, 1, 0, CAPABILITIES["cpu"], self.site.exchange_rank))
+        return make_scheme(
+            RankContext(place.config, place.rank, 1, 0, CAPABILITIES["cpu"], self.context.exchange_rank)
+        )
 
     @property
     def access(self) -> Access:
         """The way to the communicator."""
-        return self.site.access
+        return self.context.access
 
     @property
     def communicator(self) -> Communicator:
@@ -162,10 +164,10 @@ class OperatorPlan(Uncopied):
 
     @cached_property
     def called(self) -> dict[str, str]:
-        """What the caller calls what a hole holds, by hole; not of holes that share an argument."""
+        """What a caller calls the contents of a placeholder; of those that share an argument, nothing."""
         operator = self.symbols.operator
-        single = (each for each in operator.tensors if len(each.holes) == 1)
-        names = {each.holes[0]: operator.called(each.name) for each in single}
+        single = (each for each in operator.tensors if len(each.placeholders) == 1)
+        names = {each.placeholders[0]: operator.called(each.name) for each in single}
         return {TABLES: names.get("recv_offsets", ""), **names}
 
     @cached_property
@@ -194,7 +196,7 @@ class OperatorPlan(Uncopied):
             >>> plan = torch_npu.npu_moe_distribute_dispatch_v2.plan(x, expert_ids, *group)
             >>> outputs = plan.execute({"x": x, "expert_ids": expert_ids})
         """
-        access = self.site.access
+        access = self.context.access
         communicator = access.communicator()
         native = access.native
         if native is None:
@@ -206,19 +208,19 @@ class OperatorPlan(Uncopied):
                 return made
         bindings = self._bind(communicator, named)
         outputs = self._make_outputs(communicator)
-        for hole, output in zip(self._output_holes, outputs, strict=True):
-            bindings[hole] = output
+        for placeholder, output in zip(self._output_placeholders, outputs, strict=True):
+            bindings[placeholder] = output
         self._keep(communicator, bindings)
         communicator.run(self.variant, bindings, self._phase)
         return tuple(outputs) if len(outputs) > 1 else outputs[0]
 
     def _bind(self, communicator: Communicator, named: Named) -> Bindings:
-        """What the plan's holes hold, outputs aside."""
+        """What the plan's placeholders hold, outputs aside."""
         bindings = self._constants.copy()
-        for hole, name in self.inputs:
-            bindings[hole] = named[name]
-        for hole, dtype in self.copied:
-            bindings[hole] = bindings[hole].to(dtype).contiguous()
+        for placeholder, name in self.inputs:
+            bindings[placeholder] = named[name]
+        for placeholder, dtype in self.copied:
+            bindings[placeholder] = bindings[placeholder].to(dtype).contiguous()
         self._prepare(communicator, bindings)
         return bindings
 
@@ -242,7 +244,7 @@ class OperatorPlan(Uncopied):
             return False
         s, operator = self.symbols, self._whole
         dims = {name: len(s.given[name]) for name in dict.fromkeys(name for _, name in self.inputs)}
-        outputs = [(o.name, o.hole, *s.spec(o)) for o in s.operator.outputs]
+        outputs = [(o.name, o.placeholder, *s.spec(o)) for o in s.operator.outputs]
         bounds = None
         constants = self._constants
         if operator == "combine":
@@ -253,7 +255,7 @@ class OperatorPlan(Uncopied):
             operator, self.inputs, dims, outputs, constants, self.num_ids, sizes, self.index, bounds
         )
         self.access.program = program
-        return calls.call(program, self.variant, communicator.site.parts(operator, s["BS"]))
+        return calls.call(program, self.variant, communicator.context.parts(operator, s["BS"]))
 
     def _num_rows(self, known: int) -> int:
         """How many results combine looks at, of so many: A3's second version has an origin for each."""
@@ -293,8 +295,8 @@ class OperatorPlan(Uncopied):
         bindings[TABLES] = bindings["recv_offsets"][self.num_entries :]
 
     @cached_property
-    def _output_holes(self) -> tuple[str, ...]:
-        return tuple(output.hole for output in self.symbols.operator.outputs)
+    def _output_placeholders(self) -> tuple[str, ...]:
+        return tuple(output.placeholder for output in self.symbols.operator.outputs)
 
     @cached_property
     def _output_specs(self) -> tuple[list[TensorSpec], list[tuple[int, torch.Tensor]]]:
@@ -317,10 +319,14 @@ class OperatorPlan(Uncopied):
             "exchange_counts": 2 * self.variant.exchange,
         }
         sizes = [
-            (hole, shape[0])
-            for hole, (shape, _) in zip(self._output_holes, self.symbols.specs(), strict=True)
+            (placeholder, shape[0])
+            for placeholder, (shape, _) in zip(self._output_placeholders, self.symbols.specs(), strict=True)
         ]
-        return [(i, written[hole]) for i, (hole, size) in enumerate(sizes) if size > written.get(hole, size)]
+        return [
+            (i, written[placeholder])
+            for i, (placeholder, size) in enumerate(sizes)
+            if size > written.get(placeholder, size)
+        ]
 
     def _make_outputs(self, communicator: Communicator) -> list[torch.Tensor]:
         """The outputs, with what no kernel writes set."""
@@ -338,7 +344,7 @@ class OperatorPlan(Uncopied):
         s, empty = self.symbols, self.communicator.backend.empty
         bindings: Bindings = {"num_tokens": s["BS"], "num_ids": s["BS"] * s["K"]}
         for output in s.operator.unreturned:
-            bindings[output.hole] = empty(*s.spec(output))
+            bindings[output.placeholder] = empty(*s.spec(output))
         if self.variant.waits:
             members = self.deployment.members or tuple(range(self.config.num_ranks))
             bindings["rank_table"] = self._table(members, torch.int32)
@@ -360,13 +366,13 @@ class OperatorPlan(Uncopied):
         return torch.tensor(values, dtype=dtype, device=backend.device)
 
 
-class DispatchPlan(OperatorPlan):
+class DispatchPlan(PreparedCall):
     """A checked dispatch of one shape."""
 
     @cached_property
     def _marked(self) -> str:
-        """The hole of what comes back with combine."""
-        return next(o.hole for o in self.symbols.operator.outputs if o.name == self.index)
+        """The placeholder of what comes back with combine."""
+        return next(o.placeholder for o in self.symbols.operator.outputs if o.name == self.index)
 
     def _keep(self, communicator: Communicator, bindings: Bindings) -> None:
         digest = communicator.backend.digest_ids(bindings["topk_idx"], bindings.get("mask"))
@@ -378,7 +384,7 @@ class DispatchPlan(OperatorPlan):
                 self.tables.keep(bindings)
 
 
-class CombinePlan(OperatorPlan):
+class CombinePlan(PreparedCall):
     """A checked combine of one shape."""
 
     def _prepare(self, communicator: Communicator, bindings: Bindings) -> None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.model.bodies.counted.library import PIPES, counting_library
 from autotune.model.constants import Machine
+from autotune.model.kernel_costs.counted.library import PIPES, counting_library
 from moe_triton.core.errors import ToolchainError
 
 TICKS_PER_CYCLE = 1 << 20

@@ -25,7 +25,7 @@ from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.plan import Plan
 from moe_triton.schemes import SCHEMES, make_scheme
-from moe_triton.schemes.site import Site
+from moe_triton.schemes.rank_context import RankContext
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Situation:
 
 
 @dataclass(frozen=True)
-class Subject:
+class Tunable:
     """A kernel to be tuned.
 
     Attributes:
@@ -67,45 +67,45 @@ class Subject:
         return ", ".join([" ".join(self.keys), *(f"{name} {size}" for name, size in sizes if size > 1)])
 
 
-def subjects_of(scope: Scope) -> list[Subject]:
+def tunables_of(scope: Scope) -> list[Tunable]:
     """The kernels with settings in the plans of all schemes, in a fixed order.
 
     Raises:
         ArgumentError: no scheme takes these sizes, or no kernel of these names has settings.
     """
-    subjects_by_key: dict[tuple[tuple[str, ...], tuple[int, ...]], Subject] = {}
+    tunables_by_key: dict[tuple[tuple[str, ...], tuple[int, ...]], Tunable] = {}
     for config in configs(scope):
-        for subject in _of_config(scope, config):
-            key = subject.keys, subject.sizes
-            subjects_by_key[key] = (
-                _joined(subjects_by_key[key], subject) if key in subjects_by_key else subject
+        for tunable in _of_config(scope, config):
+            key = tunable.keys, tunable.sizes
+            tunables_by_key[key] = (
+                _joined(tunables_by_key[key], tunable) if key in tunables_by_key else tunable
             )
-    if not subjects_by_key:
+    if not tunables_by_key:
         what = f"of {', '.join(scope.kernels)} " if scope.kernels else ""
         rule = f"no plan {what}of these sizes has settings"
         raise ArgumentError("kernel", scope.kernels or "any", rule, "Name other kernels or sizes.")
-    return [subjects_by_key[key] for key in sorted(subjects_by_key)]
+    return [tunables_by_key[key] for key in sorted(tunables_by_key)]
 
 
-def _of_config(scope: Scope, config: Config) -> Iterator[Subject]:
+def _of_config(scope: Scope, config: Config) -> Iterator[Tunable]:
     traffics = _traffics(scope, config)
     target, blocks = ("cpu", 1) if scope.is_cpu else ("npu", int(scope.priced_on().cores))
-    site = Site(config, traffics[0].rank, blocks, TIMEOUT_US, CAPABILITIES[target])
+    context = RankContext(config, traffics[0].rank, blocks, TIMEOUT_US, CAPABILITIES[target])
     usual: set[str] = set()
-    for plan in usual_plans(make_scheme(site), scope.dtypes):
+    for plan in usual_plans(make_scheme(context), scope.dtypes):
         usual |= {launch.kernel.name for launch in plan.launches}
         yield from _of_plan(scope, plan, config, traffics)
     if config.scheme != next(iter(SCHEMES[config.product])):
         return  # rare plans of a product's other schemes launch the kernels of its default's
     for version in (2, 1):
         other = replace(config, version=version)
-        for plan in rare_plans(make_scheme(replace(site, config=other))):
+        for plan in rare_plans(make_scheme(replace(context, config=other))):
             yield from _of_plan(scope, plan, other, traffics, usual)
 
 
 def _of_plan(
     scope: Scope, plan: Plan, config: Config, traffics: list[Traffic], known: Set[str] = frozenset()
-) -> Iterator[Subject]:
+) -> Iterator[Tunable]:
     """The kernels with settings, but for those of known names."""
     launched = {launch.kernel for launch in plan.launches if isinstance(launch.kernel, TritonKernel)}
     for kernel in sorted(launched, key=lambda kernel: kernel.name):
@@ -116,18 +116,18 @@ def _of_plan(
         ):
             continue
         if not scope.by_hidden or "hidden" in kernel.space.sizes:
-            yield _subject(kernel, plan, config, traffics)
+            yield _tunable(kernel, plan, config, traffics)
 
 
-def _subject(kernel: TritonKernel, plan: Plan, config: Config, traffics: list[Traffic]) -> Subject:
+def _tunable(kernel: TritonKernel, plan: Plan, config: Config, traffics: list[Traffic]) -> Tunable:
     launches = [launch for launch in plan.launches if launch.kernel == kernel]
     works = tuple(tuple(work_of(launch, traffic) for launch in launches) for traffic in traffics)
     label = f"{config.scheme} {plan.operator}, K {config.num_topk}"
     sizes = tables.sizes_of(kernel, config)
-    return Subject(kernel, tables.keys_of(kernel), sizes, (Situation(label, works),))
+    return Tunable(kernel, tables.keys_of(kernel), sizes, (Situation(label, works),))
 
 
-def _joined(one: Subject, other: Subject) -> Subject:
+def _joined(one: Tunable, other: Tunable) -> Tunable:
     known = {situation.content() for situation in one.situations}
     new = tuple(each for each in other.situations if each.content() not in known)
     return replace(one, situations=one.situations + new)

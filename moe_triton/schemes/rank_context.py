@@ -13,7 +13,7 @@ import torch
 
 from moe_triton.core.capabilities import Capabilities
 from moe_triton.core.config import Config
-from moe_triton.core.plan import Hole, Launch, Stream
+from moe_triton.core.plan import Launch, Placeholder, Stream
 from moe_triton.core.region import Region
 from moe_triton.core.tuning import POSTS, Posts, Tuning
 from moe_triton.layout import NUM_ZONES, UB_ALIGN, Layout, SlotLayout, align
@@ -25,7 +25,7 @@ Operator = Literal["dispatch", "combine", "barrier"]
 OPERATORS: tuple[Operator, ...] = ("dispatch", "combine", "barrier")
 COUNTED: tuple[Operator, ...] = ("dispatch", "combine")  # what is posted in them is
 # Call words that this rank keeps for itself, in "call_words": a cache line for each.
-COMBINE_KIND, DISPATCH_WORD = Hole("call_words", 0), Hole("call_words", 64)
+COMBINE_KIND, DISPATCH_WORD = Placeholder("call_words", 0), Placeholder("call_words", 64)
 CALL_WORDS = 32
 
 USUAL_TOKENS = 64
@@ -59,7 +59,7 @@ class Peers(NamedTuple):
         num_ranks: how many, this one included.
         rank: this rank's number among them.
         group: of which group they are.
-        prefix: of the holes that plans find the window by: ``{prefix}window``, this rank's bytes;
+        prefix: of the placeholders that plans find the window by: ``{prefix}window``, this rank's bytes;
             ``{prefix}peers``, each rank's address.
         calls: what call words say of their flags; "" for the operator.
     """
@@ -100,7 +100,7 @@ class SchemeFacts(ABC):
 
     slot_layout: ClassVar[type[SlotLayout]] = SlotLayout
     """How a row of a dispatch is packed before it leaves, and in a slot of its own."""
-    keeps_own: bool = False
+    local_bypass: bool = False
     """Whether rows from this rank to itself need not go through its window."""
 
     @property
@@ -130,7 +130,7 @@ class SchemeFacts(ABC):
 
         Args:
             flags: the first word of each entry of a region: int32, of the region's extents.
-            memory: what plans' holes hold, by their names.
+            memory: what plans' placeholders hold, by their names.
         """
         return []
 
@@ -140,7 +140,7 @@ class SchemeFacts(ABC):
 
 
 @dataclass(frozen=True)
-class Site:
+class RankContext:
     """Where plans run.
 
     Attributes:
@@ -167,7 +167,7 @@ class Site:
     keeps_order: bool = True
     scheme: SchemeFacts = field(init=False, repr=False, compare=False)
 
-    def of(self, scheme: SchemeFacts) -> Site:
+    def of(self, scheme: SchemeFacts) -> RankContext:
         """The same with the scheme whose plans run here."""
         own = copy.copy(self)
         object.__setattr__(own, "scheme", scheme)
@@ -189,9 +189,9 @@ class Site:
         return self.scheme.rounds.on_device
 
     @property
-    def keeps_own(self) -> bool:
+    def local_bypass(self) -> bool:
         """Tells whether rows from this rank to itself need not go through its window."""
-        return self.scheme.keeps_own
+        return self.scheme.local_bypass
 
     @cached_property
     def exchange(self) -> ExchangeLayout:

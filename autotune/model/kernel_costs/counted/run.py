@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.model.bodies.counted.library import (
+from autotune.model.cost import UnknownWorkError
+from autotune.model.kernel_costs.counted.library import (
     FIRST_SEGMENT,
     Contents,
     CountedError,
@@ -24,19 +25,18 @@ from autotune.model.bodies.counted.library import (
     counting_library,
     segment_at,
 )
-from autotune.model.bodies.counted.steps import Steps
-from autotune.model.cost import UnknownWorkError
+from autotune.model.kernel_costs.counted.steps import Steps
 from autotune.model.traffic import Traffic, traffic_with
 from moe_triton.backends import CAPABILITIES
 from moe_triton.core.abi import word_offsets, words
 from moe_triton.core.ascendc import REPORT_WORDS
 from moe_triton.core.config import Config
 from moe_triton.core.kernel import Arg, AscendCKernel
-from moe_triton.core.plan import Hole, Launch, Part, Plan, device_launches, num_blocks
+from moe_triton.core.plan import Launch, Part, Placeholder, Plan, device_launches, num_blocks
 from moe_triton.core.reach import token_of
 from moe_triton.schemes import make_scheme
+from moe_triton.schemes.rank_context import RankContext
 from moe_triton.schemes.scheme import Scheme
-from moe_triton.schemes.site import Site
 
 WINDOW, PEERS, REPORT, CALL_WORDS = "window", "peers", "report", "call_words"
 """Holes that every buffer fills, beside those of a call."""
@@ -106,19 +106,19 @@ class _Words:
     """The words of a launch's arguments.
 
     Attributes:
-        fixed: with 0 where a hole is.
+        fixed: with 0 where a placeholder is.
         ranks: places of the rank's own number.
-        holes: place, hole and argument of each.
+        placeholders: place, placeholder and argument of each.
     """
 
     fixed: np.ndarray
     ranks: list[int]
-    holes: list[tuple[int, Hole, Arg]]
+    placeholders: list[tuple[int, Placeholder, Arg]]
 
     @staticmethod
     def of(launch: Launch, is_any_rank: bool) -> _Words:
         """Those of a launch, of one rank or of any."""
-        packed, holes = words(launch)
+        packed, placeholders = words(launch)
         places = [(arg, place) for arg, place in word_offsets(launch.kernel.args)]
         args = {place: arg for arg, place in places}
         own = [
@@ -126,7 +126,11 @@ class _Words:
             for (arg, place), value in zip(places, launch.values, strict=True)
             if is_any_rank and isinstance(value, int) and _is_own_rank(arg, value)
         ]
-        return _Words(np.array(packed, np.uint64), own, [(place, hole, args[place]) for place, hole in holes])
+        return _Words(
+            np.array(packed, np.uint64),
+            own,
+            [(place, placeholder, args[place]) for place, placeholder in placeholders],
+        )
 
 
 def _is_own_rank(arg: Arg, value: int) -> bool:
@@ -157,7 +161,7 @@ class PlanRun:
         self.plan = group.plan
         scheme = group.scheme_of(self._counting[0])
         self.rings = (
-            scheme.site.posts == "aicpu" if "posts" in scheme.settings else "post_parts" in scheme.settings
+            scheme.context.posts == "aicpu" if "posts" in scheme.settings else "post_parts" in scheme.settings
         )
         self._scratch = scratch = scheme.scratch()
         self._zeroed = {CALL_WORDS, REPORT, *(name for name, kept in scratch.items() if kept.is_zeroed)}
@@ -274,7 +278,7 @@ class PlanRun:
         self._written |= {
             value.name
             for arg, value in zip(launch.kernel.args, launch.values, strict=True)
-            if isinstance(value, Hole) and arg.direction in ("out", "inout")
+            if isinstance(value, Placeholder) and arg.direction in ("out", "inout")
         }
         arrived = [self._ranks.arrived(rank) for rank in self._counting]
         return [Ran(*each, *both) for each, both in zip(counted, arrived, strict=True)]
@@ -290,8 +294,8 @@ class PlanRun:
         words_of = self._words_of(index, rank)
         filled = words_of.fixed.copy()
         filled[words_of.ranks] = rank
-        for place, hole, arg in words_of.holes:
-            filled[place] = self._word(rank, hole, arg) % (1 << 64)
+        for place, placeholder, arg in words_of.placeholders:
+            filled[place] = self._word(rank, placeholder, arg) % (1 << 64)
         self._ranks.run(rank, Launching(kernel, blocks, index), filled, mode)
         if mode is Mode.LOGGED:
             self._check_report(self.plan.launches[index], rank)
@@ -304,20 +308,22 @@ class PlanRun:
             self._words[key] = _Words.of(plan.launches[index], not self._group.plan_of)
         return self._words[key]
 
-    def _word(self, rank: int, hole: Hole, arg: Arg) -> int:
+    def _word(self, rank: int, placeholder: Placeholder, arg: Arg) -> int:
         """A number, or the address of what an argument points to."""
-        number = self._traffic(rank).numbers.get(hole.name)
+        number = self._traffic(rank).numbers.get(placeholder.name)
         if number is not None:
-            return hole.of(number) if isinstance(hole, Part) else number
+            return placeholder.of(number) if isinstance(placeholder, Part) else number
         if not arg.is_pointer:
-            raise UnknownWorkError(f"the model does not know {hole.name}, which is {arg.name} of a kernel")
-        if hole.name == WINDOW:
-            return token_of(rank) + hole.offset
-        segment = self._segments.setdefault(hole.name, FIRST_SEGMENT + len(self._segments))
-        if (rank, hole.name) not in self._given:
-            self._given.add((rank, hole.name))
-            self._ranks.give(rank, segment, *self._contents(rank, hole.name, arg))
-        return segment_at(segment, hole.offset)
+            raise UnknownWorkError(
+                f"the model does not know {placeholder.name}, which is {arg.name} of a kernel"
+            )
+        if placeholder.name == WINDOW:
+            return token_of(rank) + placeholder.offset
+        segment = self._segments.setdefault(placeholder.name, FIRST_SEGMENT + len(self._segments))
+        if (rank, placeholder.name) not in self._given:
+            self._given.add((rank, placeholder.name))
+            self._ranks.give(rank, segment, *self._contents(rank, placeholder.name, arg))
+        return segment_at(segment, placeholder.offset)
 
     def _traffic(self, rank: int) -> Traffic:
         if rank not in self.traffics:
@@ -353,7 +359,7 @@ class PlanRun:
         names = {
             value.name
             for arg, value in zip(launch.kernel.args, launch.values, strict=True)
-            if isinstance(value, Hole) and arg.type in _INTEGERS and value.name not in known
+            if isinstance(value, Placeholder) and arg.type in _INTEGERS and value.name not in known
         }
         return {
             name: self._ranks.read(rank, segment_at(self._segments[name]), MOST_WORDS)
@@ -362,11 +368,11 @@ class PlanRun:
 
     def _check_report(self, launch: Launch, rank: int) -> None:
         """Raises unless a launch had nothing to report."""
-        hole = next(
+        placeholder = next(
             value for arg, value in zip(launch.kernel.args, launch.values, strict=True) if arg.name == REPORT
         )
-        assert isinstance(hole, Hole)
-        address = segment_at(self._segments[hole.name], hole.offset)
+        assert isinstance(placeholder, Placeholder)
+        address = segment_at(self._segments[placeholder.name], placeholder.offset)
         report = self._ranks.read(rank, address, launch.blocks * REPORT_WORDS)
         if report.any():
             raise CountedError(f"{launch.kernel.name} on rank {rank} reports {report[report != 0].tolist()}")
@@ -404,4 +410,4 @@ _RUNS: dict[tuple[object, ...], PlanRun] = {}
 
 
 def _scheme(config: Config, rank: int) -> Scheme:
-    return make_scheme(Site(config, rank, 1, 0, CAPABILITIES["npu"]))
+    return make_scheme(RankContext(config, rank, 1, 0, CAPABILITIES["npu"]))

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from autotune.model.bodies.clock import PARTS
-from autotune.model.bodies.replay import ReplayError, replayed
 from autotune.model.constants import machine_named
 from autotune.model.cost import Table, Work, work_of
+from autotune.model.kernel_costs.clock import PARTS
+from autotune.model.kernel_costs.replay import ReplayError, replayed
 from autotune.model.traffic import Traffic, traffic_of
 from moe_triton.backends import CAPABILITIES
 from moe_triton.core.config import Config
@@ -22,7 +22,7 @@ from moe_triton.core.tuning import Tuning
 from moe_triton.layout import STATUS_ENTRY_BYTES
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.schemes import make_scheme
-from moe_triton.schemes.site import Site
+from moe_triton.schemes.rank_context import RankContext
 
 EP, T, H, K, M = 8, 16, 1024, 4, 64
 CLEARED = M * STATUS_ENTRY_BYTES
@@ -37,7 +37,9 @@ def traffic(seed: int = 0) -> Traffic:
 
 def works(call: Traffic) -> Mapping[str, Work]:
     """The launches of Triton kernels by the kernel's name."""
-    scheme = make_scheme(Site(call.config, 0, 48, 1, CAPABILITIES["npu"], tuning=Tuning(receiving_blocks=0)))
+    scheme = make_scheme(
+        RankContext(call.config, 0, 48, 1, CAPABILITIES["npu"], tuning=Tuning(receiving_blocks=0))
+    )
     variants = (
         DispatchVariant(torch.bfloat16, ROW_FORMATS["int8"], weights=True),
         CombineVariant(torch.bfloat16, weights=True),

@@ -1,23 +1,23 @@
-"""Bodies that need no compiler for NPUs: Ascend C kernels counted, and for Triton kernels bytes at a rate."""
+"""Kernel costs without a compiler for NPUs: Ascend C kernels counted, Triton kernels by bytes at a rate."""
 
 from __future__ import annotations
 
-from autotune.model.bodies import movement
-from autotune.model.bodies.counted.price import counted
 from autotune.model.constants import Machine
-from autotune.model.cost import Body, Cost, Work
+from autotune.model.cost import Cost, KernelCost, Work
+from autotune.model.kernel_costs import movement
+from autotune.model.kernel_costs.counted.price import counted
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
 
 OF_TOKENS, OF_ROWS = ("pack", "weighted_sum"), ("arrange", "stamps")
 ROW_BYTES = 14336
 
 
-def simple_bodies(kernel: AscendCKernel | TritonKernel) -> Body:
+def simple_kernel_costs(kernel: AscendCKernel | TritonKernel) -> KernelCost:
     """Time of a kernel: more with more tokens or received rows, and less with more cores."""
     if isinstance(kernel, AscendCKernel):
         return counted
 
-    def body(work: Work, machine: Machine) -> Cost:
+    def kernel_cost(work: Work, machine: Machine) -> Cost:
         rows = 0
         if kernel.name in OF_TOKENS:
             rows = work.traffic.topk_idx.size if kernel.name == "weighted_sum" else len(work.traffic.topk_idx)
@@ -26,4 +26,4 @@ def simple_bodies(kernel: AscendCKernel | TritonKernel) -> Body:
         cycles = rows * ROW_BYTES / movement.bytes_per_cycle(machine, work.blocks) / work.blocks
         return Cost({"start": 1.0, "rows": movement.us_of(machine, cycles)})
 
-    return body
+    return kernel_cost

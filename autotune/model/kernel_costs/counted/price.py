@@ -1,8 +1,8 @@
 """The price of a launch that was counted: its cores' clock, and the wires and hops of what leaves the device.
 
-The clock is that of replayed Triton kernels (`autotune.model.bodies.clock`). Kernels mark their steps
+The clock is that of replayed Triton kernels (`autotune.model.kernel_costs.clock`). Kernels mark their steps
 for traces; of each kind of step the slowest core counts, or, where that takes longer, what it has for other
-devices (`autotune.model.bodies.movement`).
+devices (`autotune.model.kernel_costs.movement`).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.model.bodies import clock, movement
-from autotune.model.bodies.counted.library import MISSED, REDUCES, Did
-from autotune.model.bodies.counted.run import Ran
-from autotune.model.bodies.counted.steps import Steps
-from autotune.model.bodies.movement import us_of
 from autotune.model.constants import Machine
 from autotune.model.cost import Cost, Messages, NoNetworkError, UnknownWorkError, Work
+from autotune.model.kernel_costs import clock, movement
+from autotune.model.kernel_costs.counted.library import MISSED, REDUCES, Did
+from autotune.model.kernel_costs.counted.run import Ran
+from autotune.model.kernel_costs.counted.steps import Steps
+from autotune.model.kernel_costs.movement import us_of
 from autotune.model.topology import hop_us
 from autotune.model.traffic import Tier
 from moe_triton.core import ascendc
@@ -160,7 +160,7 @@ def clocked(steps: Steps, machine: Machine, rate: float, post_us: float) -> list
 
 
 def ops_of(steps: Steps, machine: Machine, rate: float, post_us: float) -> np.ndarray:
-    """(N,) `autotune.model.bodies.clock.OP` of what a launch's cores do: see `clocked`."""
+    """(N,) `autotune.model.kernel_costs.clock.OP` of what a launch's cores do: see `clocked`."""
     records, did = steps.records, steps.records["did"]
     amount, flags = records["amount"].astype(float), records["flags"]
     ops = np.zeros(len(records), clock.OP)  # marks and meetings take no time: see `Steps.meetings`

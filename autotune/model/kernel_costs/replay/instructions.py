@@ -92,7 +92,7 @@ def function_named(name: str) -> Function:
             return function
     raise ToolchainError(
         f"the model does not know the library function {name}: "
-        "add it to autotune.model.bodies.replay.instructions"
+        "add it to autotune.model.kernel_costs.replay.instructions"
     )
 
 
