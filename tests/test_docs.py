@@ -26,8 +26,8 @@ from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.layout import align
 from moe_triton.processes import RankGroup
+from moe_triton.schemes.rank_context import USUAL_TOKENS
 from moe_triton.schemes.rules import check_call, check_config, rule_sets
-from moe_triton.schemes.site import USUAL_TOKENS
 from moe_triton.tools.pages import arguments
 from moe_triton.tools.pages.limits import markdown
 from tests import test_reference

@@ -1,4 +1,4 @@
-"""`Subject`: a kernel that plans launch and that has settings, with all its launches.
+"""`Tunable`: a kernel that plans launch and that has settings, with all its launches.
 
 A kernel is what tables know it by: name, variant, dtype and sizes. Where several plans launch the same one,
 each launch that differs counts alike.

@@ -25,7 +25,6 @@ from moe_triton.layout import NUM_ZONES, Layout, SlotLayout
 from moe_triton.limits.formula import Formula
 from moe_triton.limits.rule import RuleSet
 from moe_triton.operators.variants import Variant
-from moe_triton.schemes.common.steps import barrier_plan
 from moe_triton.schemes.common.waits import ENTRY_FINDERS, Finder, arguments_of
 from moe_triton.schemes.rank_context import COUNTED, Peers, RankContext, RoundFacts, SchemeFacts
 
@@ -201,6 +200,8 @@ class Scheme(SchemeFacts):
 
     def barrier(self, zone: int, timeout_us: int | None = None) -> Plan:
         """A flag to every rank, and the wait for every rank's; None for the context's deadline."""
+        from moe_triton.schemes.common.steps import barrier_plan  # kernels come with a buffer, not before
+
         return barrier_plan(self.context, self.layout.barrier_status, zone, timeout_us)
 
     @cached_property

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from autotune.kernels import npu
 from autotune.kernels.scope import Scope
-from autotune.kernels.subjects import Subject, subjects_of
+from autotune.kernels.tunables import Tunable, tunables_of
 from autotune.search import Options, run
 from autotune.search.task import WrongBitsError
 from moe_triton.core.errors import ArgumentError
@@ -42,16 +42,16 @@ def install(policy: str = "random", soc: str = CHIP) -> Device:
     return device
 
 
-def subject(kernel: str, variant: str, space: Space, **changes: object) -> Subject:
+def tunable(kernel: str, variant: str, space: Space, **changes: object) -> Tunable:
     scope = Scope("A3", (1024,), (2,), (4,), (16,), ("bf16",), (kernel,))
-    of = next(each for each in subjects_of(scope) if each.keys[1].startswith(variant))
+    of = next(each for each in tunables_of(scope) if each.keys[1].startswith(variant))
     return replace(of, kernel=replace(of.kernel, space=space, **changes))  # type: ignore[arg-type]
 
 
 def search(rank: int, num_ranks: int, policy: str, study: Path) -> Best:
     """The best settings of a kernel, its figures, and the most programs of a launch."""
     device = install(policy)
-    of = subject("returns", "plain", Space({PROGRAMS: (0, 8, 16)}))
+    of = tunable("returns", "plain", Space({PROGRAMS: (0, 8, 16)}))
     (found,) = run(lambda: [npu.task_of(of, CHIP)], Options(study))
     assert found.best is not None
     assert all(trial.outcome.value is not None for trial in found.trials), found.trials
@@ -61,7 +61,7 @@ def search(rank: int, num_ranks: int, policy: str, study: Path) -> Best:
 
 def other_bits(rank: int, num_ranks: int, study: Path) -> str:
     install()
-    of = subject("weighted_sum", "weights", Space({"HAS_WEIGHTS": (0,)}))
+    of = tunable("weighted_sum", "weights", Space({"HAS_WEIGHTS": (0,)}))
     try:
         run(lambda: [npu.task_of(of, CHIP)], Options(study))
     except WrongBitsError as error:
