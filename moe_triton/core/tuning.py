@@ -49,8 +49,8 @@ class Tuning:
 
     Attributes:
         dispatch_tokens: tokens of a part that is sent while what has come before is arranged, or, with
-            fullmesh_v2 and in halves, while the next part is quantised. None: 64 on a CPU, on an NPU what the
-            table of parts says (`moe-triton plan` shows it).
+            fullmesh_v2 and in halves, while the next part is quantised. None: 64 on a CPU, on an NPU all of
+            them in one part (`moe-triton plan` shows it).
         combine_tokens: tokens of a part that is summed while the results of the next one come in. None: as
             in dispatch.
         communication_blocks: of a rank's blocks, those that communicate while the others compute; 0 lets

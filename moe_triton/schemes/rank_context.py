@@ -221,11 +221,7 @@ class RankContext:
 
     @cached_property
     def part_tokens(self) -> Mapping[str, PartTokens]:
-        """The size of an operator's parts, by its name.
-
-        Raises:
-            ArgumentError: the table of parts is damaged.
-        """
+        """The size of an operator's parts, by its name."""
         tuning = self.tuning
         given = {"dispatch": tuning.dispatch_tokens, "combine": tuning.combine_tokens}
         return {operator: self._part_tokens(f"{operator}_tokens", each) for operator, each in given.items()}

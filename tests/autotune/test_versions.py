@@ -43,7 +43,7 @@ def edit(path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "counts"),
     [
-        ("autotune/model/kernel_costs/replay/body.py", True),
+        ("autotune/model/kernel_costs/replay/kernel_cost.py", True),
         ("autotune/model/kernel_costs/clock.py", True),
         ("autotune/npu_compiler/compile.py", True),
         ("autotune/kernels/occasions.py", True),

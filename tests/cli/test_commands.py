@@ -167,7 +167,7 @@ def test_layout_and_plan_know_products_and_servers(monkeypatch: pytest.MonkeyPat
         def said(*options: str, command: str = command, code: int = 0) -> str:
             return " ".join(run(command, *options, code=code).split())  # lines are broken anywhere
 
-        assert run(command, *a2).startswith("scheme fullmesh: no table")
+        assert run(command, *a2).startswith("scheme fullmesh: the product's own; no table")
         inside = run(command, *a2, "--comm-alg", "hierarchy")
         assert inside.startswith("scheme fullmesh: a group inside one server is fullmesh on A2, also with")
         assert " servers of " not in inside

@@ -134,7 +134,7 @@ def fail_with(error: BaseException) -> Callable[..., Any]:
 STAGES: dict[str, tuple[object, str]] = {
     "preparation": (buffer, "make_backend"),
     "scheme": (construction, "make_scheme"),
-    "trace": (communicator.Trace, "start"),
+    "trace": (communicator.Trace, "__init__"),
     "window": (window.SharedWindow, "__init__"),
     "stale windows": (window, "remove_stale"),
     "room": (window, "_shortage"),

@@ -81,7 +81,7 @@ def _num_loops(nodes: Sequence[Node]) -> int:
     """Loops of unknown length on the way through a kernel that has most of them."""
     ways = [max(_num_loops(n.then), _num_loops(n.otherwise)) for n in nodes if isinstance(n, Branch)]
     loops = [n for n in nodes if isinstance(n, Loop)]
-    return sum(ways) + sum((n.trips is None) + _num_loops(n.kernel_cost) for n in loops)
+    return sum(ways) + sum((n.trips is None) + _num_loops(n.body) for n in loops)
 
 
 def _smaller(left: Estimate, right: Estimate) -> Estimate:
