@@ -264,7 +264,7 @@ def differ(rank: int, num_ranks: int, scheme: str) -> list[str]:
         with messages() as said, pytest.MonkeyPatch.context() as patch:
             patch.setattr(
                 "tests.distributed.workers.make_buffer",
-                lambda case, mine=mine: make_buffer(case, **mine),
+                lambda case, tuning, mine=mine: make_buffer(case, **mine),
             )
             wrong += [f"{line}: {text}" for text in compare_rounds(rank, num_ranks, case)]
         if len(said) != 1 or line not in said[0]:
