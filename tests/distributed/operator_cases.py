@@ -215,7 +215,7 @@ def is_valid(case: OperatorCase) -> bool:
             (case.mask != "none", case.tokens in ("equal", "global_bs")),
             (case.shared_expert_x != "none", case.shared[1] == 0),
             (case.norm, case.dtype == torch.bfloat16),
-            (case.receiving_blocks is not None, (case.num_blocks or 1) > 1),
+            (case.receiving_blocks is not None, (case.num_blocks or 1) > 1 and not case.servers),
             (case.alphas == "rows", SPECIAL[case.special][2] > 0),
         )
         if applies
