@@ -84,11 +84,9 @@ def path_of(kind: str, target: Target) -> Path:
 
 def drop_without_decision(target: Target, own: str) -> None:
     """Removes a table of schemes of which every row names the product's own scheme."""
-    path = path_of(schemes.KIND, target)
-    if os.path.lexists(path) and {row.values[0] for row in kind_named(schemes.KIND).check(path).rows} == {
-        own
-    }:
-        path.unlink()
+    table = kept(schemes.KIND, target)
+    if table is not None and all(row.values[0] == own for row in table.rows):
+        path_of(schemes.KIND, target).unlink()
 
 
 def write(kind: str, target: Target, rows: list[Row]) -> Path:

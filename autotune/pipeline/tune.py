@@ -173,8 +173,8 @@ def tune(
     """Searches group by group, and writes the tables as soon as there are rows.
 
     Every candidate that was priced is kept in the study, so that nothing of it is lost whatever comes after.
-    A table of the package's whose rows all name the product's own scheme is not left there: without it a
-    buffer takes the same one.
+    A chip's table in the package whose rows all name the product's own scheme is not left there: without it
+    a buffer takes the same one. A CPU's stays: without it a buffer would go by another family's.
 
     Args:
         sizes: the groups.
@@ -206,7 +206,7 @@ def tune(
         with nullcontext(Modelled(one, product)) if product else Measured(one, effort) as prices:
             backend = "npu" if product else "cpu"
             yield _Search(one, target, options, prices.price, report, backend).tuned(settings)
-    if target.folder == FOLDER:
+    if product and sizes and target.folder == FOLDER:
         results.drop_without_decision(target, sizes[0].schemes[0])
 
 

@@ -165,3 +165,16 @@ def test_of_the_packages_folder_only_a_table_with_a_decision_stays(
         assert len(list(tune(groups, "A3", **given))) == 2
     assert (tmp_path / "own" / "schemes-Ascend910_9391.json").exists()
     assert (tmp_path / "shipped" / "schemes-Ascend910_9391.json").exists() == (us_of_v2 < 10)
+
+
+def test_a_cpus_table_stays_in_the_package_though_all_its_rows_name_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it a buffer would go by the table of another family, which may name another scheme."""
+    monkeypatch.setattr("autotune.pipeline.tune.FOLDER", tmp_path)
+    playing(monkeypatch, lambda candidate: 1.0)
+    groups = sizes_of("cpu", ranks=[2], hidden=[1024], topk=[2], tokens=[16])
+    (found,) = tune(groups, folder=tmp_path, study=tmp_path / "s.db", settings=False)
+    assert {row.values[0] for row in found.schemes} == {"fullmesh_v1"}
+    assert list(tmp_path.glob("schemes-cpu-*.json"))
+    assert list(tune([], "A3", folder=tmp_path, study=tmp_path / "s.db")) == []
