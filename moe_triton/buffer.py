@@ -301,10 +301,10 @@ class EPBuffer(Owner, Uncopied):
         arguments.check_smoothing(smooth_scales, row_format)
         tensors = {
             "x": x,
-            "expert_ids": topk_idx,
-            "scales": smooth_scales,
-            "x_active_mask": active_mask,
-            "expert_scales": topk_weights,
+            "topk_idx": topk_idx,
+            "smooth_scales": smooth_scales,
+            "active_mask": active_mask,
+            "topk_weights": topk_weights,
             "performance_info": performance_info,
             "cumulative_local_expert_recv_stats": cumulative_local_expert_recv_stats,
         }
@@ -406,8 +406,8 @@ class EPBuffer(Owner, Uncopied):
         self._plans.sent.make_way_for("combine")
         arguments.check_handle(handle, self._id, self._communicator)
         tensors = {
-            "expand_x": y,
-            "expert_scales": topk_weights,
+            "y": y,
+            "topk_weights": topk_weights,
             "performance_info": performance_info,
             "shared_expert_x": shared_expert_x,
             "ori_x": ori_x,

@@ -35,7 +35,7 @@ def family_of(config: Config) -> Config:
 # And of each generation of the limits: every rule that applies to one has a case on it.
 VARIANTS = in_all_generations(*FAMILIES)
 
-CALL = Call(batch=64, group_ep="ep", has_expert_scales=True)
+CALL = Call(num_tokens=64, group="ep", has_topk_weights=True)
 
 
 class ConfigCase(NamedTuple):
@@ -90,8 +90,7 @@ def arguments(
 
 def refused(name: str, base: Config = A3, code: int = TILING_FAILED, **also: Any) -> CallCase:
     """A tensor that may not be given."""
-    field = "has_mask" if name == "x_active_mask" else f"has_{name}"
-    return argument(field, False, True, base, f"{name} is given", code, **also)
+    return argument(f"has_{name}", False, True, base, f"{name} is given", code, **also)
 
 
 def needed(name: str, field: str, base: Config = A3, **also: Any) -> CallCase:

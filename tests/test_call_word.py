@@ -16,7 +16,7 @@ from moe_triton.layout import CALL_WORD, STATUS_ENTRY_BYTES, WORD_BYTES
 from moe_triton.layout.call_word import (
     FIELDS,
     OPERATORS,
-    ROWS,
+    ROW_FORMATS,
     SHIFTS,
     Field,
     Kind,
@@ -30,7 +30,7 @@ from moe_triton.operators.variants import CombineVariant, DispatchVariant
 
 kinds = st.builds(
     Kind,
-    rows=st.sampled_from(ROWS),
+    row_format=st.sampled_from(ROW_FORMATS),
     comm_quant_mode=st.integers(0, 7),
     weights=st.booleans(),
     elastic=st.booleans(),
@@ -54,7 +54,7 @@ def test_what_goes_in_comes_out(operator: str, kind: Kind, before: Kind) -> None
     values = values_of(word)
     assert values["version"] == PROTOCOL_VERSION
     for prefix, expected in (("", kind), ("before_", before)):
-        rows = ROWS[values[f"{prefix}rows"]]
+        rows = ROW_FORMATS[values[f"{prefix}row_format"]]
         numbers = [values[f"{prefix}{name}"] for name in ("comm_quant_mode", "weights", "elastic")]
         assert Kind(rows, numbers[0], bool(numbers[1]), bool(numbers[2])) == expected
     assert values["spare"] == 0
@@ -92,7 +92,7 @@ def test_messages_name_fields_values_and_ranks() -> None:
 def test_unknown_values_are_shown_as_such() -> None:
     operator = next(field for field in FIELDS if field.key == "operator")
     assert operator.show(6) == "unknown (6)"
-    assert Field("", "", 4, ROWS).show(9) == "unknown (9)"
+    assert Field("", "", 4, ROW_FORMATS).show(9) == "unknown (9)"
 
 
 DISPATCH = DispatchVariant(torch.bfloat16, row_format=AS_THEY_ARE, smooth=False, weights=False)

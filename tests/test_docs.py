@@ -30,6 +30,7 @@ from moe_triton.schemes.rank_context import USUAL_TOKENS
 from moe_triton.schemes.rules import check_call, check_config, rule_sets
 from moe_triton.tools.pages import arguments
 from moe_triton.tools.pages.limits import markdown
+from moe_triton.torch_npu_ops.names import NAMES, SIZES, names_for
 from tests import test_reference
 from tests.patience import seconds
 from tests.reference_helpers import dispatch_shapes
@@ -128,12 +129,12 @@ def test_the_settings_that_are_listed_are_those_of_configure() -> None:
 
 def test_the_error_that_is_shown_is_the_error_that_is_raised() -> None:
     config = Config(num_ranks=1, num_max_tokens_per_rank=64, hidden=7168, num_topk=8, num_experts=64)
-    call = limits.Call(batch=64, group_ep="ep")
+    call = limits.Call(num_tokens=64, group="ep")
     with pytest.raises(ArgumentError) as caught:  # noqa: PT012 - by whichever of the two
         check_config(config)
         check_call(config, call)
     text = " ".join(page("from-torch-npu.md").split())
-    assert str(caught.value.renamed(limits.torch_npu_names(call))) in text
+    assert str(caught.value.renamed(names_for(call))) in text
 
 
 def test_the_page_of_limits_is_the_table_of_rules() -> None:
@@ -150,7 +151,7 @@ def test_the_page_of_limits_holds_every_rule() -> None:
     for rule_set in rule_sets():
         section = text.split(f"## {rule_set.title}\n")[1].split("\n## ")[0]
         for rule in (*rule_set.config, *rule_set.call):
-            assert f"`{rule.argument}`" in section
+            assert f"`{(NAMES | SIZES).get(rule.argument, rule.argument)}`" in section
             assert f"| {rule.limit} |" in section
 
 
@@ -387,7 +388,7 @@ def test_the_tokens_of_a_part_are_those_that_the_pages_say() -> None:
 
 def test_v1_takes_no_mask_as_the_pages_say() -> None:
     rules = next(rules for rules in rule_sets() if rules.title == "A3, V1")
-    (rule,) = (rule for rule in rules.call if rule.argument == "x_active_mask")
+    (rule,) = (rule for rule in rules.call if rule.argument == "active_mask")
     assert rule.limit == "None"
     assert page("from-torch-npu.md").count("It takes no `x_active_mask` on A3") == 2
     assert "On A3 V1 takes none" in page("operators.md")

@@ -10,10 +10,13 @@ import torch
 from moe_triton.core.checks import check_choice, check_positive, check_tensor
 from moe_triton.core.config import Config
 from moe_triton.core.errors import INVALID_ARGUMENT, NULL_ARGUMENT, TILING_FAILED, ArgumentError
-from moe_triton.limits import torch_npu_names
+from moe_triton.limits import Call
+from moe_triton.operators.combine import COMBINE
+from moe_triton.operators.dispatch import DISPATCH
 from moe_triton.schemes import SCHEMES
 from moe_triton.schemes.fullmesh.scheme import Fullmesh
 from moe_triton.schemes.rules import check_config, check_rules, rule_sets, rule_sets_for
+from moe_triton.torch_npu_ops.names import names_for
 from tests.limits_cases import (
     A2,
     A2_V1,
@@ -141,21 +144,22 @@ def test_receive_capacity() -> None:
 def test_an_error_is_renamed_for_the_caller() -> None:
     with pytest.raises(ArgumentError) as caught:
         check_config(replace(A3, num_ranks=0))
-    renamed = caught.value.renamed(torch_npu_names(CALL))
+    renamed = caught.value.renamed(names_for(CALL))
     assert str(renamed) == str(caught.value).replace("num_ranks", "ep_world_size")
     assert renamed.code == caught.value.code
     assert caught.value.renamed({"hidden": "H"}).argument == "num_ranks"
 
 
 def test_names_depend_on_the_call() -> None:
-    names = torch_npu_names(CALL)
+    names = names_for(CALL)
     assert (names["hidden"], names["num_max_tokens_per_rank"]) == ("x.shape[1]", "expert_ids.shape[0]")
-    names = torch_npu_names(replace(CALL, operator="combine", global_bs=512))
+    names = names_for(replace(CALL, operator="combine", global_bs=512))
     assert (names["hidden"], names["num_max_tokens_per_rank"]) == (
         "expand_x.shape[1]",
         "global_bs / ep_world_size",
     )
-    assert all(name in Config.__dataclass_fields__ for name in names)
+    tensors = {argument.name for operator in (DISPATCH, COMBINE) for argument in operator.tensors}
+    assert names.keys() <= tensors | Config.__dataclass_fields__.keys() | Call.__dataclass_fields__.keys()
 
 
 def test_an_error_about_a_tensor_carries_its_code() -> None:

@@ -35,7 +35,7 @@ from tests.limits_cases import (
 )
 
 LONG, TOO_LONG = "x" * 127, "x" * 128
-PAIR = {"tp_world_size": 2, "group_tp": "tp"}
+PAIR = {"tp_world_size": 2, "tp_group": "tp"}
 QUANTIZES_RESULTS = (A3, INBAND, V1, HIERARCHY, HIERARCHY_V1)
 
 
@@ -58,16 +58,16 @@ def common_calls(base: Config) -> list[CallCase]:
     ep = base.num_ranks
     total = 64 * ep
     quantized = 2 if family_of(base) in QUANTIZES_RESULTS else 0
-    const = {"operator": "combine", "num_const": 1} if base.product == "A3" else {}
+    const = {"operator": "combine", "num_const_experts": 1} if base.product == "A3" else {}
     return [
-        argument("group_ep", "x", "", base, code=NULL_ARGUMENT),
-        argument("group_ep", LONG, TOO_LONG, base, code=NULL_ARGUMENT),
+        argument("group", "x", "", base, code=NULL_ARGUMENT),
+        argument("group", LONG, TOO_LONG, base, code=NULL_ARGUMENT),
         argument("x_dims", 2, 3, base, shown="x is of 3 dimensions"),
-        argument("x_dims", 2, 1, base, shown="expand_x is of 1 dimensions", operator="combine"),
-        argument("ids_dims", 2, 1, base, shown="expert_ids is of 1 dimensions"),
-        argument("ids_dims", 2, 3, base, shown="expert_ids is of 3 dimensions", operator="combine"),
-        argument("rank", ep - 1, ep, base, shown=f"ep_rank_id is {ep}"),
-        argument("rank", 0, -1, base, shown="ep_rank_id is -1"),
+        argument("x_dims", 2, 1, base, shown="y is of 1 dimensions", operator="combine"),
+        argument("ids_dims", 2, 1, base, shown="topk_idx is of 1 dimensions"),
+        argument("ids_dims", 2, 3, base, shown="topk_idx is of 3 dimensions", operator="combine"),
+        argument("rank", ep - 1, ep, base, shown=f"rank is {ep}"),
+        argument("rank", 0, -1, base, shown="rank is -1"),
         argument("expert_shard_type", 0, 1, base),
         argument("expert_token_nums_type", 1, 2, base),
         argument("expert_token_nums_type", 0, -1, base),
@@ -75,8 +75,8 @@ def common_calls(base: Config) -> list[CallCase]:
         argument("global_bs", total, total - ep, base),
         argument("global_bs", 0, -ep, base),
         argument("global_bs", total + (0 if is_restricted(base) else ep), total + 4, base),
-        argument("batch", 0, -1, base, shown="expert_ids.shape[0] is -1"),
-        argument("batch", 64, 65, base, shown="expert_ids.shape[0] is 65"),
+        argument("num_tokens", 0, -1, base),
+        argument("num_tokens", 64, 65, base),
         *(argument("quant_mode", 2, mode, base) for mode in (1, 3, 4, 5, 6)),
         argument("quant_mode", 0, -1, base),
         *(argument("comm_quant_mode", quantized, mode, base) for mode in (1, 3, 4, 5, 6)),
@@ -86,30 +86,27 @@ def common_calls(base: Config) -> list[CallCase]:
         argument("comm_type", 0, 2, base),
         *(refused(name, base) for name in ("activation_scale", "weight_scale", "group_list")),
         *(refused(name, base, INVALID_ARGUMENT) for name in ("y_dtype", "x_dtype", "scales_dtype")),
-        *(
-            argument(f"num_{kind}", 0, -1, base, shown=f"{kind}_expert_num is -1")
-            for kind in ("zero", "copy", "const")
-        ),
-        argument("num_zero", 2**31 - 66, 2**31 - 65, base, shown="moe_expert_num is 64"),
-        needed("ori_x", "has_ori_x", base, operator="combine", num_copy=1),
+        *(argument(f"num_{kind}_experts", 0, -1, base) for kind in ("zero", "copy", "const")),
+        argument("num_zero_experts", 2**31 - 66, 2**31 - 65, base, shown="num_experts is 64"),
+        needed("ori_x", "has_ori_x", base, operator="combine", num_copy_experts=1),
         arguments(
             "ori_x is None",
             {"has_ori_x": True, "has_const_args": True, **const},
-            {"has_const_args": True, "operator": "combine", "num_const": 1},
+            {"has_const_args": True, "operator": "combine", "num_const_experts": 1},
             base,
             NULL_ARGUMENT,
         ),
         arguments(
             "const_expert_alpha_1, const_expert_alpha_2 or const_expert_v is None",
             {"has_ori_x": True, "has_const_args": True, **const},
-            {"has_ori_x": True, "operator": "combine_teardown", "num_const": 1},
+            {"has_ori_x": True, "operator": "combine_teardown", "num_const_experts": 1},
             base,
             NULL_ARGUMENT,
         ),
         arguments(
-            "x_active_mask is given",
-            {"has_mask": takes_mask(base), "global_bs": total},
-            {"has_mask": True, "global_bs": total + ep},
+            "active_mask is given",
+            {"has_active_mask": takes_mask(base), "global_bs": total},
+            {"has_active_mask": True, "global_bs": total + ep},
             base,
         ),
     ]
@@ -120,24 +117,24 @@ def tensor_parallel_cases(base: Config) -> list[CallCase]:
     one_expert, two_experts = replace(base, num_experts=8), replace(base, num_experts=16)
     pair = PAIR if has_pairs(base) else {}
     cases = [
-        arguments("tp_world_size is 3", pair, {"tp_world_size": 3, "group_tp": "tp"}, one_expert),
+        arguments("tp_world_size is 3", pair, {"tp_world_size": 3, "tp_group": "tp"}, one_expert),
         argument("tp_world_size", 0, -1, one_expert),
-        argument("tp_world_size", 1, 2, two_experts, group_tp="tp"),
+        argument("tp_world_size", 1, 2, two_experts, tp_group="tp"),
     ]
     if base.generation == "v4":
-        return [*cases, argument("tp_world_size", 1, 2, one_expert, group_tp="tp")]
+        return [*cases, argument("tp_world_size", 1, 2, one_expert, tp_group="tp")]
     several = replace(one_expert, ranks_per_server=4)
     second = {**PAIR, "tp_rank_id": 1} if pair else {}
-    long = {**PAIR, "group_tp": LONG} if pair else {}
+    long = {**PAIR, "tp_group": LONG} if pair else {}
     return [
         *cases,
         arguments("tp_rank_id is 2", second, {**PAIR, "tp_rank_id": 2}, one_expert),
         arguments("tp_rank_id is -1", pair, {**PAIR, "tp_rank_id": -1}, one_expert),
-        arguments("group_tp is ''", pair, {"tp_world_size": 2}, one_expert, INVALID_ARGUMENT),
+        arguments("tp_group is ''", pair, {"tp_world_size": 2}, one_expert, INVALID_ARGUMENT),
         arguments(
-            f"group_tp is {TOO_LONG!r}", long, {**PAIR, "group_tp": TOO_LONG}, one_expert, INVALID_ARGUMENT
+            f"tp_group is {TOO_LONG!r}", long, {**PAIR, "tp_group": TOO_LONG}, one_expert, INVALID_ARGUMENT
         ),
-        arguments("group_tp is 'ep'", pair, {**PAIR, "group_tp": "ep"}, one_expert, INVALID_ARGUMENT),
+        arguments("tp_group is 'ep'", pair, {**PAIR, "tp_group": "ep"}, one_expert, INVALID_ARGUMENT),
         arguments("comm_quant_mode is 2", pair, {**PAIR, "comm_quant_mode": 2}, one_expert),
         arguments("tp_world_size is 2", {"tp_world_size": 1}, PAIR, several),
     ]
@@ -152,7 +149,7 @@ def a3_calls(base: Config) -> list[CallCase]:
     pair = {} if base.generation == "v4" else PAIR
     return [
         argument(
-            "is_of_buffer", True, False, replace(base, num_ranks=1), shown="ep_world_size is 1", global_bs=0
+            "is_of_buffer", True, False, replace(base, num_ranks=1), shown="num_ranks is 1", global_bs=0
         ),
         arguments(
             "elastic_info is given",
@@ -160,7 +157,7 @@ def a3_calls(base: Config) -> list[CallCase]:
             {**pair, "has_elastic_info": True},
             one_expert,
         ),
-        argument("quant_mode", 2, 0, base, shown="scales is given", has_scales=True),
+        argument("quant_mode", 2, 0, base, shown="smooth_scales is given", has_smooth_scales=True),
         refused("shared_expert_x", shared, operator="combine"),
         refused("shared_expert_x", shared, operator="combine_add_rms_norm"),
         *mask_calls(base),
@@ -169,12 +166,12 @@ def a3_calls(base: Config) -> list[CallCase]:
 
 def mask_calls(base: Config) -> list[CallCase]:
     """By token, or by token and expert."""
-    mask = {"has_mask": takes_mask(base)}
+    mask = {"has_active_mask": takes_mask(base)}
     return [
         arguments(
-            f"x_active_mask is of {bad} dimensions",
+            f"active_mask is of {bad} dimensions",
             {**mask, "mask_dims": good},
-            {"has_mask": True, "mask_dims": bad},
+            {"has_active_mask": True, "mask_dims": bad},
             base,
         )
         for good, bad in ((1, 0), (2, 3))
@@ -185,11 +182,11 @@ INBAND_V3 = replace(INBAND, generation="v3")
 A3_CALLS = [
     # What fullmesh_v1 takes of all that fullmesh_v2 refuses is on the passing sides of the cases above.
     *(case for base in in_all_generations(A3, INBAND) for case in a3_calls(base)),
-    refused("x_active_mask", INBAND_V3),
+    refused("active_mask", INBAND_V3),
     argument("global_bs", 512, 520, INBAND_V3),
     *(refused("elastic_info", base) for base in in_all_generations(INBAND)),
     *(
-        argument("tp_world_size", 1, 2, replace(base, num_experts=8), group_tp="tp")
+        argument("tp_world_size", 1, 2, replace(base, num_experts=8), tp_group="tp")
         for base in in_all_generations(INBAND)
     ),
 ]
@@ -198,7 +195,7 @@ A3_CALLS = [
 def v1_calls(base: Config) -> list[CallCase]:
     shared = replace(base, num_shared_experts=1, num_shared_ranks=4)
     return [
-        refused("x_active_mask", base),
+        refused("active_mask", base),
         refused("shared_expert_x", base, operator="combine"),
         argument("global_bs", 512, 520, shared),
     ]
@@ -211,14 +208,14 @@ def a2_calls(base: Config) -> list[CallCase]:
         *mask_calls(base),
         refused("elastic_info", base),
         refused("shared_expert_x", base, operator="combine"),
-        argument("num_const", 0, 1, base, shown="const_expert_num is 1"),
+        argument("num_const_experts", 0, 1, base),
         *(a2_v4_calls(base) if base.generation == "v4" else ()),
     ]
 
 
 def a2_v4_calls(base: Config) -> list[CallCase]:
     return [
-        argument("group_tp", "", "ep", base, code=INVALID_ARGUMENT),
+        argument("tp_group", "", "ep", base, code=INVALID_ARGUMENT),
         argument(
             "operator",
             "combine",
@@ -230,7 +227,7 @@ def a2_v4_calls(base: Config) -> list[CallCase]:
 
 
 def a2_fullmesh_calls(base: Config) -> list[CallCase]:
-    smoothing = argument("quant_mode", 2, 0, base, shown="scales is given", has_scales=True)
+    smoothing = argument("quant_mode", 2, 0, base, shown="smooth_scales is given", has_smooth_scales=True)
     return [
         argument("comm_quant_mode", 0, 2, base),
         *([smoothing] if base.version == 2 else ()),  # V1 quantises then
@@ -239,9 +236,9 @@ def a2_fullmesh_calls(base: Config) -> list[CallCase]:
 
 def hierarchy_calls(base: Config) -> list[CallCase]:
     return [
-        needed("expert_scales", "has_expert_scales", base),
-        needed("expert_scales", "has_expert_scales", base, operator="combine"),
-        refused("scales", base, quant_mode=2),
+        needed("topk_weights", "has_topk_weights", base),
+        needed("topk_weights", "has_topk_weights", base, operator="combine"),
+        refused("smooth_scales", base, quant_mode=2),
     ]
 
 
@@ -293,15 +290,15 @@ def test_results_are_quantised_on_a3_and_in_hierarchy(base: Config) -> None:
 
 def test_the_halves_that_take_no_weights_need_none_in_hierarchy() -> None:
     for operator in ("dispatch_teardown", "combine_setup"):
-        check_call(HIERARCHY, replace(CALL, operator=operator, has_expert_scales=False))
+        check_call(HIERARCHY, replace(CALL, operator=operator, has_topk_weights=False))
 
 
 def test_dispatch_needs_nothing_of_what_combine_computes_special_experts_from() -> None:
-    check_call(A3, replace(CALL, num_copy=1, num_const=1))
+    check_call(A3, replace(CALL, num_copy_experts=1, num_const_experts=1))
 
 
 def test_scales_alone_quantise_in_v1_and_are_taken_without_a_mode() -> None:
-    check_call(V1, replace(CALL, version=1, has_scales=True, quant_mode=0))
+    check_call(V1, replace(CALL, version=1, has_smooth_scales=True, quant_mode=0))
 
 
 @pytest.mark.parametrize("base", in_all_generations(A3, INBAND, V1), ids=variant_of)
@@ -309,7 +306,7 @@ def test_scales_alone_quantise_in_v1_and_are_taken_without_a_mode() -> None:
 @pytest.mark.parametrize("tp_world_size", [0, 1])
 def test_without_a_pair_nobody_looks_at_group_tp(base: Config, group_tp: object, tp_world_size: int) -> None:
     """Serving frameworks pass the name of group_ep there."""
-    check_call(base, replace(CALL, version=base.version, group_tp=group_tp, tp_world_size=tp_world_size))
+    check_call(base, replace(CALL, version=base.version, tp_group=group_tp, tp_world_size=tp_world_size))
 
 
 @pytest.mark.parametrize("base", in_all_generations(*FAMILIES), ids=variant_of)

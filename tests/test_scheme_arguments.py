@@ -30,7 +30,7 @@ def call(operator: Operator, config: Config, tags: torch.Tensor | None) -> Symbo
         operator, tensors=(*operator.tensors, TAGS), names={**operator.names, "row_tags": "tags"}
     )
     modes = {"row_format": DISPATCH.modes["row_format"]({"quant_mode": 0}), "local_bypass": False}
-    tensors = {"x": torch.zeros(3, 64), "expert_ids": torch.zeros(3, 2, dtype=torch.int32), "row_tags": tags}
+    tensors = {"x": torch.zeros(3, 64), "topk_idx": torch.zeros(3, 2, dtype=torch.int32), "row_tags": tags}
     return Symbols(tagged, {**attributes_of(config, 0), **modes, **tensors})
 
 

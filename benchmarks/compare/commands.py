@@ -34,7 +34,7 @@ from moe_triton.tools.progress import progress
 CASE_SECONDS, SWEEP_SECONDS = 10.0, 40.0
 NO_MPI_NEEDED = Mpi(None, "not asked for")
 # What every route knows: those of others have a scale for each row.
-FORMATS = ["none", *(name for name, row_format in QUANTIZED.items() if row_format.block is None)]
+FORMATS = ["none", *(name for name, row_format in QUANTIZED.items() if row_format.elements_per_scale is None)]
 
 
 def run(arguments: Sequence[str]) -> None:

@@ -34,7 +34,7 @@ def _quantize(rows: torch.Tensor) -> Outputs:
 
 
 def _packed(case: Case, rows: torch.Tensor) -> Outputs:
-    block = case.shape.row_format.block
+    block = case.shape.row_format.elements_per_scale
     if block is None:
         return _quantize(rows)
     outputs = _quantize(rows.view(*rows.shape[:-1], -1, block))

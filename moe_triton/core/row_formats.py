@@ -22,13 +22,13 @@ class RowFormat:
     Attributes:
         name: what `EPBuffer.dispatch` takes as ``quantize``; None for rows as they are.
         dtype: of the elements; None for that of the tokens.
-        block: elements that share a scale; None for the whole row.
+        elements_per_scale: how many share one; None for the whole row.
         quant_mode: torch_npu's number; None where its functions do not have the format.
     """
 
     name: str | None
     dtype: torch.dtype | None = None
-    block: int | None = None
+    elements_per_scale: int | None = None
     quant_mode: int | None = None
 
     @property
@@ -38,22 +38,22 @@ class RowFormat:
 
     def fits(self, hidden: int) -> bool:
         """Whether rows of ``hidden`` elements can have this format."""
-        return self.block is None or hidden % self.block == 0
+        return self.elements_per_scale is None or hidden % self.elements_per_scale == 0
 
     def num_scales(self, hidden: int) -> int:
         """Number of scales of a row of ``hidden`` elements."""
         if not self.is_quantized:
             return 0
-        return 1 if self.block is None else hidden // self.block
+        return 1 if self.elements_per_scale is None else hidden // self.elements_per_scale
 
     def scales_shape(self, num_rows: int, hidden: int) -> tuple[int, ...]:
         """Shape of the scales of ``num_rows`` rows, as a dispatch returns them."""
-        return (num_rows,) if self.block is None else (num_rows, self.num_scales(hidden))
+        return (num_rows,) if self.elements_per_scale is None else (num_rows, self.num_scales(hidden))
 
 
 AS_THEY_ARE = RowFormat(None, quant_mode=0)
 INT8 = RowFormat("int8", torch.int8, quant_mode=2)
-INT8_128 = RowFormat("int8_128", torch.int8, block=128)
+INT8_128 = RowFormat("int8_128", torch.int8, elements_per_scale=128)
 ROW_FORMATS = {row_format.name: row_format for row_format in (AS_THEY_ARE, INT8, INT8_128)}
 QUANTIZED = {name: row_format for name, row_format in ROW_FORMATS.items() if name is not None}
 _REMEDY = (
@@ -71,7 +71,7 @@ def row_format_of(quantize: object, hidden: int) -> RowFormat:
     row_format = ROW_FORMATS[check_choice("quantize", quantize, tuple(ROW_FORMATS), _REMEDY)]
     if not row_format.fits(hidden):
         others = ", ".join(repr(name) for name, other in ROW_FORMATS.items() if other.fits(hidden))
-        rule = f"hidden must be a multiple of {row_format.block}, and is {hidden}"
+        rule = f"hidden must be a multiple of {row_format.elements_per_scale}, and is {hidden}"
         raise ArgumentError(
             "quantize", repr(quantize), rule, f"Pass one of {others}, or pad the hidden size."
         )

@@ -228,7 +228,7 @@ def pack_inputs(s: Shape, r: Draw, rows_per_token: int) -> Inputs:
     }
 
 
-IN_BLOCKS = tuple(name for name, r in QUANTIZED.items() if r.block)
+IN_BLOCKS = tuple(name for name, r in QUANTIZED.items() if r.elements_per_scale)
 """Features: rows with a scale for each of their blocks."""
 
 FAMILIES = (
@@ -236,7 +236,9 @@ FAMILIES = (
         "pack",
         pack_kernel,
         lambda s, r: pack_inputs(s, r, 1),
-        lambda s: pack_kernel(s.torch_dtype, s.hidden, target=s.target, block=s.row_format.block or 0),
+        lambda s: pack_kernel(
+            s.torch_dtype, s.hidden, target=s.target, block=s.row_format.elements_per_scale or 0
+        ),
         axes=("dtype", "hidden"),
         features=IN_BLOCKS,
         streams=True,
@@ -246,7 +248,7 @@ FAMILIES = (
         pack_kernel,
         lambda s, r: pack_inputs(s, r, s.topk + s.shared),
         lambda s: pack_kernel(
-            s.torch_dtype, s.hidden, s.topk, True, s.target, s.shared, s.row_format.block or 0
+            s.torch_dtype, s.hidden, s.topk, True, s.target, s.shared, s.row_format.elements_per_scale or 0
         ),
         axes=AXES,
         features=IN_BLOCKS,

@@ -198,7 +198,7 @@ def _kernel_of(s: Shape, smooth: bool) -> TritonKernel:
         s.hidden,
         smooth=smooth,
         target=s.target,
-        block=s.row_format.block or 0,
+        block=s.row_format.elements_per_scale or 0,
         takes=s.has("takes"),
         int64=s.has("int64"),
         **rows,

@@ -18,7 +18,7 @@ from moe_triton.core.row_formats import QUANTIZED
 WORD_BITS = 32
 
 OPERATORS = ("none", "dispatch", "combine", "barrier", "tensor-parallel exchange")
-ROWS = ("none", "bf16", "fp16", *QUANTIZED)
+ROW_FORMATS = ("none", "bf16", "fp16", *QUANTIZED)
 YES_NO = ("no", "yes")
 
 
@@ -50,13 +50,13 @@ class Kind:
     """What ranks have to agree on in a dispatch or a combine.
 
     Attributes:
-        rows: row format, of `ROWS`.
+        row_format: of `ROW_FORMATS`.
         comm_quant_mode: of combine: how results are quantised on their way.
         weights: whether routing weights travel with a dispatch.
         elastic: whether there is an elastic_info.
     """
 
-    rows: str = "none"
+    row_format: str = "none"
     comm_quant_mode: int = 0
     weights: bool = False
     elastic: bool = False
@@ -64,7 +64,7 @@ class Kind:
 
 def _fields_of_kind(suffix: str, prefix: str) -> tuple[Field, ...]:
     return (
-        Field(f"{prefix}rows", f"row format{suffix}", 4, ROWS),
+        Field(f"{prefix}row_format", f"row format{suffix}", 4, ROW_FORMATS),
         Field(f"{prefix}comm_quant_mode", f"comm_quant_mode{suffix}", 3),
         Field(f"{prefix}weights", f"weights{suffix}", 1, YES_NO),
         Field(f"{prefix}elastic", f"elastic_info{suffix}", 1, YES_NO),
@@ -131,7 +131,7 @@ def _bits_of(kind: Kind | None, prefix: str) -> int:
     if kind is None:
         return 0
     values = {name: int(getattr(kind, name)) for name in ("comm_quant_mode", "weights", "elastic")}
-    values["rows"] = ROWS.index(kind.rows)
+    values["row_format"] = ROW_FORMATS.index(kind.row_format)
     return _pack({f"{prefix}{name}": value for name, value in values.items()})
 
 

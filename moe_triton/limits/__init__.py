@@ -7,7 +7,7 @@ can be small; nothing else.
 
 from __future__ import annotations
 
-from moe_triton.limits.call import Call, torch_npu_names
+from moe_triton.limits.call import Call
 from moe_triton.limits.common import GENERATIONS, MAX_GROUP_NAME
 
-__all__ = ["GENERATIONS", "MAX_GROUP_NAME", "Call", "torch_npu_names"]
+__all__ = ["GENERATIONS", "MAX_GROUP_NAME", "Call"]

@@ -23,7 +23,7 @@ _SIZES: tuple[ConfigRule, ...] = (
 _CALL: tuple[CallRule, ...] = (
     only("tp_world_size", (0, 1), NO_PAIRS, "Pass 0.", limit="0 or 1, which mean none"),
     # Host checks of A2 want it empty.
-    only("group_tp", ("",), NO_PAIRS, 'Pass "".', limit='""', code=INVALID_ARGUMENT).of(ONLY_V4),
+    only("tp_group", ("",), NO_PAIRS, 'Pass "".', limit='""', code=INVALID_ARGUMENT).of(ONLY_V4),
     Rule[[Config, Call]](
         "combine_add_rms_norm",
         "not there",
@@ -35,7 +35,7 @@ _CALL: tuple[CallRule, ...] = (
     mask_dimensions,
     absent("elastic_info", "A2 takes none", "Pass None."),
     absent("shared_expert_x", "A2 takes no shared experts", "Add it to the result."),
-    only("const_expert_num", (0,), "A2 has no constant experts", "Pass 0."),
+    only("num_const_experts", (0,), "A2 has no constant experts", "Pass 0."),
 )
 
 

@@ -105,17 +105,17 @@ _PAIR_RULES: tuple[CallRule, ...] = (
         "Pass 0 or 1.",
     ),
     Rule(
-        "group_tp",
+        "tp_group",
         f"1 to {MAX_GROUP_NAME} characters where tp_world_size is 2; not looked at otherwise",
-        lambda c, call: call.tp_world_size != 2 or 1 <= len(call.group_tp) <= MAX_GROUP_NAME,
+        lambda c, call: call.tp_world_size != 2 or 1 <= len(call.tp_group) <= MAX_GROUP_NAME,
         f"tp_world_size 2 needs a group, whose name has 1 to {MAX_GROUP_NAME} characters",
         "Pass torch_npu_ops.group_name(group).",
         code=INVALID_ARGUMENT,
     ),
     Rule(
-        "group_tp",
+        "tp_group",
         "another group than group_ep where tp_world_size is 2",
-        lambda c, call: call.tp_world_size != 2 or call.group_tp != call.group_ep,
+        lambda c, call: call.tp_world_size != 2 or call.tp_group != call.group,
         "it must not be the expert-parallel group",
         "Make a group of the two tensor-parallel ranks.",
         code=INVALID_ARGUMENT,
@@ -168,12 +168,11 @@ TP_RULES: tuple[CallRule, ...] = (
 
 _CALL: tuple[CallRule, ...] = (
     Rule(
-        "ep_world_size",
+        "num_ranks",
         "at least 2 for torch_npu's functions",
         lambda c, call: call.is_of_buffer or c.num_ranks > 1,
         lambda c, call: f"{c.product} takes 2 to 768",
         "Use a group of at least two ranks; on one rank there is nothing to send.",
-        value=lambda c, call: c.num_ranks,
     ),
     *TP_RULES,
     Rule[[Config, Call]](

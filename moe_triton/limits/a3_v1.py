@@ -48,7 +48,7 @@ _SIZES: tuple[ConfigRule, ...] = (
 
 _CALL: tuple[CallRule, ...] = (
     *TP_RULES,
-    absent("x_active_mask", "V1 takes no mask", "Use V2, or ids of -1 for no expert."),
+    absent("active_mask", "V1 takes no mask", "Use V2, or ids of -1 for no expert."),
     absent(
         "shared_expert_x",
         "V1 of the original accepts it and does not add it: the result would be without it",

@@ -45,18 +45,18 @@ experts_per_rank = Rule[[Config]](
 
 # Without quantisation no step makes the rows that smooth scales are multiplied into.
 scales_only_quantized = Rule[[Config, Call]](
-    "scales",
+    "smooth_scales",
     "only with quant_mode 2",
-    lambda c, call: not call.has_scales or call.quant_mode != 0,
+    lambda c, call: not call.has_smooth_scales or call.quant_mode != 0,
     "only quantised rows are smoothed, and quant_mode is 0",
     "Use quant_mode=2, or no scales.",
     value="given",
 )
 
 mask_dimensions = Rule[[Config, Call]](
-    "x_active_mask",
+    "active_mask",
     "1-D (BS,) or 2-D (BS, K)",
-    lambda c, call: not call.has_mask or call.mask_dims in (1, 2),
+    lambda c, call: not call.has_active_mask or call.mask_dims in (1, 2),
     "it must have 1, by token, or 2, by token and expert",
     "Reshape it.",
     value=lambda c, call: f"of {call.mask_dims} dimensions",
@@ -102,10 +102,10 @@ def _not_negative(argument: str) -> CallRule:
 
 def _needed_by(argument: str, kind: str, has: str) -> CallRule:
     """What combine must be given where there are special experts of a kind."""
-    count = f"{kind}_expert_num"
+    count = f"num_{kind}_experts"
     return Rule(
         argument,
-        f"combine needs it where {count} > 0",
+        f"combine needs it where {kind}_expert_num > 0",
         lambda c, call: not call.is_combine or value_of(count, call) == 0 or getattr(call, has),
         lambda c, call: f"there are {value_of(count, call)} {kind} experts, which combine computes from it",
         f"Pass it, or have no {kind} experts.",
@@ -144,18 +144,18 @@ COMMON = RuleSet(
     ),
     call=(
         Rule(
-            "group_ep",
+            "group",
             f"1 to {MAX_GROUP_NAME} characters",
-            lambda c, call: 1 <= len(call.group_ep) <= MAX_GROUP_NAME,
+            lambda c, call: 1 <= len(call.group) <= MAX_GROUP_NAME,
             f"a group's name has 1 to {MAX_GROUP_NAME} characters",
             "Pass torch_npu_ops.group_name(group).",
             code=NULL_ARGUMENT,
         ),
         _two_dimensional("x", lambda call: call.x_dims, lambda call: not call.is_combine),
-        _two_dimensional("expand_x", lambda call: call.x_dims, lambda call: call.is_combine),
-        _two_dimensional("expert_ids", lambda call: call.ids_dims, lambda call: True),
+        _two_dimensional("y", lambda call: call.x_dims, lambda call: call.is_combine),
+        _two_dimensional("topk_idx", lambda call: call.ids_dims, lambda call: True),
         Rule(
-            "ep_rank_id",
+            "rank",
             "0 to ep_world_size - 1",
             lambda c, call: 0 <= call.rank < c.num_ranks,
             lambda c, call: f"ranks are 0 to {c.num_ranks - 1}",
@@ -174,18 +174,18 @@ COMMON = RuleSet(
             "0, or a multiple of ep_world_size that is at least BS * ep_world_size",
             lambda c, call: (
                 call.global_bs == 0
-                or (call.global_bs % c.num_ranks == 0 and call.global_bs >= call.batch * c.num_ranks)
+                or (call.global_bs % c.num_ranks == 0 and call.global_bs >= call.num_tokens * c.num_ranks)
             ),
             lambda c, call: (
                 f"it must be 0, or a multiple of the {c.num_ranks} ranks and at least "
-                f"{call.batch} * {c.num_ranks} = {call.batch * c.num_ranks}"
+                f"{call.num_tokens} * {c.num_ranks} = {call.num_tokens * c.num_ranks}"
             ),
             "Pass the largest rank's tokens times the number of ranks, the same on every rank.",
         ),
         Rule(
-            "expert_ids.shape[0]",
+            "num_tokens",
             "0 to the tokens per rank that the group was made for",
-            lambda c, call: 0 <= call.batch <= c.num_max_tokens_per_rank,
+            lambda c, call: 0 <= call.num_tokens <= c.num_max_tokens_per_rank,
             lambda c, call: f"a call takes 0 to {c.num_max_tokens_per_rank} tokens here",
             "Split the batch.",
         ),
@@ -205,24 +205,21 @@ COMMON = RuleSet(
             absent(name, _OF_950, _LEAVE_OUT, code=INVALID_ARGUMENT)
             for name in ("y_dtype", "x_dtype", "scales_dtype")
         ),
-        *map(_not_negative, ("zero_expert_num", "copy_expert_num", "const_expert_num")),
+        *map(_not_negative, ("num_zero_experts", "num_copy_experts", "num_const_experts")),
         Rule(
-            "moe_expert_num",
+            "num_experts",
             "with the special experts below 2^31 - 1",
-            lambda c, call: c.num_experts + call.num_zero + call.num_copy + call.num_const < MAX_IDS,
-            lambda c, call: (
-                f"with {call.num_zero + call.num_copy + call.num_const} special experts "
-                "the ids do not fit int32"
-            ),
+            lambda c, call: c.num_experts + call.num_special_experts < MAX_IDS,
+            lambda c, call: f"with {call.num_special_experts} special experts the ids do not fit int32",
             "Use fewer special experts.",
         ),
         _needed_by("ori_x", "copy", "has_ori_x"),
         _needed_by("ori_x", "const", "has_ori_x"),
         _needed_by("const_expert_alpha_1, const_expert_alpha_2 or const_expert_v", "const", "has_const_args"),
         Rule(
-            "x_active_mask",
+            "active_mask",
             "not with global_bs > BS * ep_world_size",
-            lambda c, call: not (call.has_mask and call.has_variable_batch(c.num_ranks)),
+            lambda c, call: not (call.has_active_mask and call.has_variable_batch(c.num_ranks)),
             lambda c, call: (
                 f"global_bs {call.global_bs} says that ranks have different numbers of tokens, "
                 "and then all of them are valid"

@@ -24,24 +24,12 @@ UNTIL_V3: Generations = (None, "v3")
 SINCE_V4: Generations = (None, "v4")
 
 
-# What a `Config` or a `Call` calls an argument that rules know by its public name.
-FIELDS = {
-    "comm_alg": "scheme",
-    "ep_rank_id": "rank",
-    "expert_ids.shape[0]": "batch",
-    "moe_expert_num": "num_experts",
-    "zero_expert_num": "num_zero",
-    "copy_expert_num": "num_copy",
-    "const_expert_num": "num_const",
-}
-
-
 @dataclass(frozen=True, eq=False)
 class Rule(Generic[Subject]):
     """One rule: what it is about, when it holds, and what to say when it does not.
 
     Attributes:
-        argument: what it is about: a field of `Config`, or an argument of the torch_npu functions.
+        argument: what it is about: mostly a field of `Config` or of `Call`.
         limit: the rule without any value in it, for the documentation.
         holds: whether it does.
         rule: the rule as the message says it of this value, after "but".
@@ -107,7 +95,7 @@ class RuleSet:
 
 def value_of(argument: str, *subject: object) -> Any:
     """An argument's value in a `Config`, or in a `Config` and a `Call`."""
-    field = FIELDS.get(argument, argument)
+    field = "scheme" if argument == "comm_alg" else argument
     return next(getattr(each, field) for each in reversed(subject) if hasattr(each, field))
 
 
@@ -221,12 +209,12 @@ def absent(argument: str, why: str, remedy: str, *, code: int = TILING_FAILED) -
     """The rule that an argument is left out.
 
     Args:
-        argument: its name in torch_npu.
+        argument: its name.
         why: the reason, after "but".
         remedy: what to do about it.
         code: status code of the error.
     """
-    field = "has_mask" if argument == "x_active_mask" else f"has_{argument}"
+    field = f"has_{argument}"
     return Rule(
         argument, "None", lambda c, call: not getattr(call, field), why, remedy, value="given", code=code
     )

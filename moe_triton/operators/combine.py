@@ -10,10 +10,8 @@ from moe_triton.operators.description import Modes, Operator, Output, TensorArgu
 from moe_triton.operators.dispatch import ELASTIC, FLOATS, IDS, MASK, TICKET, WAITS, WEIGHTS
 from moe_triton.operators.variants import BLOCK_QUANTIZE_MODE, CombineVariant
 
-RESULTS = TensorArgument("expand_x", "(rows, H)", FLOATS, placeholders=("y",))
-ORIGINS = TensorArgument(
-    "assist_info_for_combine", "(n,)", torch.int32, placeholders=("origins", "expand_idx")
-)
+RESULTS = TensorArgument("y", "(rows, H)", FLOATS)
+ORIGINS = TensorArgument("origins", "(n,)", torch.int32, placeholders=("origins", "expand_idx"))
 ALPHA = TensorArgument(
     "const_expert_alpha_1",
     "(C,)",
@@ -29,11 +27,9 @@ TENSORS = (
     IDS,
     ORIGINS,
     replace(ORIGINS, name="expand_idx"),
-    TensorArgument("ep_send_counts", "(n,)", torch.int32, placeholders=("recv_offsets",)),
+    TensorArgument("recv_offsets", "(n,)", torch.int32),
     WEIGHTS,
-    TensorArgument(
-        "tp_send_counts", "(2,)", torch.int32, placeholders=("exchange_counts",), only_with="exchange"
-    ),
+    TensorArgument("exchange_counts", "(2,)", torch.int32, only_with="exchange"),
     MASK,
     TensorArgument(
         "shared_expert_x",
@@ -43,31 +39,31 @@ TENSORS = (
         mode="shared_x",
         other_shape="(a, BS // a, H)",
     ),
-    TensorArgument("ori_x", "(BS, H)", "x", placeholders=("ori_x",)),
+    TensorArgument("ori_x", "(BS, H)", "x"),
     ALPHA,
     replace(ALPHA, name="const_expert_alpha_2", placeholders=("alpha2",), mode="", dims_of=ALPHA.name),
     TensorArgument("const_expert_v", "(C, H)", "x", placeholders=("const_v",)),
     TensorArgument("residual_x", "(BS, 1, H)", torch.bfloat16, placeholders=("residual",)),
-    TensorArgument("gamma", "(H,)", torch.bfloat16, placeholders=("gamma",)),
+    TensorArgument("gamma", "(H,)", torch.bfloat16),
     ELASTIC,
     WAITS,
-    TensorArgument("quant_expand_x", "(n, Hs)", torch.int8, of_setup=True),
+    TensorArgument("quant_expand_x", "(n, Hs)", torch.int8, placeholders=(), of_setup=True),
     TICKET,
     # Nobody looks at these: the rules refuse all but the first.
-    TensorArgument("expand_scales"),
-    TensorArgument("activation_scale"),
-    TensorArgument("weight_scale"),
-    TensorArgument("group_list"),
+    *(
+        TensorArgument(name, placeholders=())
+        for name in ("expand_scales", "activation_scale", "weight_scale", "group_list")
+    ),
 )
 
 MODES: Modes = {
-    "special": lambda s: (s["zero_expert_num"], s["copy_expert_num"], s["const_expert_num"]),
+    "special": lambda s: tuple(s[f"num_{kind}_experts"] for kind in ("zero", "copy", "const")),
     "block_quantize": lambda s: s["comm_quant_mode"] == BLOCK_QUANTIZE_MODE,
     "exchange": lambda s: s["tp_world_size"] == 2,
     "norm": lambda s: s.operator.name == "combine_add_rms_norm",
 }
 
-COMBINE = Operator("combine", 2, CombineVariant, TENSORS, (Output("out", "(BS, H)", "x", "out"),), MODES)
+COMBINE = Operator("combine", 2, CombineVariant, TENSORS, (Output("out", "(BS, H)", "x"),), MODES)
 COMBINE_V1 = replace(
     COMBINE,
     version=1,
@@ -80,9 +76,9 @@ COMBINE_ADD_RMS_NORM = replace(
     name="combine_add_rms_norm",
     tensors=(replace(RESULTS, dtype=torch.bfloat16), *TENSORS[1:]),
     outputs=(
-        Output("y", "(BS, 1, H)", torch.bfloat16, "normed"),
-        Output("rstd", "(BS, 1, 1)", torch.float32, "rstd"),
-        Output("x", "(BS, 1, H)", torch.bfloat16, "out"),
+        Output("normed", "(BS, 1, H)", torch.bfloat16),
+        Output("rstd", "(BS, 1, 1)", torch.float32),
+        Output("out", "(BS, 1, H)", torch.bfloat16),
     ),
 )
 COMBINE_SETUP = replace(

@@ -29,11 +29,11 @@ class TensorArgument:
     """A tensor that an operator takes.
 
     Attributes:
-        name: torch_npu's.
+        name: `EPBuffer`'s, or torch_npu's where only its functions take it.
         shape: that it must have; "" where nobody looks at the tensor, or other code checks it.
         dtype: that it must have, or several.
         read_as: dtype that kernels read; a tensor of another one is converted.
-        placeholders: of a plan that it fills. EPBuffer's argument has the name of the first.
+        placeholders: of a plan that it fills; "" is that of its name.
         mode: field of the variant that is True where it is given.
         other_shape: that it may have instead, where it has as many dimensions.
         by_dims: values of ``mode`` for ``shape`` and for ``other_shape``, instead of True.
@@ -51,7 +51,7 @@ class TensorArgument:
     shape: str = ""
     dtype: Dtype | tuple[Dtype, ...] = ()
     read_as: torch.dtype | None = None
-    placeholders: tuple[str, ...] = ()
+    placeholders: tuple[str, ...] = ("",)
     mode: str = ""
     other_shape: str = ""
     by_dims: tuple[Any, Any] = (True, True)
@@ -64,16 +64,20 @@ class TensorArgument:
     of_setup: bool = False
     by_scheme: bool = False
 
+    def __post_init__(self) -> None:
+        """Names the placeholder that has the argument's name."""
+        object.__setattr__(self, "placeholders", tuple(each or self.name for each in self.placeholders))
+
 
 @dataclass(frozen=True)
 class Output:
     """A tensor that an operator returns.
 
     Attributes:
-        name: torch_npu's.
+        name: of it.
         shape: of it.
         dtype: of it.
-        placeholder: of a plan that it fills; "" where no kernel writes it.
+        placeholder: of a plan that it fills, where a kernel writes it; "" for that of its name.
         with_argument: an argument with which its shape is another, and that shape.
         only_with: attribute of the variant without which there is none.
     """
@@ -84,6 +88,10 @@ class Output:
     placeholder: str = ""
     with_argument: tuple[str, str] = ("", "")
     only_with: str = ""
+
+    def __post_init__(self) -> None:
+        """Names the placeholder that has the output's name."""
+        object.__setattr__(self, "placeholder", self.placeholder or self.name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +106,7 @@ class Operator:
         outputs: what it returns.
         modes: fields of the variant that attributes decide.
         unreturned: what kernels write and no caller sees.
-        names: what the caller calls arguments that have other names here.
+        names: what the caller calls arguments and sizes that have other names here.
     """
 
     name: str
@@ -134,13 +142,13 @@ ABSENT = {
     "given_ids": None,
     "servers": 1,
 }
-ABSENT |= {"zero_expert_num": 0, "copy_expert_num": 0, "const_expert_num": 0}
+ABSENT |= {"num_zero_experts": 0, "num_copy_experts": 0, "num_const_experts": 0}
 
 
 def _shared_experts(s: Symbols) -> int:
     """S. A setup counts shared experts even where no rank holds one."""
     counts = s["R"] or s.operator.name in ("dispatch_setup", "dispatch_teardown")
-    return int(s["shared_expert_num"]) if counts else 0
+    return int(s["num_shared_experts"]) if counts else 0
 
 
 def _capacity(s: Symbols) -> Any:
@@ -154,13 +162,13 @@ def _capacity(s: Symbols) -> Any:
         shared = s["G"] // s["EP"] * -(-s["EP"] // (s["R"] // s["S"]))
     if s.is_given("elastic_info"):
         return _larger(routed, shared)
-    return shared if s["ep_rank_id"] < s["R"] else routed
+    return shared if s["rank"] < s["R"] else routed
 
 
 def _reported_experts(s: Symbols) -> Any:
     if s.is_given("elastic_info"):
         return max(1, s["routed localE"])
-    return 1 if s["ep_rank_id"] < s["R"] else s["routed localE"]
+    return 1 if s["rank"] < s["R"] else s["routed localE"]
 
 
 def _larger(a: Any, b: Any) -> Any:
@@ -176,11 +184,11 @@ def _align(unit: int) -> Callable[[Any], Any]:
 
 
 _DERIVED: dict[str, Callable[[Symbols], Any]] = {
-    "EP": lambda s: s["ep_world_size"],
-    "M": lambda s: s["moe_expert_num"],
-    "R": lambda s: s["shared_expert_rank_num"],
+    "EP": lambda s: s["num_ranks"],
+    "M": lambda s: s["num_experts"],
+    "R": lambda s: s["num_shared_ranks"],
     "S": _shared_experts,
-    "C": lambda s: s["const_expert_num"],
+    "C": lambda s: s["num_const_experts"],
     "tp": lambda s: max(s["tp_world_size"], 1),
     "G": lambda s: s["global_bs"] or s["BS"] * s["EP"],
     "routed localE": lambda s: s["M"] // (s["EP"] - s["R"]),

@@ -12,11 +12,9 @@ from moe_triton.operators.variants import DispatchVariant
 
 FLOATS = (torch.bfloat16, torch.float16)
 
-IDS = TensorArgument(
-    "expert_ids", "(BS, K)", (torch.int32, torch.int64), placeholders=("topk_idx",), is_usual=True
-)
+IDS = TensorArgument("topk_idx", "(BS, K)", (torch.int32, torch.int64), is_usual=True)
 MASK = TensorArgument(
-    "x_active_mask",
+    "active_mask",
     "(BS,)",
     torch.bool,
     placeholders=("mask",),
@@ -25,20 +23,18 @@ MASK = TensorArgument(
     by_dims=("tokens", "entries"),
 )
 WEIGHTS = TensorArgument(
-    "expert_scales",
+    "topk_weights",
     "(BS, K)",
     (torch.float32, *FLOATS),
     read_as=torch.float32,
-    placeholders=("topk_weights",),
     mode="weights",
     is_usual=True,
 )
-ELASTIC = TensorArgument("elastic_info", mode="elastic", on_any_device=True)
+ELASTIC = TensorArgument("elastic_info", placeholders=(), mode="elastic", on_any_device=True)
 WAITS = TensorArgument(
     "performance_info",
     "(EP,)",
     torch.int64,
-    placeholders=("performance_info",),
     mode="waits",
     is_written=True,
 )
@@ -51,20 +47,18 @@ STATS = TensorArgument(
     is_written=True,
     is_usual=True,
 )
-TICKET = TensorArgument("comm_cmd_info", "(n,)", torch.int32, of_setup=True)
+TICKET = TensorArgument("comm_cmd_info", "(n,)", torch.int32, placeholders=(), of_setup=True)
 
 TENSORS = (
-    TensorArgument("x", "(BS, H)", FLOATS, placeholders=("x",), is_usual=True),
+    TensorArgument("x", "(BS, H)", FLOATS, is_usual=True),
     IDS,
-    TensorArgument(
-        "scales", "(S + M, H)", torch.float32, placeholders=("smooth_scales",), mode="smooth", is_usual=True
-    ),
+    TensorArgument("smooth_scales", "(S + M, H)", torch.float32, mode="smooth", is_usual=True),
     MASK,
     replace(WEIGHTS, empty_is_none=True),
     ELASTIC,
     WAITS,
     STATS,
-    TensorArgument("y", "(BS * (K + S), Hs)", ("x", torch.int8), of_setup=True),
+    TensorArgument("packed_x", "(BS * (K + S), Hs)", ("x", torch.int8), placeholders=(), of_setup=True),
     TICKET,
 )
 
@@ -75,23 +69,22 @@ MODES: Modes = {
     "given_ids": lambda s: s["given_ids"],
 }
 
-INDEX = Output("expand_idx", "(BS * K,)", torch.int32, "expand_idx")
+INDEX = Output("expand_idx", "(BS * K,)", torch.int32)
 ROWS = (
-    Output("expand_x", "(A * tp, H)", "row", "tokens"),
-    Output("dynamic_scales", "(A * tp,)", torch.float32, "scales"),
+    Output("tokens", "(A * tp, H)", "row"),
+    Output("scales", "(A * tp,)", torch.float32),
 )
-ORIGINS = Output("assist_info_for_combine", "(max(BS * K, 128 * A),)", torch.int32, "origins")
+ORIGINS = Output("origins", "(max(BS * K, 128 * A),)", torch.int32)
 COUNTS = (
-    Output("expert_token_nums", "(localE,)", torch.int64, "tokens_per_expert"),
+    Output("tokens_per_expert", "(localE,)", torch.int64),
     Output(
-        "ep_recv_counts",
+        "recv_offsets",
         "(EP * localE * tp,)",
         torch.int32,
-        "recv_offsets",
-        ("expert_scales", "(max(EP * localE * tp, EP * localE + 2 * G * K * servers),)"),
+        with_argument=("topk_weights", "(max(EP * localE * tp, EP * localE + 2 * G * K * servers),)"),
     ),
-    Output("tp_recv_counts", "(tp_world_size,)", torch.int32, "exchange_counts"),
-    Output("expand_scales", "(0,)", torch.float32, "weights", ("expert_scales", "(A,)")),
+    Output("exchange_counts", "(tp_world_size,)", torch.int32),
+    Output("weights", "(0,)", torch.float32, with_argument=("topk_weights", "(A,)")),
 )
 
 DISPATCH = Operator(
@@ -101,7 +94,7 @@ DISPATCH_V1 = replace(
     DISPATCH,
     version=1,
     outputs=(*ROWS, INDEX, *COUNTS),
-    modes={**MODES, "row_format": lambda s: INT8 if s.is_given("scales") else MODES["row_format"](s)},
+    modes={**MODES, "row_format": lambda s: INT8 if s.is_given("smooth_scales") else MODES["row_format"](s)},
     unreturned=(replace(ORIGINS, shape="(3 * A + trailer,)"),),
 )
 # Where combine finds results by the ids alone.
@@ -114,7 +107,7 @@ DISPATCH_SETUP = replace(
     DISPATCH,
     name="dispatch_setup",
     outputs=(
-        Output("y", "(BS * (K + S), W)", "row"),
+        Output("packed_x", "(BS * (K + S), W)", "row"),
         INDEX,
         Output("comm_cmd_info", "(16 * (BS * (K + S) + EP * localE),)", torch.int32),
     ),

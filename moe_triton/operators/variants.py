@@ -25,7 +25,7 @@ class DispatchVariant:
         row_format: how rows travel.
         smooth: whether x is multiplied by its expert's smooth scales first: one packed row per result.
         weights: whether routing weights travel along.
-        mask: what x_active_mask names, if there is one.
+        mask: what active_mask names, if there is one.
         cumulative: tokens_per_expert as running totals.
         exchange: rows and counts of the tensor-parallel peer follow.
         waits: how long each source rank was waited for is recorded.
@@ -86,7 +86,7 @@ class CombineVariant:
     Attributes:
         dtype: of the results.
         weights: whether results are weighted.
-        mask: what x_active_mask names, if there is one.
+        mask: what active_mask names, if there is one.
         shared_x: whether a shared expert's result is brought by the caller.
         special: numbers of zero, copy and constant experts.
         const_per_element: constant experts' alphas are (C, H) instead of (C,).

@@ -57,11 +57,8 @@ def whole_config(num_ranks: int, sizes: Sizes, special: Sequence[int], **chosen:
         ArgumentError: numbers of special experts are none, or the product has no constant experts.
     """
     whole = Config(num_ranks, *sizes, num_special_experts=check_special(special), **chosen)
-    try:
-        call = Call(batch=1, num_const=special[2], is_of_buffer=True, group_ep="expert-parallel")
-        rules.check_argument("const_expert_num", whole, call)
-    except ArgumentError as error:
-        raise error.renamed({"const_expert_num": "num_const_experts"}) from None
+    call = Call(num_tokens=1, num_const_experts=special[2], is_of_buffer=True, group="expert-parallel")
+    rules.check_argument("num_const_experts", whole, call)
     return whole
 
 
@@ -98,7 +95,7 @@ def left_of(whole: Config, members: Sequence[int], exchange: bool) -> Config:
     if exchange:
         offers("tp_group", "tp_group", "given")
         groups = "expert-parallel", "tensor-parallel"
-        call = Call(batch=1, tp_world_size=2, is_of_buffer=True, group_ep=groups[0], group_tp=groups[1])
+        call = Call(num_tokens=1, tp_world_size=2, is_of_buffer=True, group=groups[0], tp_group=groups[1])
         try:
             rules.check_call(whole, call)
         except ArgumentError as error:
@@ -248,14 +245,6 @@ def starts_at(place: torch.Tensor, y: torch.Tensor) -> bool:
     return ahead == 0
 
 
-# Fields of a `Call` that have another name than the argument that they are about.
-ARGUMENTS = {
-    "rank": "ep_rank_id",
-    "num_zero": "zero_expert_num",
-    "num_copy": "copy_expert_num",
-    "num_const": "const_expert_num",
-    "has_mask": "x_active_mask",
-}
 CONST_ARGUMENTS = {"const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v"}
 
 
@@ -293,18 +282,17 @@ def call_of(s: Symbols) -> Call:
     values = {
         "version": s.operator.version,
         "operator": s.operator.name,
-        "batch": s["BS"],
+        "num_tokens": s["BS"],
         "quant_mode": s["quant_mode"] or s.get("row_format", AS_THEY_ARE).quant_mode,
-        "has_mask": "x_active_mask" in given and bool(s["BS"] != 0),  # one of no tokens is none
-        "mask_dims": len(s.given.get("x_active_mask", (1,))),
+        "has_active_mask": "active_mask" in given and bool(s["BS"] != 0),  # one of no tokens is none
+        "mask_dims": len(s.given.get("active_mask", (1,))),
         "has_const_args": given >= CONST_ARGUMENTS,
     }
     for field in fields(Call):
-        argument = ARGUMENTS.get(field.name, field.name.removeprefix("has_"))
         if field.name.startswith("has_"):
-            values.setdefault(field.name, argument in given)
-        elif argument in s:
-            values.setdefault(field.name, s[argument])
+            values.setdefault(field.name, field.name.removeprefix("has_") in given)
+        elif field.name in s:
+            values.setdefault(field.name, s[field.name])
     return Call(**values)
 
 
@@ -344,7 +332,7 @@ def taken_ids(
         active = taken[: _active_tokens(mask, called)] if mask.dim() == 1 else torch.where(mask, taken, -1)
         bad = backend.first_bad_id(active, num_ids)
     if bad is not None:
-        raise bad_id_error(called("expert_ids"), ids, bad, num_ids)
+        raise bad_id_error(called("topk_idx"), ids, bad, num_ids)
     return taken
 
 
@@ -367,5 +355,5 @@ def _active_tokens(mask: torch.Tensor, called: Callable[[str], str]) -> int:
         token = flags.index(True, flags.index(False))
         rule = "active tokens come first in a 1-D mask"
         remedy = "Sort the tokens, or pass a (BS, K) mask."
-        raise ArgumentError(called("x_active_mask"), f"True at token {token} after a False", rule, remedy)
+        raise ArgumentError(called("active_mask"), f"True at token {token} after a False", rule, remedy)
     return active

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -22,29 +22,15 @@ from moe_triton.runtime.arguments import call_of, check_argument, inputs_of, oth
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.in_flight import SentCalls
 from moe_triton.runtime.plan_cache import PlanCache
-from moe_triton.runtime.prepared_call import Bindings, CallSite, Deployment, Named, Native, PreparedCall
+from moe_triton.runtime.prepared_call import Bindings, CallSite, Deployment, Named, PreparedCall
 from moe_triton.schemes.rules import check_call, check_given
 
 # Large tensors are not copied in silence.
-LARGE = ("x", "expand_x")
+LARGE = ("x", "y")
 # What arguments that belong to a mode are needed with.
 NEEDED_WITH = {"exchange": "tp_world_size", "table_words": "table_words"}
 # Without these a rank's rows for itself need not go through its window.
-UNUSUAL = ("x_active_mask", "performance_info", "shared_expert_x")
-
-
-@dataclass
-class BufferAccess:
-    """A buffer's own communicator: see `moe_triton.runtime.prepared_call.Access`."""
-
-    found: Communicator
-    native: Native | None = False
-    program: object = None
-    is_made: bool = True
-
-    def communicator(self) -> Communicator:
-        """The buffer's."""
-        return self.found
+UNUSUAL = ("active_mask", "performance_info", "shared_expert_x")
 
 
 class BufferPlan(PreparedCall):
@@ -116,9 +102,7 @@ class BufferPlans:
     ) -> None:
         self._communicator, self._host, self._buffer_id = communicator, host, buffer_id
         context, c = communicator.context, communicator.config
-        self._context = CallSite(
-            Deployment(c, context.rank), BufferAccess(communicator), context.exchange_rank
-        )
+        self._context = CallSite(Deployment(c, context.rank), lambda: communicator, context.exchange_rank)
         self._tables = communicator.scheme.tables_of(c)
         words = self._tables.num_words if self._tables else 0
         self._attributes = attributes_of(c, context.rank, context.exchange_rank, special, words)
@@ -131,7 +115,7 @@ class BufferPlans:
         """A dispatch.
 
         Args:
-            tensors: every one that it takes, by torch_npu's names.
+            tensors: every one that it takes.
             row_format: how rows travel.
             out: where tokens are to arrive, or None.
             wait: whether for the rows too, or only until they are sent.
@@ -145,9 +129,7 @@ class BufferPlans:
             "quant_mode": 2 * row_format.is_quantized,  # to rules, one quantisation is as good as another
             "local_bypass": self._local_bypass(tensors, wait),
             # a host that does not read ids leaves their copy to a kernel
-            "given_ids": getattr(tensors["expert_ids"], "dtype", None)
-            if self._host.is_asynchronous
-            else None,
+            "given_ids": getattr(tensors["topk_idx"], "dtype", None) if self._host.is_asynchronous else None,
         }
         communicator.scheme.check_rows(row_format)
         plan = self._find(DISPATCH_OF_BUFFER, DispatchOfBuffer, tensors, modes)
@@ -192,7 +174,7 @@ class BufferPlans:
         """A combine.
 
         Args:
-            tensors: every one that it takes besides those of the handle, by torch_npu's names.
+            tensors: every one that it takes besides those of the handle.
             handle: a checked one.
             comm_quantize: of `EPBuffer.combine`.
             out: where sums are to go, or None.
@@ -201,8 +183,8 @@ class BufferPlans:
         Raises:
             ArgumentError: a bad argument. Nothing was sent.
         """
-        communicator, y = self._communicator, tensors["expand_x"]
-        tensors = tensors | {name: getattr(handle, field) for name, field in OF_HANDLE.items()}
+        communicator, y = self._communicator, tensors["y"]
+        tensors = tensors | {name: getattr(handle, name) for name in OF_HANDLE}
         modes = {
             "comm_quant_mode": 0 if comm_quantize is None else 2,
             "local_bypass": comm_quantize is None and self._local_bypass(tensors, wait),
@@ -277,7 +259,7 @@ class BufferPlans:
                 name = operator.called(argument.name)
                 rule = "it must be contiguous"
                 raise ArgumentError(name, f"strided {value.stride()}", rule, f"Pass {name}.contiguous().")
-        arguments.check_order(tensors["expert_ids"], tensors["expert_scales"])
+        arguments.check_order(tensors["topk_idx"], tensors["topk_weights"])
         s = Symbols(operator, {**self._attributes, **modes, **tensors})
         for position, argument in enumerate(operator.tensors):
             check_argument(s, argument, tensors.get(argument.name), device)
@@ -309,9 +291,8 @@ class BufferPlans:
         return self.sent.begin(operator, finish)
 
 
-# What an `EPBuffer` calls what rules call otherwise.
-RULED = {"comm_quant_mode": "comm_quantize", "tp_world_size": "tp_group", "group_tp": "tp_group"}
-RULED |= {"quant_mode": "quantize", "moe_expert_num": "num_experts"}
+# What an `EPBuffer` has instead of numbers that torch_npu's callers pass.
+INSTEAD = {"comm_quant_mode": "comm_quantize", "tp_world_size": "tp_group", "quant_mode": "quantize"}
 
 
 def _as_called(error: ArgumentError, names: Mapping[str, str]) -> ArgumentError:
@@ -319,7 +300,7 @@ def _as_called(error: ArgumentError, names: Mapping[str, str]) -> ArgumentError:
     # Of the values that callers have other words for, rules refuse this one.
     value = "'int8'" if error.argument == "comm_quant_mode" else error.value
     reworded = ArgumentError(error.argument, value, error.rule, error.remedy, code=error.code)
-    return reworded.renamed({**names, **RULED})
+    return reworded.renamed({**names, **INSTEAD})
 
 
 def _check_apart(name: str, given: torch.Tensor, out: torch.Tensor) -> None:

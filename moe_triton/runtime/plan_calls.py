@@ -21,7 +21,7 @@ from moe_triton.runtime.executables import PlanCalls
 from moe_triton.schemes.rank_context import OPERATORS
 
 # Outputs that have memory of their own: the others are small beside them.
-LARGE = ("expand_x", "out", "y", "x")
+LARGE = ("tokens", "out", "normed")
 Kind = tuple[Variant, int]
 
 

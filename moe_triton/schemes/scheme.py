@@ -308,7 +308,7 @@ class Scheme(SchemeFacts):
         Raises:
             ArgumentError: they cannot.
         """
-        if row_format.block:
+        if row_format.elements_per_scale:
             cls.check_offers("several scales", "quantize", repr(row_format.name))
 
     @classmethod

@@ -6,6 +6,7 @@ import functools
 import logging
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -13,17 +14,19 @@ from moe_triton.core.checks import check_tensor
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.hccl import buffer_megabytes
-from moe_triton.limits import Call, torch_npu_names
+from moe_triton.limits import Call
 from moe_triton.operators.description import Operator, Symbols
 from moe_triton.operators.dispatch import DISPATCH, DISPATCH_OF_A2
 from moe_triton.runtime.arguments import call_of, check_argument, inputs_of
-from moe_triton.runtime.prepared_call import CallSite, Named, PreparedCall
+from moe_triton.runtime.prepared_call import Named
 from moe_triton.schemes import scheme_type, schemes_with
 from moe_triton.schemes.buffer_size import check_buffer_size
 from moe_triton.schemes.choice import offering, scheme_of
 from moe_triton.schemes.rules import check_call, check_config, check_given
 from moe_triton.torch_npu_ops import registry, settings
 from moe_triton.torch_npu_ops.elastic import deployment_of
+from moe_triton.torch_npu_ops.names import NAMES, OURS, names_for
+from moe_triton.torch_npu_ops.plans import GroupSite, Plan
 
 logger = logging.getLogger("moe_triton")
 
@@ -32,15 +35,14 @@ OF_PRODUCT = {("A2", DISPATCH): DISPATCH_OF_A2}
 """Operators that return something else on a product."""
 
 
-def make_plan(
-    operator: Operator, kind: type[PreparedCall], named: Named, words: tuple[int, ...] | None
-) -> PreparedCall:
+def make_plan(operator: Operator, kind: type[Plan], named: Named, words: tuple[int, ...] | None) -> Plan:
     """Checks every argument of a call that does not depend on data.
 
     Args:
         operator: which one.
         kind: of the plan.
-        named: the call's arguments: attributes of Python's own types, plain tensors, all that is needed.
+        named: the call's arguments, by torch_npu's names: attributes of Python's own types, plain tensors,
+            all that is needed.
         words: contents of elastic_info.
 
     Raises:
@@ -48,29 +50,41 @@ def make_plan(
     """
     operator = OF_PRODUCT.get((settings.current().product, operator), operator)
     host = settings.host()
-    ids = named["expert_ids"].dtype
+    given = in_our_words(named)
+    ids = given["topk_idx"].dtype
     # no kernel but the one that copies them reads int64
     given_ids = ids if host.is_asynchronous and ids == torch.int64 else None
-    s = symbols_of(operator, {**named, "given_ids": given_ids})
+    s = symbols_of(operator, {**given, "given_ids": given_ids})
     device = host.device
     for argument in operator.tensors[:2]:  # what the rules are about
-        check_argument(s, argument, named.get(argument.name), device)
+        check_argument(s, argument, given.get(argument.name), device)
     call = call_of(s)
-    environment = registry.environment_of(s["group_ep"])
+    environment = registry.environment_of(s["group"])
     config = config_of(s, call, environment)
     context = call_context_of(s, config, words, environment)
     for argument in operator.tensors[2:]:
-        check_argument(s, argument, named.get(argument.name), device)
-    plan = kind(config, context, s.variant(), s, *inputs_of(s, named))
+        check_argument(s, argument, given.get(argument.name), device)
+    plan = kind(config, context, s.variant(), s, *inputs_of(s, given))
     check_room(plan)
     if call.is_combine:
-        check_whole(plan, named)
+        check_whole(plan)
     return plan
 
 
-def symbols_of(operator: Operator, named: Named) -> Symbols:
-    """Sizes of a call, on the servers that the settings in force say."""
-    return Symbols(operator, {**named, "servers": settings.current().num_servers(named["ep_world_size"])})
+def in_our_words(named: Named) -> Named:
+    """The arguments of a call by our names."""
+    return {OURS.get(name, name): value for name, value in named.items()}
+
+
+def symbols_of(operator: Operator, given: Named) -> Symbols:
+    """Sizes of a call of a function, on the servers that the settings in force say.
+
+    Args:
+        operator: which one.
+        given: the call's arguments, by our names.
+    """
+    servers = settings.current().num_servers(given["num_ranks"])
+    return Symbols(replace(operator, names=NAMES), {**given, "servers": servers})
 
 
 def config_of(s: Symbols, call: Call, environment: Mapping[str, str]) -> Config:
@@ -84,22 +98,23 @@ def config_of(s: Symbols, call: Call, environment: Mapping[str, str]) -> Config:
     Raises:
         ArgumentError: the first rule that does not hold, with the argument's name in torch_npu.
     """
-    chosen, size, comm_alg = settings.current(), s["ep_world_size"], s.get("comm_alg", "")
+    chosen, size, comm_alg = settings.current(), s["num_ranks"], s.get("comm_alg", "")
+    most = call.global_bs // size if call.global_bs and size > 0 else call.num_tokens
     choice = scheme_of(chosen.product, comm_alg, chosen.num_servers(size), environment)
     try:
         config = Config(
             num_ranks=size,
-            num_max_tokens_per_rank=(call.global_bs // size if call.global_bs and size > 0 else call.batch),
+            num_max_tokens_per_rank=most,
             hidden=s["H"],
             num_topk=s["K"],
-            num_experts=s["moe_expert_num"],
-            num_shared_experts=s["shared_expert_num"],
-            num_shared_ranks=s["shared_expert_rank_num"],
+            num_experts=s["num_experts"],
+            num_shared_experts=s["num_shared_experts"],
+            num_shared_ranks=s["num_shared_ranks"],
             product=chosen.product,
             scheme=choice.scheme,
             relaxed=chosen.relaxed,
             version=call.version,
-            num_special_experts=call.num_zero + call.num_copy + call.num_const,
+            num_special_experts=call.num_special_experts,
             generation=chosen.generation,
             ranks_per_server=chosen.ranks_per_server,
         ).normalized()
@@ -111,7 +126,7 @@ def config_of(s: Symbols, call: Call, environment: Mapping[str, str]) -> Config:
         check_given(scheme_type(config), config, s)
         check_buffer_size(config, buffer_megabytes(environment), tensor_parallel=call.tp_world_size == 2)
     except ArgumentError as error:
-        raise choice.explained(error).renamed(torch_npu_names(call)) from None
+        raise choice.explained(error).renamed(names_for(call)) from None
     if choice.is_other:
         _tell(choice.source)
     return config
@@ -132,7 +147,7 @@ def _tell(source: str) -> None:
 
 def call_context_of(
     s: Symbols, config: Config, words: tuple[int, ...] | None, environment: Mapping[str, str]
-) -> CallSite:
+) -> GroupSite:
     """Checks ranks and sizes against the groups, and what elastic_info says.
 
     Args:
@@ -144,18 +159,18 @@ def call_context_of(
     Raises:
         ArgumentError: they contradict each other.
     """
-    group, rank = s["group_ep"], s["ep_rank_id"]
+    group, rank = s["group"], s["rank"]
     registry.check_membership(group, "group_ep", ep_world_size=s["EP"], ep_rank_id=rank)
     group_tp, exchange_rank = "", None
     if s["exchange"]:
-        group_tp, exchange_rank = s["group_tp"], s["tp_rank_id"]
+        group_tp, exchange_rank = s["tp_group"], s["tp_rank_id"]
         registry.check_membership(group_tp, "group_tp", tp_world_size=2, tp_rank_id=exchange_rank)
     deployment = deployment_of(config, rank, words)
     place = registry.Place(group, group_tp, deployment.config, deployment.members)
-    return CallSite(deployment, registry.Access(place, environment), exchange_rank)
+    return GroupSite(deployment, registry.Access(place, environment), exchange_rank)
 
 
-def check_room(plan: PreparedCall) -> None:
+def check_room(plan: Plan) -> None:
     """Checks that ep_recv_counts, as published, has room for what a dispatch keeps for combine.
 
     Raises:
@@ -168,7 +183,7 @@ def check_room(plan: PreparedCall) -> None:
         raise ArgumentError("ep_world_size", s["EP"], rule, "Use more ranks, or a larger global_bs.")
 
 
-def check_whole(plan: PreparedCall, named: Named) -> None:
+def check_whole(plan: Plan) -> None:
     """Checks that combine is given dispatch's outputs whole where the original demands it.
 
     V2 does; so do two tensor-parallel ranks, whose rows are added before anybody knows how many there are.
@@ -187,18 +202,18 @@ def check_whole(plan: PreparedCall, named: Named) -> None:
     words, (needed, why) = math.prod(s.given[index]), _index_words(plan)
     if words < needed:
         raise ArgumentError(
-            index,
+            s.operator.called(index),
             f"of {words} elements",
             f"it must have at least {why} = {needed}",
             "Pass dispatch's third output whole.",
         )
-    if (counts := s.given.get("ep_send_counts")) is not None:
+    if (counts := s.given.get("recv_offsets")) is not None:
         _check_counts(plan, math.prod(counts))
-    if s["exchange"] and not s.is_given("tp_send_counts"):
-        check_tensor("tp_send_counts", named["tp_send_counts"], shape=(), dtypes=())
+    if s["exchange"] and not s.is_given("exchange_counts"):
+        check_tensor("tp_send_counts", None, shape=(), dtypes=())
 
 
-def _check_counts(plan: PreparedCall, given: int) -> None:
+def _check_counts(plan: Plan, given: int) -> None:
     """Checks that combine is given a count for each pair of expert and rank, and the tables behind them.
 
     Raises:
@@ -215,7 +230,7 @@ def _check_counts(plan: PreparedCall, given: int) -> None:
         raise ArgumentError("ep_send_counts", value, rule, remedy)
 
 
-def _index_words(plan: PreparedCall) -> tuple[int, str]:
+def _index_words(plan: Plan) -> tuple[int, str]:
     """How many words combine's index has at least, and how many of what.
 
     Operators that find results by the ids have a number for each of these, as A2's published host checks have

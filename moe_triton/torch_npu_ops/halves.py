@@ -18,14 +18,15 @@ from moe_triton.core.errors import ArgumentError, BufferStateError
 from moe_triton.layout import TRAILER_MARK, TRAILER_WORDS
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.executables import Phase
-from moe_triton.runtime.prepared_call import Bindings, CombinePlan, DispatchPlan, Named, PreparedCall
+from moe_triton.runtime.prepared_call import Bindings, Named
+from moe_triton.torch_npu_ops.plans import CombinePlan, DispatchPlan, Plan
 
 TICKET_WORDS = 2
 # What both halves take alike: fields of a variant, by the arguments that decide them.
 ALIKE = {"row_format": "quant_mode", "block_quantize": "comm_quant_mode", "dtype": "x"}
 
 
-class SetupPlan(PreparedCall):
+class SetupPlan(Plan):
     """A checked setup of one shape. Its last output is the ticket."""
 
     _phase: ClassVar[Phase] = "setup"
@@ -38,7 +39,7 @@ class SetupPlan(PreparedCall):
         return made
 
 
-class TeardownPlan(PreparedCall):
+class TeardownPlan(Plan):
     """A checked teardown of one shape."""
 
     _phase: ClassVar[Phase] = "teardown"
@@ -54,7 +55,7 @@ class TeardownPlan(PreparedCall):
             CommunicationTimeoutError: a rank's data did not come in time.
         """
         operator = self._whole
-        setup = self.communicator.in_flight(operator) if self.access.is_made else None
+        setup = self.communicator.in_flight(operator) if self.context.access.is_made else None
         if setup is None:
             raise BufferStateError(
                 f"no {operator} of this group and shape is set up. Call {operator}_setup first, with the "
@@ -73,11 +74,10 @@ class TeardownPlan(PreparedCall):
         """Checks what setup has returned."""
         s, backend = self.symbols, communicator.backend
         for argument in s.operator.tensors:
-            if argument.of_setup and argument.name in named:
+            name = self._key(argument.name)
+            if argument.of_setup and name in named:
                 shape, dtypes = s.expected(argument), s.dtypes(argument)
-                check_tensor(
-                    argument.name, named[argument.name], shape=shape, dtypes=dtypes, device=backend.device
-                )
+                check_tensor(name, named[name], shape=shape, dtypes=dtypes, device=backend.device)
         if backend.is_asynchronous:
             return
         operator = self._whole

@@ -24,7 +24,6 @@ from moe_triton.operators.combine import (
     COMBINE_V1,
 )
 from moe_triton.operators.dispatch import DISPATCH, DISPATCH_SETUP, DISPATCH_TEARDOWN, DISPATCH_V1
-from moe_triton.runtime.prepared_call import CombinePlan, DispatchPlan
 from moe_triton.torch_npu_ops.halves import (
     CombineSetupPlan,
     CombineTeardownPlan,
@@ -32,6 +31,7 @@ from moe_triton.torch_npu_ops.halves import (
     DispatchTeardownPlan,
 )
 from moe_triton.torch_npu_ops.operators import planned
+from moe_triton.torch_npu_ops.plans import CombinePlan, DispatchPlan
 
 Seven = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 

@@ -22,11 +22,13 @@ from moe_triton.core import plain_tensors
 from moe_triton.core.checks import check_number, not_plain_error
 from moe_triton.core.errors import ArgumentError
 from moe_triton.operators.description import Operator
-from moe_triton.runtime.prepared_call import Named, PreparedCall
+from moe_triton.runtime.prepared_call import Named
 from moe_triton.torch_npu_ops import registry, settings
-from moe_triton.torch_npu_ops.check import make_plan, symbols_of
+from moe_triton.torch_npu_ops.check import in_our_words, make_plan, symbols_of
 from moe_triton.torch_npu_ops.declared import arguments_of, check_attribute, dtype_of, number_of
 from moe_triton.torch_npu_ops.elastic import words_of
+from moe_triton.torch_npu_ops.names import NAMES
+from moe_triton.torch_npu_ops.plans import Plan
 
 MIN_EPS, MAX_EPS = torch.finfo(torch.float32).smallest_normal, torch.finfo(torch.float32).max
 
@@ -53,16 +55,16 @@ class Calls:
         written: names of the tensors that it writes to.
     """
 
-    def __init__(self, operator: Operator, kind: type[PreparedCall], function: Callable[..., Any]) -> None:
+    def __init__(self, operator: Operator, kind: type[Plan], function: Callable[..., Any]) -> None:
         self.operator, self._kind = operator, kind
-        described = {t.name: t for t in operator.tensors}
+        described = {NAMES.get(t.name, t.name): t for t in operator.tensors}
         arguments = arguments_of(function)
         self._tensors = [(a, described[a.name]) for a in arguments if a.kind is torch.Tensor]
         self._attributes = [a for a in arguments if a.kind is not torch.Tensor]
         self._get_tensors = itemgetter(*(a.name for a, _ in self._tensors))
         self._get_attributes = itemgetter(*(a.name for a in self._attributes))
         self._elastic = "elastic_info" if any(t.mode == "elastic" for _, t in self._tensors) else None
-        self.written = tuple(t.name for _, t in self._tensors if t.is_written)
+        self.written = tuple(a.name for a, t in self._tensors if t.is_written)
 
     def run(self, named: Named) -> Any:
         """Plans and executes a call.
@@ -77,7 +79,7 @@ class Calls:
             registry.plans.clear()
             return self._find(named).execute(named)
 
-    def plan(self, named: Named) -> PreparedCall:
+    def plan(self, named: Named) -> Plan:
         """The plan of a call, which nothing is executed of.
 
         Raises:
@@ -85,13 +87,13 @@ class Calls:
         """
         plan = self._find(named)
         try:
-            cast(registry.Access, plan.access).check_current()
+            plan.context.access.check_current()
         except registry.StalePlanError:
             registry.plans.clear()
             return self._find(named)
         return plan
 
-    def _find(self, named: Named) -> PreparedCall:
+    def _find(self, named: Named) -> Plan:
         """The plan of a call, from the cache where its shape has come before.
 
         The key lacks HCCL's variables, which every call would have to read: `execute` refuses a plan that was
@@ -111,9 +113,7 @@ class Calls:
             plan = None
         return self._make_plan(named, shapes, words) if plan is None else plan
 
-    def _make_plan(
-        self, named: Named, shapes: tuple[Any, ...], words: tuple[int, ...] | None
-    ) -> PreparedCall:
+    def _make_plan(self, named: Named, shapes: tuple[Any, ...], words: tuple[int, ...] | None) -> Plan:
         named = {**named, **{a.name: check_attribute(a, named[a.name]) for a in self._attributes}}
         try:
             key = shapes, exactly(self._get_attributes(named))
@@ -177,7 +177,7 @@ class PlannedOperator(Protocol[P, R_co]):
         """Plans and executes a call that is given as all of its arguments by name: the function's body."""
         ...
 
-    def plan(self, *args: P.args, **kwargs: P.kwargs) -> PreparedCall:
+    def plan(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
         """Checks the arguments of a call by every rule that does not depend on data.
 
         Nothing is sent, nothing is made, and no other rank has to do the same.
@@ -196,7 +196,7 @@ class PlannedOperator(Protocol[P, R_co]):
         ...
 
 
-def planned(kind: Operator, plan: type[PreparedCall]) -> Callable[[Callable[P, R]], PlannedOperator[P, R]]:
+def planned(kind: Operator, plan: type[Plan]) -> Callable[[Callable[P, R]], PlannedOperator[P, R]]:
     """Makes an operator of a function, and gives it its ``plan``, and the ``run`` that it returns.
 
     Args:
@@ -227,11 +227,12 @@ def fake(calls: Calls, named: Named) -> Any:
     Where an argument breaks a rule the shapes are those of the nearest call that does not: the rules are for
     the plan, which knows the product and the group. So y_dtype counts here, although A2 and A3 refuse it.
     """
-    symbols = symbols_of(calls.operator, named)
+    given = in_our_words(named)
+    symbols = symbols_of(calls.operator, given)
     specs = symbols.specs()
     if named.get("y_dtype") is not None:
         specs[0] = specs[0][0], dtype_of("y_dtype", named["y_dtype"])
-    like = named[calls.operator.tensors[0].name]
+    like = given[calls.operator.tensors[0].name]
     outputs = tuple(like.new_empty(shape, dtype=dtype) for shape, dtype in specs)
     return outputs if len(outputs) > 1 else outputs[0]
 

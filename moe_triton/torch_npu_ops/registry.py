@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 import torch.distributed as dist
@@ -28,7 +29,6 @@ from moe_triton.runtime import plan_calls
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.construction import Order, seconds_to_meet
 from moe_triton.runtime.plan_cache import PlanCache
-from moe_triton.runtime.prepared_call import Native, PreparedCall
 from moe_triton.torch_npu_ops import settings
 from moe_triton.torch_npu_ops.declared import check_group, invalid
 from moe_triton.torch_npu_ops.tallies import Fields, Tallies, fields_of
@@ -70,7 +70,7 @@ Kept = dict[tuple[Place, settings.Settings], Communicator]
 _made_for: WeakValueDictionary[str, dist.ProcessGroup] = WeakValueDictionary()
 _communicators: dict[str, Kept] = {}
 # Of calls whose shapes may come again, for all groups.
-plans: PlanCache[PreparedCall] = PlanCache()
+plans: PlanCache[Any] = PlanCache()
 _tallies: dict[str, Tallies] = {}
 # HCCL's variables as they were when a group's first communicator was made: HCCL, too, reads them then.
 _environments: dict[str, Mapping[str, str]] = {}
@@ -355,8 +355,20 @@ def _oldest_idle(name: str, kept: Kept) -> tuple[Place, settings.Settings]:
     return min(idle, key=lambda key: kept[key].last_use)
 
 
+Native = Callable[..., Any] | Literal[False]
+
+
 class Access:
-    """Leads a plan to its communicator, by a short way where the communicator is there already."""
+    """Leads a plan to its communicator, by a short way where the communicator is there already.
+
+    Args:
+        place: of the communicator.
+        environment: that the place was found under.
+
+    Attributes:
+        native: a native call for the plan there; False where there is none, None where nobody has looked.
+        program: of that call, which native code forgets with this.
+    """
 
     def __init__(self, place: Place, environment: Mapping[str, str]) -> None:
         self._place, self._environment = place, environment
@@ -365,8 +377,8 @@ class Access:
         self.native: Native | None = None
         self.program: object = None
 
-    def communicator(self) -> Communicator:
-        """Made, with all ranks of the group, when a call first needs it.
+    def __call__(self) -> Communicator:
+        """The communicator: made, with all ranks of the group, when a call first needs it.
 
         Raises:
             StalePlanError: the place was found under other variables than now hold.

@@ -23,14 +23,14 @@ import torch.distributed as dist
 from moe_triton.core.config import Config
 from moe_triton.core.threads import in_thread
 from moe_triton.core.topology import RANKS_PER_SERVER
-from moe_triton.limits.call import TORCH_NPU_NAMES
 from moe_triton.rendezvous.meeting import shared_store_of
 from moe_triton.rendezvous.membership import by_value
 from moe_triton.rendezvous.stores import Store, read_key
+from moe_triton.torch_npu_ops.names import NAMES, SIZES
 
 LOOK_S = 0.5
 MOST_READ = 64  # ranks that one look reads
-_NAMES = {**TORCH_NPU_NAMES, "scheme": "comm_alg", "num_max_tokens_per_rank": "global_bs / ep_world_size"}
+_NAMES = NAMES | SIZES | {"scheme": "comm_alg", "num_max_tokens_per_rank": "global_bs / ep_world_size"}
 _OPERATOR = "operator"
 
 Fields = dict[str, Any]

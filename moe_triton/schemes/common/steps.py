@@ -366,7 +366,13 @@ class DispatchSteps(Steps):
         """Which rows are packed: shared experts may have their own, and some elements share a scale."""
         c, variant = self.config, self.variant
         shared = c.num_shared_experts if variant.smooth else 0
-        return c.num_topk, variant.smooth, self.context.target, shared, variant.row_format.block or 0
+        return (
+            c.num_topk,
+            variant.smooth,
+            self.context.target,
+            shared,
+            variant.row_format.elements_per_scale or 0,
+        )
 
     def _packing(self, part: int, parts: int, scales: Placeholder | None) -> dict[str, Value]:
         shared, slot = self.config.num_shared_experts, self.slot

@@ -24,14 +24,14 @@ _INBAND_RULES = RuleSet(
         ).of(ONLY_V3),
     ),
     call=(
-        absent("x_active_mask", "fullmesh_v2 takes no mask in the limits of v3", BANNED_REMEDY).of(ONLY_V3),
+        absent("active_mask", "fullmesh_v2 takes no mask in the limits of v3", BANNED_REMEDY).of(ONLY_V3),
         absent("elastic_info", "fullmesh_v2 takes none", "Use fullmesh_v1.").of(UNTIL_V3),
         Rule[[Config, Call]](
             "global_bs",
             "0 or BS * ep_world_size",
             lambda c, call: not call.has_variable_batch(c.num_ranks),
             lambda c, call: (
-                f"in the limits of v3 fullmesh_v2 has as many tokens on every rank, here {call.batch}"
+                f"in the limits of v3 fullmesh_v2 has as many tokens on every rank, here {call.num_tokens}"
             ),
             BANNED_REMEDY,
         ).of(ONLY_V3),

@@ -15,7 +15,7 @@ from moe_triton.limits.rule import CHOSEN, ONLY_V3, SINCE_V4, UNTIL_V3, CallRule
 from moe_triton.schemes.common.a2_limits import CARDS, Sizes, most_of, ranks, ranks_of_host_checks, servers
 
 # Halves that a routing weight cannot be given to.
-WITHOUT_EXPERT_SCALES = ("dispatch_teardown", "combine_setup")
+WITHOUT_TOPK_WEIGHTS = ("dispatch_teardown", "combine_setup")
 
 _V1 = Sizes((16, 32, 64), 256, 7168, 512)
 _V3 = _V1._replace(hidden=10240)
@@ -36,15 +36,15 @@ _no_special_experts = only("num_special_experts", (0,), "hierarchy has no specia
 
 _CALL: tuple[CallRule, ...] = (
     Rule(
-        "expert_scales",
+        "topk_weights",
         "needed",
-        lambda c, call: call.has_expert_scales or call.operator in WITHOUT_EXPERT_SCALES,
+        lambda c, call: call.has_topk_weights or call.operator in WITHOUT_TOPK_WEIGHTS,
         "hierarchy sums inside a server, by weight",
         "Pass the routing weights, or use fullmesh.",
         value="None",
         code=NULL_ARGUMENT,
     ),
-    absent("scales", "hierarchy takes none", "Pass None, or use fullmesh."),
+    absent("smooth_scales", "hierarchy takes none", "Pass None, or use fullmesh."),
 )
 
 _ALIKE = servers, _equal_servers, topk_of_experts, experts_per_rank, _no_special_experts

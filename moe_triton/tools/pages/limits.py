@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from moe_triton.core.hccl import DEFAULT_MEGABYTES
-from moe_triton.limits.call import TORCH_NPU_NAMES
 from moe_triton.limits.common import PRODUCTS
 from moe_triton.limits.formula import Formula
 from moe_triton.limits.rule import EITHER, CallRule, ConfigRule, Generations, RuleSet
@@ -13,6 +12,7 @@ from moe_triton.schemes import SCHEMES, class_at
 from moe_triton.schemes.buffer_size import EXCHANGE_FORMULA
 from moe_triton.schemes.rules import rule_sets
 from moe_triton.tools.markdown import table
+from moe_triton.torch_npu_ops.names import NAMES, SIZES
 
 HEADER = """\
 <!-- Written by `python -m moe_triton.tools.pages limits`. Change the rules, not this page. -->
@@ -53,9 +53,10 @@ formula leaves out. The value to set covers both.
 """
 
 
-def _name(argument: str) -> str:
-    npu = TORCH_NPU_NAMES.get(argument)
-    return f"`{npu}` (`{argument}`)" if npu else f"`{argument}`"
+def _name(argument: str, is_of_call: bool) -> str:
+    """An argument as torch_npu's callers know it, and a field of `Config` by its own name too."""
+    npu = (NAMES | SIZES).get(argument, argument)
+    return f"`{npu}`" if is_of_call or npu == argument else f"`{npu}` (`{argument}`)"
 
 
 def _generations(chosen: Generations) -> str:
@@ -63,10 +64,10 @@ def _generations(chosen: Generations) -> str:
     return "" if chosen == EITHER else ", ".join(name or "none" for name in chosen)
 
 
-def _table(rules: tuple[ConfigRule, ...] | tuple[CallRule, ...]) -> str:
+def _table(rules: tuple[ConfigRule, ...] | tuple[CallRule, ...], is_of_call: bool) -> str:
     """A column that would be empty is left out."""
     columns = {
-        "Argument": [_name(rule.argument) for rule in rules],
+        "Argument": [_name(rule.argument, is_of_call) for rule in rules],
         "Limit": [rule.limit for rule in rules],
         "With `relaxed`": [rule.relaxed for rule in rules],
         "`generation`": [_generations(rule.generations) for rule in rules],
@@ -78,8 +79,8 @@ def _table(rules: tuple[ConfigRule, ...] | tuple[CallRule, ...]) -> str:
 
 def _section(rule_set: RuleSet) -> str:
     return (
-        f"## {rule_set.title}\n\nSizes:\n\n{_table(rule_set.config)}\n\n"
-        f"Other arguments of a call:\n\n{_table(rule_set.call)}\n"
+        f"## {rule_set.title}\n\nSizes:\n\n{_table(rule_set.config, False)}\n\n"
+        f"Other arguments of a call:\n\n{_table(rule_set.call, True)}\n"
     )
 
 
