@@ -26,7 +26,7 @@ from moe_triton.schemes.rules import check_call, check_config, check_given
 from moe_triton.torch_npu_ops import registry, settings
 from moe_triton.torch_npu_ops.elastic import deployment_of
 from moe_triton.torch_npu_ops.names import NAMES, OURS, names_for
-from moe_triton.torch_npu_ops.plans import GroupSite, Plan
+from moe_triton.torch_npu_ops.plans import FunctionPlan, GroupSite
 
 logger = logging.getLogger("moe_triton")
 
@@ -35,7 +35,9 @@ OF_PRODUCT = {("A2", DISPATCH): DISPATCH_OF_A2}
 """Operators that return something else on a product."""
 
 
-def make_plan(operator: Operator, kind: type[Plan], named: Named, words: tuple[int, ...] | None) -> Plan:
+def make_plan(
+    operator: Operator, kind: type[FunctionPlan], named: Named, words: tuple[int, ...] | None
+) -> FunctionPlan:
     """Checks every argument of a call that does not depend on data.
 
     Args:
@@ -170,7 +172,7 @@ def call_context_of(
     return GroupSite(deployment, registry.Access(place, environment), exchange_rank)
 
 
-def check_room(plan: Plan) -> None:
+def check_room(plan: FunctionPlan) -> None:
     """Checks that ep_recv_counts, as published, has room for what a dispatch keeps for combine.
 
     Raises:
@@ -183,7 +185,7 @@ def check_room(plan: Plan) -> None:
         raise ArgumentError("ep_world_size", s["EP"], rule, "Use more ranks, or a larger global_bs.")
 
 
-def check_whole(plan: Plan) -> None:
+def check_whole(plan: FunctionPlan) -> None:
     """Checks that combine is given dispatch's outputs whole where the original demands it.
 
     V2 does; so do two tensor-parallel ranks, whose rows are added before anybody knows how many there are.
@@ -213,7 +215,7 @@ def check_whole(plan: Plan) -> None:
         check_tensor("tp_send_counts", None, shape=(), dtypes=())
 
 
-def _check_counts(plan: Plan, given: int) -> None:
+def _check_counts(plan: FunctionPlan, given: int) -> None:
     """Checks that combine is given a count for each pair of expert and rank, and the tables behind them.
 
     Raises:
@@ -230,7 +232,7 @@ def _check_counts(plan: Plan, given: int) -> None:
         raise ArgumentError("ep_send_counts", value, rule, remedy)
 
 
-def _index_words(plan: Plan) -> tuple[int, str]:
+def _index_words(plan: FunctionPlan) -> tuple[int, str]:
     """How many words combine's index has at least, and how many of what.
 
     Operators that find results by the ids have a number for each of these, as A2's published host checks have

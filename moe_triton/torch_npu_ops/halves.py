@@ -19,14 +19,14 @@ from moe_triton.layout import TRAILER_MARK, TRAILER_WORDS
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.executables import Phase
 from moe_triton.runtime.prepared_call import Bindings, Named
-from moe_triton.torch_npu_ops.plans import CombinePlan, DispatchPlan, Plan
+from moe_triton.torch_npu_ops.plans import CombinePlan, DispatchPlan, FunctionPlan
 
 TICKET_WORDS = 2
 # What both halves take alike: fields of a variant, by the arguments that decide them.
 ALIKE = {"row_format": "quant_mode", "block_quantize": "comm_quant_mode", "dtype": "x"}
 
 
-class SetupPlan(Plan):
+class SetupPlan(FunctionPlan):
     """A checked setup of one shape. Its last output is the ticket."""
 
     _phase: ClassVar[Phase] = "setup"
@@ -39,7 +39,7 @@ class SetupPlan(Plan):
         return made
 
 
-class TeardownPlan(Plan):
+class TeardownPlan(FunctionPlan):
     """A checked teardown of one shape."""
 
     _phase: ClassVar[Phase] = "teardown"

@@ -28,7 +28,7 @@ from moe_triton.torch_npu_ops.check import in_our_words, make_plan, symbols_of
 from moe_triton.torch_npu_ops.declared import arguments_of, check_attribute, dtype_of, number_of
 from moe_triton.torch_npu_ops.elastic import words_of
 from moe_triton.torch_npu_ops.names import NAMES
-from moe_triton.torch_npu_ops.plans import Plan
+from moe_triton.torch_npu_ops.plans import FunctionPlan
 
 MIN_EPS, MAX_EPS = torch.finfo(torch.float32).smallest_normal, torch.finfo(torch.float32).max
 
@@ -55,7 +55,7 @@ class Calls:
         written: names of the tensors that it writes to.
     """
 
-    def __init__(self, operator: Operator, kind: type[Plan], function: Callable[..., Any]) -> None:
+    def __init__(self, operator: Operator, kind: type[FunctionPlan], function: Callable[..., Any]) -> None:
         self.operator, self._kind = operator, kind
         described = {NAMES.get(t.name, t.name): t for t in operator.tensors}
         arguments = arguments_of(function)
@@ -79,7 +79,7 @@ class Calls:
             registry.plans.clear()
             return self._find(named).execute(named)
 
-    def plan(self, named: Named) -> Plan:
+    def plan(self, named: Named) -> FunctionPlan:
         """The plan of a call, which nothing is executed of.
 
         Raises:
@@ -93,7 +93,7 @@ class Calls:
             return self._find(named)
         return plan
 
-    def _find(self, named: Named) -> Plan:
+    def _find(self, named: Named) -> FunctionPlan:
         """The plan of a call, from the cache where its shape has come before.
 
         The key lacks HCCL's variables, which every call would have to read: `execute` refuses a plan that was
@@ -113,7 +113,9 @@ class Calls:
             plan = None
         return self._make_plan(named, shapes, words) if plan is None else plan
 
-    def _make_plan(self, named: Named, shapes: tuple[Any, ...], words: tuple[int, ...] | None) -> Plan:
+    def _make_plan(
+        self, named: Named, shapes: tuple[Any, ...], words: tuple[int, ...] | None
+    ) -> FunctionPlan:
         named = {**named, **{a.name: check_attribute(a, named[a.name]) for a in self._attributes}}
         try:
             key = shapes, exactly(self._get_attributes(named))
@@ -177,7 +179,7 @@ class PlannedOperator(Protocol[P, R_co]):
         """Plans and executes a call that is given as all of its arguments by name: the function's body."""
         ...
 
-    def plan(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
+    def plan(self, *args: P.args, **kwargs: P.kwargs) -> FunctionPlan:
         """Checks the arguments of a call by every rule that does not depend on data.
 
         Nothing is sent, nothing is made, and no other rank has to do the same.
@@ -196,7 +198,7 @@ class PlannedOperator(Protocol[P, R_co]):
         ...
 
 
-def planned(kind: Operator, plan: type[Plan]) -> Callable[[Callable[P, R]], PlannedOperator[P, R]]:
+def planned(kind: Operator, plan: type[FunctionPlan]) -> Callable[[Callable[P, R]], PlannedOperator[P, R]]:
     """Makes an operator of a function, and gives it its ``plan``, and the ``run`` that it returns.
 
     Args:

@@ -37,7 +37,7 @@ class GroupSite(CallSite):
     access: Access
 
 
-class Plan(PreparedCall):
+class FunctionPlan(PreparedCall):
     """A checked call of a function. `execute` runs it."""
 
     context: GroupSite
@@ -207,7 +207,7 @@ class Plan(PreparedCall):
         return made
 
 
-class DispatchPlan(Plan):
+class DispatchPlan(FunctionPlan):
     """A checked dispatch of one shape."""
 
     @cached_property
@@ -225,7 +225,7 @@ class DispatchPlan(Plan):
                 self.tables.keep(bindings)
 
 
-class CombinePlan(Plan):
+class CombinePlan(FunctionPlan):
     """A checked combine of one shape."""
 
     def _prepare(self, communicator: Communicator, bindings: Bindings) -> None:

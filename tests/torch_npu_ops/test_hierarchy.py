@@ -22,7 +22,7 @@ from moe_triton.reference.arithmetic import add_rms_norm
 from moe_triton.reference.hierarchy import sums_by_servers, tables
 from moe_triton.schemes.hierarchy.relay_tables import RelayTables
 from moe_triton.torch_npu_ops import registry
-from moe_triton.torch_npu_ops.plans import Plan
+from moe_triton.torch_npu_ops.plans import FunctionPlan
 from tests.distributed.hierarchy_runs import wrong_tables_of
 from tests.patience import seconds
 from tests.torch_npu_ops.setting import HIDDEN, TOKENS, TOPK, Round, experts_of, make_round
@@ -329,7 +329,7 @@ def environments(rank: int, num_ranks: int) -> list[str]:
 
     def check(when: str, scheme: str, *calls: Callable[..., Any]) -> None:
         found = [call(**given(tokens)) for call in calls for tokens in (TOKENS, 3)]
-        schemes = {plan.config.scheme for plan in found if isinstance(plan, Plan)}
+        schemes = {plan.config.scheme for plan in found if isinstance(plan, FunctionPlan)}
         schemes |= {place.config.scheme for place, _ in registry._communicators.get(name, {})}
         if schemes != {scheme}:
             wrong.append(f"{when}: {schemes} and not {scheme}")
