@@ -84,7 +84,7 @@ def small_case(
     num_ranks: int, scheme: str = "fullmesh_v1", quantize: str | None = None, **changes: object
 ) -> Case:
     """A plain case to vary."""
-    hidden = ROW_FORMATS[quantize].block or 64
+    hidden = ROW_FORMATS[quantize].elements_per_scale or 64
     sizes = num_ranks, 4, hidden, 2, 2 * num_ranks
     config = Config(*sizes, product=product_of(scheme), scheme=scheme, relaxed=True)
     case = Case(config, 1, "uniform", (4,) * num_ranks, quantize)
