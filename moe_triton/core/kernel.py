@@ -7,7 +7,7 @@ argument structs are generated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -56,13 +56,21 @@ def numbers(type_name: str, names: str) -> tuple[Arg, ...]:
     return tuple(Arg(name, type_name, "value") for name in names.split())
 
 
-def chosen_args(arguments: Iterable[tuple[bool, Arg]]) -> tuple[tuple[Arg, ...], dict[str, int | None]]:
+def pointers(type_name: str, direction: Direction, names: str) -> tuple[Arg, ...]:
+    """Arguments that point to one type and are used alike: their names with spaces between them."""
+    return tuple(Arg(name, type_name, direction) for name in names.split())
+
+
+def chosen_args(
+    *arguments: tuple[bool, Arg | tuple[Arg, ...]],
+) -> tuple[tuple[Arg, ...], dict[str, int | None]]:
     """The arguments of a variant of a kernel, and constants in place of its other arguments.
 
     Args:
-        arguments: all arguments of the function, in order, each with whether this variant has it.
+        arguments: all arguments of the function, in order, each or some together with whether this variant
+            has them.
     """
-    table = tuple(arguments)
+    table = [(has, arg) for has, args in arguments for arg in (args if isinstance(args, tuple) else (args,))]
     absent = {arg.name: None if arg.is_pointer else 0 for is_present, arg in table if not is_present}
     return tuple(arg for is_present, arg in table if is_present), absent
 
@@ -208,7 +216,6 @@ def fused_kernel(kernels: Sequence[FusedKernel], phases: Sequence[AscendCKernel]
         ValueError: none does.
     """
     for kernel in kernels:
-        mask = kernel.mask_of(phases)
-        if mask is not None:
+        if (mask := kernel.mask_of(phases)) is not None:
             return kernel, mask
     raise ValueError(f"no kernel runs these in one launch: {[phase.name for phase in phases]}")

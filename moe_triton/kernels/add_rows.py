@@ -16,14 +16,14 @@ import functools
 import torch
 
 from moe_triton.core.dtypes import NAMES
-from moe_triton.core.kernel import Arg, TritonKernel, numbers
+from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers, pointers
 from moe_triton.core.space import double_buffers, named_features
 from moe_triton.kernels.cases import I32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import check_float_dtype, check_hidden
 from moe_triton.kernels.fallbacks import Arguments, fallback
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.programs import part_of
-from moe_triton.kernels.zones import NO_ZONE, ZONE, ZONE_STRIDE, in_zone, zone_offset
+from moe_triton.kernels.zones import ZONE, ZONE_STRIDE, in_zone, zone_offset
 
 
 @triton.jit
@@ -67,20 +67,18 @@ def add_rows_kernel(
     check_float_dtype(dtype)
     check_hidden(hidden)
     element = NAMES[dtype]
+    args, absent = chosen_args(
+        (True, pointers(f"*{element}", "in", "rows slots")),
+        (True, (Arg("counts", "*i32", "in"), Arg("out", f"*{element}", "out"))),
+        (zoned, ZONE),
+        (True, (*numbers("i32", "tp_rank capacity"), Arg("slot_stride", "i64", "value"))),
+        (zoned, ZONE_STRIDE),
+    )
     return TritonKernel(
         name="add_rows",
         fn=_add_rows_kernel,
-        args=(
-            Arg("rows", f"*{element}", "in"),
-            Arg("slots", f"*{element}", "in"),
-            Arg("counts", "*i32", "in"),
-            Arg("out", f"*{element}", "out"),
-            *([ZONE] if zoned else []),
-            *numbers("i32", "tp_rank capacity"),
-            Arg("slot_stride", "i64", "value"),
-            *([ZONE_STRIDE] if zoned else []),
-        ),
-        constants={**({} if zoned else NO_ZONE), "HIDDEN": hidden},
+        args=args,
+        constants={**absent, "HIDDEN": hidden},
         fallback=_add_rows_fallback,
         space=double_buffers(target, named_features(zoned=zoned), element, {"hidden": hidden}),
     )

@@ -15,7 +15,7 @@ import functools
 import torch
 
 from moe_triton.core.checks import check_positive
-from moe_triton.core.kernel import Arg, TritonKernel, numbers
+from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers, pointers
 from moe_triton.core.plan import Placeholder
 from moe_triton.core.records import STAMP
 from moe_triton.core.row_formats import QUANTIZED
@@ -25,7 +25,7 @@ from moe_triton.kernels.fallbacks import Arguments, fallback
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.programs import part_of
 from moe_triton.kernels.scales import copy_words
-from moe_triton.kernels.zones import NO_ZONE, ZONE, ZONE_STRIDE, in_zone, zone_offset
+from moe_triton.kernels.zones import ZONE, ZONE_STRIDE, in_zone, zone_offset
 
 BLOCK = 64
 BLOCKS = 16, 32, 64, 128, 256
@@ -88,28 +88,16 @@ def append_kernel(row_words: int, scale_word: int, num_scales: int, zoned: bool 
             words from one to the next.
     """
     check_positive("row_words", row_words)
-    return TritonKernel(
-        name="append",
-        fn=_append_kernel,
-        args=(
-            Arg("slots", "*i32", "in"),
-            Arg("slot_scales", "*fp32", "in", interleaved_with="slots"),
-            Arg("counts", "*i32", "in"),
-            Arg("out_rows", "*i32", "out"),
-            Arg("out_scales", "*fp32", "out"),
-            *([ZONE] if zoned else []),
-            *numbers("i32", "tp_rank capacity"),
-            Arg("slot_stride", "i64", "value"),
-            *([ZONE_STRIDE] if zoned else []),
-        ),
-        constants={
-            **({} if zoned else NO_ZONE),
-            "ROW_WORDS": row_words,
-            "SCALE_WORD": scale_word,
-            "NUM_SCALES": num_scales,
-        },
-        fallback=_append_fallback,
+    args, absent = chosen_args(
+        (True, (Arg("slots", "*i32", "in"), Arg("slot_scales", "*fp32", "in", interleaved_with="slots"))),
+        (True, (Arg("counts", "*i32", "in"), Arg("out_rows", "*i32", "out"))),
+        (True, Arg("out_scales", "*fp32", "out")),
+        (zoned, ZONE),
+        (True, (*numbers("i32", "tp_rank capacity"), Arg("slot_stride", "i64", "value"))),
+        (zoned, ZONE_STRIDE),
     )
+    constants = {"ROW_WORDS": row_words, "SCALE_WORD": scale_word, "NUM_SCALES": num_scales}
+    return TritonKernel("append", _append_kernel, args, absent | constants, _append_fallback)
 
 
 @triton.jit
@@ -148,19 +136,18 @@ def gather_counts_kernel(target: str = "cpu", zoned: bool = False) -> TritonKern
     ``counts`` is added to ``tokens_per_expert[0]``. The same form serves every target. ``zoned`` is of
     ``header``, as in `append_kernel`.
     """
+    args, absent = chosen_args(
+        (True, pointers("*i32", "in", "header counts")),
+        (True, (Arg("ep_recv_counts", "*i32", "out"), Arg("tokens_per_expert", "*i64", "inout"))),
+        (zoned, ZONE),
+        (True, numbers("i32", "num_ranks tp_rank capacity")),
+        (zoned, ZONE_STRIDE),
+    )
     return TritonKernel(
         name="gather_counts",
         fn=_gather_counts_kernel,
-        args=(
-            Arg("header", "*i32", "in"),
-            Arg("counts", "*i32", "in"),
-            Arg("ep_recv_counts", "*i32", "out"),
-            Arg("tokens_per_expert", "*i64", "inout"),
-            *([ZONE] if zoned else []),
-            *numbers("i32", "num_ranks tp_rank capacity"),
-            *([ZONE_STRIDE] if zoned else []),
-        ),
-        constants={**({} if zoned else NO_ZONE), "BLOCK": BLOCK},
+        args=args,
+        constants={**absent, "BLOCK": BLOCK},
         fallback=_gather_counts_fallback,
         space=Space({"BLOCK": BLOCKS}, named_features(zoned=zoned)),
         bytes_moved=lambda *, num_ranks, **_: 8 * num_ranks + 20,
@@ -193,7 +180,6 @@ def _gather_counts_inputs(s: Shape, r: Draw) -> Inputs:
         "counts": r.integers(0, 20, 2),
         "ep_recv_counts": blank(r.num_ranks),
         "tokens_per_expert": r.integers(0, 9, 1, dtype=I64),
-        "num_ranks": r.num_ranks,
         "tp_rank": 0,
         "capacity": 15,
     }

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from moe_triton.core.checks import check_positive
-from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers
+from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers, pointers
 from moe_triton.core.plan import Placeholder
 from moe_triton.core.records import STATUS_ENTRY
 from moe_triton.core.row_formats import QUANTIZED
@@ -175,11 +175,7 @@ class OwnRows:
 
 @functools.cache
 def arrange_kernel(
-    slot: SlotLayout,
-    has_weight: bool,
-    own: OwnRows | None = None,
-    zoned: bool = False,
-    parted: bool = False,
+    slot: SlotLayout, has_weight: bool, own: OwnRows | None = None, zoned: bool = False, parted: bool = False
 ) -> TritonKernel:
     """Copy received rows to expert order, each from the slot that ``row_slots`` (A,) says.
 
@@ -210,40 +206,34 @@ def arrange_kernel(
         parted: rows of a part.
     """
     check_positive("hidden", slot.hidden)
-    scaled, by_entry = slot.num_scales > 0, own is not None or parted
+    scaled, has_own, by_entry = slot.num_scales > 0, own is not None, own is not None or parted
     args, absent = chosen_args(
-        (
-            (True, Arg("slots", "*i32", "in")),
-            (True, Arg("slot_scales", "*fp32", "in", interleaved_with="slots")),
-            (True, Arg("row_slots", "*i32", "in")),
-            (True, Arg("num_rows", "*i32", "in")),
-            (parted, Arg("rows_before", "*i32", "in")),
-            (parted, Arg("rows_taken", "*i32", "in")),
-            (True, Arg("entries", "*i32", "inout", interleaved_with="slots")),
-            (own is not None, Arg("rows", "*i32", "in")),
-            (own is not None and scaled, Arg("scales", "*fp32", "in", interleaved_with="rows")),
-            (own is not None, Arg("topk_idx", "*i32", "in")),
-            (own is not None and has_weight, Arg("topk_weights", "*fp32", "in")),
-            (own is not None, Arg("expand_idx", "*i32", "in")),
-            (by_entry, Arg("recv_offsets", "*i32", "in")),
-            (True, Arg("out_rows", "*i32", "out")),
-            (scaled, Arg("out_scales", "*fp32", "out")),
-            (True, Arg("out_origins", "*i32", "out")),
-            (has_weight, Arg("out_weights", "*fp32", "out")),
-            (zoned, Arg("kept_zone", "*i32", "in")),
-            (zoned, Arg("zone", "*i32", "out")),
-            *((True, arg) for arg in numbers("i32", "capacity num_entries")),
-            (zoned, ZONE_STRIDE),
-            (own is not None, Arg("row_stride", "i64", "value")),
-            *((by_entry, arg) for arg in numbers("i32", "num_local_experts num_ranks")),
-            *((own is not None, arg) for arg in numbers("i32", "first_expert rank")),
-            (own is not None and parted, Arg("first_token", "i32", "value")),
-            (own is not None, Arg("num_tokens", "i32", "value")),
-        )
+        (True, (Arg("slots", "*i32", "in"), Arg("slot_scales", "*fp32", "in", interleaved_with="slots"))),
+        (True, pointers("*i32", "in", "row_slots num_rows")),
+        (parted, pointers("*i32", "in", "rows_before rows_taken")),
+        (True, Arg("entries", "*i32", "inout", interleaved_with="slots")),
+        (has_own, Arg("rows", "*i32", "in")),
+        (has_own and scaled, Arg("scales", "*fp32", "in", interleaved_with="rows")),
+        (has_own, Arg("topk_idx", "*i32", "in")),
+        (has_own and has_weight, Arg("topk_weights", "*fp32", "in")),
+        (has_own, Arg("expand_idx", "*i32", "in")),
+        (by_entry, Arg("recv_offsets", "*i32", "in")),
+        (True, Arg("out_rows", "*i32", "out")),
+        (scaled, Arg("out_scales", "*fp32", "out")),
+        (True, Arg("out_origins", "*i32", "out")),
+        (has_weight, Arg("out_weights", "*fp32", "out")),
+        (zoned, (Arg("kept_zone", "*i32", "in"), Arg("zone", "*i32", "out"))),
+        (True, numbers("i32", "capacity num_entries")),
+        (zoned, ZONE_STRIDE),
+        (has_own, Arg("row_stride", "i64", "value")),
+        (by_entry, numbers("i32", "num_local_experts num_ranks")),
+        (has_own, numbers("i32", "first_expert rank")),
+        (has_own and parted, Arg("first_token", "i32", "value")),
+        (has_own, Arg("num_tokens", "i32", "value")),
     )
     stamp_word = slot.stamp_offset // WORD_BYTES
     return TritonKernel(
-        name=f"arrange{'_own' * (own is not None)}{'_part' * parted}",
+        name=f"arrange{'_own' * has_own}{'_part' * parted}",
         fn=_arrange_kernel,
         args=args,
         constants={
@@ -306,7 +296,6 @@ def _inputs(s: Shape, r: Draw, local_bypass: bool) -> Inputs:
         "entries": r.words(r.entries, STATUS_ENTRY.num_words),
         "rows": r.words(r.tokens * (s.topk + s.shared if s.has("smooth") else 1), packed),
         "scales": Placeholder("rows", s.slot.scale_offset),
-        "topk_idx": r.ids,
         "topk_weights": r.uniform(r.tokens, s.topk),
         "expand_idx": expand_idx,
         "recv_offsets": ends,
@@ -319,11 +308,6 @@ def _inputs(s: Shape, r: Draw, local_bypass: bool) -> Inputs:
         "capacity": rows,
         "num_entries": r.entries,
         "row_stride": packed,
-        "first_expert": r.rank * r.num_local,
-        "num_local_experts": r.num_local,
-        "num_ranks": r.num_ranks,
-        "rank": r.rank,
-        "num_tokens": r.tokens,
         "bytes_moved": WORD_BYTES * (rows * moved + local_bypass * 2 * r.tokens * s.topk),
     }
 

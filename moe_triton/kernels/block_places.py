@@ -19,7 +19,7 @@ import functools
 
 import torch
 
-from moe_triton.core.kernel import Arg, TritonKernel, numbers
+from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers
 from moe_triton.core.space import Space
 from moe_triton.kernels.cases import I64, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.fallbacks import Arguments, fallback
@@ -135,18 +135,18 @@ def block_places_kernel(target: str = "cpu") -> TritonKernel:
         counts = [1, 1, 1, 3]
     """
     is_scalar = target == "cpu"
+    args, absent = chosen_args(
+        (True, Arg("topk_idx", "*i32", "in")),
+        (is_scalar, Arg("counts", "*i32", "inout")),
+        (True, (Arg("offsets", "*i64", "out"), Arg("expected_rows", "*i32", "out"))),
+        (True, numbers("i32", "num_entries num_experts num_local_experts num_ranks")),
+        (True, numbers("i64", "block_stride row_stride")),
+    )
     return TritonKernel(
         name="block_places",
         fn=_block_places_kernel,
-        args=(
-            Arg("topk_idx", "*i32", "in"),
-            *((Arg("counts", "*i32", "inout"),) if is_scalar else ()),
-            Arg("offsets", "*i64", "out"),
-            Arg("expected_rows", "*i32", "out"),
-            *numbers("i32", "num_entries num_experts num_local_experts num_ranks"),
-            *numbers("i64", "block_stride row_stride"),
-        ),
-        constants={**({} if is_scalar else {"counts": None}), **WIDE_TILE, "SCALAR": is_scalar},
+        args=args,
+        constants={**absent, **WIDE_TILE, "SCALAR": is_scalar},
         fallback=_block_places_fallback,
         bytes_moved=lambda *, num_entries, num_ranks, **_: 12 * num_entries + 4 * num_ranks,
         space=None if is_scalar else Space(TILES, allows=tile_fits),
@@ -155,14 +155,10 @@ def block_places_kernel(target: str = "cpu") -> TritonKernel:
 
 def _inputs(s: Shape, r: Draw) -> Inputs:
     return {
-        "topk_idx": r.ids,
         "counts": blank(r.num_experts),
         "offsets": blank(r.tokens * s.topk, dtype=I64),
         "expected_rows": blank(r.num_ranks),
         "num_entries": r.tokens * s.topk,
-        "num_experts": r.num_experts,
-        "num_local_experts": r.num_local,
-        "num_ranks": r.num_ranks,
         "block_stride": 1 << 24,
         "row_stride": 7168,
     }

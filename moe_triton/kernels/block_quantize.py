@@ -124,19 +124,16 @@ def block_quantize_kernel(
     check_float_dtype(dtype)
     check_hidden(hidden)
     element = NAMES[dtype]
+    packed_scales = Arg("packed_scales", f"*{element}", "out", interleaved_with="packed")
     args, absent = chosen_args(
-        (
-            (True, Arg("rows", f"*{element}", "in")),
-            (parted, Arg("origins", "*i32", "in")),
-            (masked, Arg("active_index", "*i32", "in")),
-            (not masked, Arg("recv_offsets", "*i32", "in")),
-            (True, Arg("packed", "*i8", "out")),
-            (True, Arg("packed_scales", f"*{element}", "out", interleaved_with="packed")),
-            *((not masked, arg) for arg in numbers("i32", "num_entries")),
-            *((True, arg) for arg in numbers("i32", "capacity")),
-            *((True, arg) for arg in numbers("i64", "row_stride scale_stride")),
-            *((parted, arg) for arg in numbers("i32", "first_token end_token")),
-        )
+        (True, Arg("rows", f"*{element}", "in")),
+        (parted, Arg("origins", "*i32", "in")),
+        (masked, Arg("active_index", "*i32", "in")),
+        (not masked, Arg("recv_offsets", "*i32", "in")),
+        (True, (Arg("packed", "*i8", "out"), packed_scales)),
+        (not masked, Arg("num_entries", "i32", "value")),
+        (True, (Arg("capacity", "i32", "value"), *numbers("i64", "row_stride scale_stride"))),
+        (parted, numbers("i32", "first_token end_token")),
     )
     return TritonKernel(
         name=f"block_quantize{'_part' * parted}{'_active' * masked}",

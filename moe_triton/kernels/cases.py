@@ -116,6 +116,7 @@ class Draw:
         entries: number of (expert, source rank) pairs, whose rows are received in expert-major order.
         ids: (T, K) int32, the chosen experts, -1 for none.
         ends: (entries,) int32, the inclusive prefix sum of the received rows.
+        usual: by name, what arguments of kernels are unless a family makes them otherwise.
     """
 
     num_shared_ranks, rank = 2, 3
@@ -131,6 +132,16 @@ class Draw:
         self.ids[self.uniform(self.tokens, topk) < sizes.unrouted] = -1
         self.most_rows = 2 * max(self.tokens * topk // self.num_experts, 1)
         self.ends = self.integers(0, self.most_rows + 1, self.entries).cumsum(0, dtype=I32)
+        self.usual: Inputs = {
+            "topk_idx": self.ids,
+            "recv_offsets": self.ends,
+            "num_tokens": self.tokens,
+            "num_experts": self.num_experts,
+            "num_local_experts": self.num_local,
+            "first_expert": self.rank * self.num_local,
+            "num_ranks": self.num_ranks,
+            "rank": self.rank,
+        }
 
     def integers(self, low: int, high: int, *shape: int, dtype: torch.dtype = I32) -> torch.Tensor:
         """Uniform integers in [low, high)."""
@@ -165,11 +176,6 @@ class Draw:
         ids[:, -1] = self.num_experts + self.integers(0, 3 * NUM_SPECIAL, self.tokens)
         return ids
 
-    def rows_from(self, rank: int) -> int:
-        """The number of received rows that are from one rank."""
-        counts = self.ends.diff(prepend=self.ends.new_zeros(1))
-        return int(counts.view(self.num_local, self.num_ranks)[:, rank].sum())
-
 
 def blank(*shape: int, dtype: torch.dtype = I32) -> torch.Tensor:
     """Memory for an output, full of canaries."""
@@ -199,8 +205,9 @@ class Family:
         name: in the compiler gate's table.
         factory: makes the kernel. Its parameters are attributes of `Shape` (``num_shared`` is S), every
             other one a feature, unless `build` says how it is called.
-        inputs: makes every argument of any variant, in its own memory or inside another argument's. If the
-            kernel cannot tell how much it moves, ``bytes_moved`` is among them.
+        inputs: makes every argument of any variant, in its own memory or inside another argument's, but for
+            those that are as `Draw.usual` has them. If the kernel cannot tell how much it moves,
+            ``bytes_moved`` is among them.
         build: of another factory.
         axes: sizes that the code depends on, of `AXES`; from the factory if `build` is not given.
         features: names of what variants do, in the order in which a case's name has them; likewise.
@@ -298,7 +305,8 @@ class Case:
 
         A kernel that reads its zone from memory gets the second of two; the first one is full of canaries.
         """
-        made = {**self.family.inputs(self.shape, Draw(self.shape.topk, self.sizes)), **self.given}
+        draw = Draw(self.shape.topk, self.sizes)
+        made = {**draw.usual, **self.family.inputs(self.shape, draw), **self.given}
         if any(arg.name == "zone_stride" for arg in self.kernel.args) and "zone" not in self.given:
             memory = made[self.family.window]
             assert isinstance(memory, torch.Tensor)

@@ -19,7 +19,7 @@ import functools
 import torch
 
 from moe_triton.core.checks import check_positive
-from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers
+from moe_triton.core.kernel import TritonKernel, chosen_args, numbers, pointers
 from moe_triton.core.records import POSITION_SHIFT
 from moe_triton.kernels.cases import Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.fallbacks import Arguments, fallback
@@ -154,18 +154,12 @@ def inner_table_kernel(topk: int, target: str = "cpu", zoned: bool = False) -> T
     """
     check_positive("topk", topk)
     args, absent = chosen_args(
-        (
-            (True, Arg("tokens", "*i32", "in")),
-            (True, Arg("rail_counts", "*i32", "in")),
-            *(
-                (True, Arg(f"inner_{name}", "*i32", "out"))
-                for name in ("ids", "positions", "weights", "active_index")
-            ),
-            (zoned, ZONE),
-            *((True, arg) for arg in numbers("i32", "num_servers max_tokens first_expert server_experts")),
-            *((True, arg) for arg in numbers("i64", "server_stride token_stride")),
-            (zoned, ZONE_STRIDE),
-        )
+        (True, pointers("*i32", "in", "tokens rail_counts")),
+        (True, pointers("*i32", "out", "inner_ids inner_positions inner_weights inner_active_index")),
+        (zoned, ZONE),
+        (True, numbers("i32", "num_servers max_tokens first_expert server_experts")),
+        (True, numbers("i64", "server_stride token_stride")),
+        (zoned, ZONE_STRIDE),
     )
     return TritonKernel(
         name="inner_table",

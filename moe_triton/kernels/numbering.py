@@ -168,7 +168,7 @@ TAKING: tuple[Features, ...] = ((), ("takes",), ("takes", "int64"))
 def given_ids(s: Shape, r: Draw) -> Inputs:
     """Inputs of ids, by the features of `TAKING`."""
     if not s.has("takes"):
-        return {"topk_idx": r.ids}
+        return {}
     given = far_ids(s, r)
     return {"given": given, "topk_idx": blank(*given.shape)}
 

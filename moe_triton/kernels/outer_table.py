@@ -17,7 +17,7 @@ import functools
 import torch
 
 from moe_triton.core.checks import check_positive
-from moe_triton.core.kernel import Arg, TritonKernel, numbers
+from moe_triton.core.kernel import Arg, TritonKernel, numbers, pointers
 from moe_triton.core.records import POSITION_SHIFT
 from moe_triton.kernels.cases import Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.fallbacks import Arguments, fallback
@@ -149,8 +149,7 @@ def outer_table_kernel(topk: int, num_servers: int, target: str = "cpu") -> Trit
         name="outer_table",
         fn=_outer_table_kernel,
         args=(
-            Arg("topk_idx", "*i32", "in"),
-            Arg("expand_idx", "*i32", "in"),
+            *pointers("*i32", "in", "topk_idx expand_idx"),
             Arg("outer_ids", "*i32", "inout"),
             Arg("outer_rows", "*i32", "out"),
             Arg("outer_counts", "*i32", "inout"),
@@ -178,14 +177,11 @@ NUM_SERVERS = 4
 
 def _inputs(s: Shape, r: Draw) -> Inputs:
     return {
-        "topk_idx": r.ids,
         "expand_idx": r.integers(0, r.tokens, r.tokens, s.topk),
         "outer_ids": blank(r.tokens, NUM_SERVERS),
         "outer_rows": blank(r.tokens, NUM_SERVERS),
         "outer_counts": blank(NUM_SERVERS),
         "route_words": blank(r.tokens, align(s.topk, UB_ALIGN // WORD_BYTES)),
-        "num_tokens": r.tokens,
-        "num_experts": r.num_experts,
         "server_experts": r.num_experts // NUM_SERVERS,
     }
 

@@ -177,16 +177,12 @@ def pack_kernel(
         check_positive("topk", topk)
     element, sizes = NAMES[dtype], {"hidden": hidden, **({"topk": topk} if smooth else {})}
     args, absent = chosen_args(
-        (
-            (True, Arg("x", f"*{element}", "in")),
-            (smooth, Arg("topk_idx", "*i32", "in")),
-            (smooth, Arg("smooth_scales", "*fp32", "in")),
-            (True, Arg("rows", "*i8", "out")),
-            (True, Arg("scales", "*fp32", "out", interleaved_with="rows")),
-            *((True, arg) for arg in numbers("i32", "first_token num_tokens")),
-            *((smooth, arg) for arg in numbers("i32", "scale_row_offset num_scale_rows")),
-            *((True, arg) for arg in numbers("i64", "row_stride scale_stride")),
-        )
+        (True, Arg("x", f"*{element}", "in")),
+        (smooth, (Arg("topk_idx", "*i32", "in"), Arg("smooth_scales", "*fp32", "in"))),
+        (True, (Arg("rows", "*i8", "out"), Arg("scales", "*fp32", "out", interleaved_with="rows"))),
+        (True, numbers("i32", "first_token num_tokens")),
+        (smooth, numbers("i32", "scale_row_offset num_scale_rows")),
+        (True, numbers("i64", "row_stride scale_stride")),
     )
     scale_bytes = 4 * (hidden // (block or hidden))
     bytes_of_token = 3 * hidden + scale_bytes
@@ -216,7 +212,6 @@ def pack_inputs(s: Shape, r: Draw, rows_per_token: int) -> Inputs:
     slot = replace(s, features=s.features or frozenset({"int8"})).slot
     return {
         "x": r.rows(s.hidden, s.torch_dtype),
-        "topk_idx": r.ids,
         "smooth_scales": r.uniform(r.num_experts + s.shared, s.hidden) + 0.5,
         "rows": blank(r.tokens * rows_per_token, slot.packed_bytes, dtype=I8),
         "scales": Placeholder("rows", slot.scale_offset),

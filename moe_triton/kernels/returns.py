@@ -114,15 +114,12 @@ def returns_kernel(shared: bool, target: str = "cpu") -> TritonKernel:
         origins = [0, 0, 2, 1, 0, 2, 1, 1, 2, 1, 0, 3]
     """
     args, absent = chosen_args(
-        (
-            (True, Arg("recv_offsets", "*i32", "in")),
-            (True, Arg("origins", "*i32", "out")),
-            (True, Arg("num_entries", "i32", "value")),
-            (not shared, Arg("num_ranks", "i32", "value")),
-            (True, Arg("capacity", "i32", "value")),
-            (not shared, Arg("first_expert", "i32", "value")),
-            *((shared, arg) for arg in numbers("i32", "rank num_tokens num_shared_ranks num_experts")),
-        )
+        (True, (Arg("recv_offsets", "*i32", "in"), Arg("origins", "*i32", "out"))),
+        (True, Arg("num_entries", "i32", "value")),
+        (not shared, Arg("num_ranks", "i32", "value")),
+        (True, Arg("capacity", "i32", "value")),
+        (not shared, Arg("first_expert", "i32", "value")),
+        (shared, numbers("i32", "rank num_tokens num_shared_ranks num_experts")),
     )
     is_scalar = target == "cpu"
     return TritonKernel(
@@ -207,12 +204,9 @@ def _shared_inputs(s: Shape, r: Draw) -> Inputs:
         "origins": blank(rows, ORIGIN_WORDS),
         "out": blank(r.num_ranks),
         "num_entries": r.num_ranks,
-        "num_ranks": r.num_ranks,
         "capacity": rows,
         "rank": 1,
-        "num_tokens": r.tokens,
         "num_shared_ranks": 2,
-        "num_experts": r.num_experts,
         "bytes_moved": 12 * rows + 4 * r.num_ranks,
     }
 
@@ -222,10 +216,8 @@ def _inputs(s: Shape, r: Draw) -> Inputs:
         return _shared_inputs(s, r)
     rows = int(r.ends[-1])
     return {
-        "recv_offsets": r.ends,
         "origins": blank(rows, ORIGIN_WORDS),
         "num_entries": r.entries,
-        "num_ranks": r.num_ranks,
         "capacity": rows,
         "first_expert": r.num_local,
         "bytes_moved": 12 * rows + 4 * r.entries,

@@ -25,7 +25,7 @@ import functools
 
 import torch
 
-from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers
+from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers, pointers
 from moe_triton.core.space import double_buffers, named_features
 from moe_triton.kernels.cases import F32, I32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import check_hidden
@@ -120,20 +120,14 @@ def rms_norm_kernel(
     def bytes_moved(*, num_tokens: int, **_: int) -> int:
         return num_tokens * (10 * hidden + 4 + 4 * masked)
 
-    arguments = (
-        (True, Arg("acc", "*fp32", "in")),
-        (True, Arg("residual", "*bf16", "in")),
-        (True, Arg("gamma", "*bf16", "in")),
+    args, absent = chosen_args(
+        (True, (Arg("acc", "*fp32", "in"), *pointers("*bf16", "in", "residual gamma"))),
         (masked, Arg("active_index", "*i32", "in")),
-        (True, Arg("eps", "*fp32", "in")),
-        (True, Arg("y", "*bf16", "out")),
-        (True, Arg("rstd", "*fp32", "out")),
-        (True, Arg("x_out", "*bf16", "out")),
-        (turns, ZONE),
-        (turns, TURNED),
-        *((True, arg) for arg in numbers("i32", "first_token num_tokens")),
+        (True, (Arg("eps", "*fp32", "in"), Arg("y", "*bf16", "out"))),
+        (True, (Arg("rstd", "*fp32", "out"), Arg("x_out", "*bf16", "out"))),
+        (turns, (ZONE, TURNED)),
+        (True, numbers("i32", "first_token num_tokens")),
     )
-    args, absent = chosen_args(arguments)
     return TritonKernel(
         name="rms_norm",
         fn=_rms_norm_kernel,

@@ -65,16 +65,15 @@ def route_kernel(target: str = "cpu", takes: bool = False, int64: bool = False) 
     Raises:
         ArgumentError: ``int64`` without ``takes``.
     """
-    args, absent = chosen_args(id_arguments(takes, int64))
+    args, absent = chosen_args(
+        *id_arguments(takes, int64),
+        (True, (Arg("expand_idx", "*i32", "out"), Arg("counts", "*i32", "inout"))),
+        (True, numbers("i32", "num_entries num_experts")),
+    )
     return TritonKernel(
         name="route",
         fn=_route_kernel,
-        args=(
-            *args,
-            Arg("expand_idx", "*i32", "out"),
-            Arg("counts", "*i32", "inout"),
-            *numbers("i32", "num_entries num_experts"),
-        ),
+        args=args,
         constants={**absent, **WIDE_TILE, "SCALAR": target == "cpu", "ID_LIMIT": ID_LIMIT},
         fallback=number_fallback,
         bytes_moved=lambda *, num_entries, num_experts, **_: numbering_bytes(
@@ -93,7 +92,6 @@ def route_inputs(s: Shape, r: Draw) -> Inputs:
         "expand_idx": blank(r.tokens * s.topk),
         "counts": blank(r.num_experts),
         "num_entries": r.tokens * s.topk,
-        "num_experts": r.num_experts,
     }
 
 

@@ -135,18 +135,15 @@ def route_pack_kernel(
     packs = pack_kernel(dtype, hidden, topk, smooth, target, num_shared, block)
     elements = hidden * ((topk + num_shared) if smooth else 1)
     per_token = {arg.name: arg for arg in packs.args}
-    arguments = (
+    args, absent = chosen_args(
         *id_arguments(takes, int64),
-        (True, Arg("expand_idx", "*i32", "out")),
-        (True, Arg("counts", "*i32", "inout")),
-        (True, Arg("x", f"*{NAMES[dtype]}", "in")),
+        (True, (Arg("expand_idx", "*i32", "out"), Arg("counts", "*i32", "inout"), per_token["x"])),
         (smooth, Arg("smooth_scales", "*fp32", "in")),
-        *((True, per_token[name]) for name in ("rows", "scales")),
-        *((True, arg) for arg in numbers("i32", "num_entries num_experts first_token num_tokens")),
-        *((smooth, arg) for arg in numbers("i32", "scale_row_offset num_scale_rows")),
-        *((True, arg) for arg in numbers("i64", "row_stride scale_stride")),
+        (True, (per_token["rows"], per_token["scales"])),
+        (True, numbers("i32", "num_entries num_experts first_token num_tokens")),
+        (smooth, numbers("i32", "scale_row_offset num_scale_rows")),
+        (True, numbers("i64", "row_stride scale_stride")),
     )
-    args, absent = chosen_args(arguments)
     chosen = {arg.name for arg in args}
     features = {"block": block, "takes": takes, "int64": int64}
     if smooth:
@@ -185,10 +182,7 @@ def _space(dtype: torch.dtype, hidden: int, target: str, work: float, features: 
 
 
 def _inputs(s: Shape, r: Draw, rows_per_token: int) -> Inputs:
-    return {
-        **pack_inputs(s, r, rows_per_token),
-        **route_inputs(s, r),
-    }
+    return {**pack_inputs(s, r, rows_per_token), **route_inputs(s, r)}
 
 
 def _kernel_of(s: Shape, smooth: bool) -> TritonKernel:

@@ -17,7 +17,7 @@ import functools
 import torch
 
 from moe_triton.core.checks import check_positive
-from moe_triton.core.kernel import Arg, TritonKernel
+from moe_triton.core.kernel import Arg, TritonKernel, pointers
 from moe_triton.core.space import Space, named_features
 from moe_triton.kernels.cases import I8, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.fallbacks import Arguments, fallback
@@ -93,8 +93,7 @@ def _select_fallback(a: Arguments) -> None:
         takes_part = (a.mask[: a.num_tokens] != 0).to(torch.int8).cumprod(0) > 0
         entries = takes_part[:, None].expand(a.num_tokens, a.TOPK)
     a.topk_idx[:num_entries] = torch.where(entries.reshape(-1), taken_ids(a.expert_ids[:num_entries]), -1)
-    number = takes_part.cumsum(0, dtype=torch.int32)
-    a.active_index[: a.num_tokens] = torch.where(takes_part, number - 1, -1)
+    a.active_index[: a.num_tokens] = torch.where(takes_part, takes_part.cumsum(0, dtype=torch.int32) - 1, -1)
     a.num_active[0] = takes_part.sum()
 
 
@@ -129,9 +128,7 @@ def select_kernel(topk: int, per_entry: bool, target: str = "cpu", int64: bool =
         args=(
             Arg("expert_ids", "*i64" if int64 else "*i32", "in"),
             Arg("mask", "*i8", "in"),
-            Arg("topk_idx", "*i32", "out"),
-            Arg("active_index", "*i32", "out"),
-            Arg("num_active", "*i32", "out"),
+            *pointers("*i32", "out", "topk_idx active_index num_active"),
             Arg("num_tokens", "i32", "value"),
         ),
         constants={
@@ -157,7 +154,6 @@ def _inputs(s: Shape, r: Draw) -> Inputs:
         "topk_idx": blank(r.tokens, s.topk),
         "active_index": blank(r.tokens),
         "num_active": blank(1),
-        "num_tokens": r.tokens,
     }
 
 

@@ -21,7 +21,7 @@ import functools
 import torch
 
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.kernel import Arg, TritonKernel
+from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers, pointers
 from moe_triton.core.space import Space, named_features
 from moe_triton.kernels.cases import Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.fallbacks import Arguments, fallback
@@ -154,14 +154,8 @@ def share_kernel(by_position: bool, masked: bool, target: str = "cpu") -> Triton
         shared_slots = [0, 1, 0]
         shared_counts = [2, 1]
     """
-    outputs = (
-        Arg("shared_ranks", "*i32", "out"),
-        Arg("shared_slots", "*i32", "out"),
-        Arg("shared_counts", "*i32", "out"),
-    )
+    outputs = pointers("*i32", "out", "shared_ranks shared_slots shared_counts")
     block = BLOCK if target == "cpu" else WIDE_BLOCK
-    num_tokens = Arg("num_tokens", "i32", "value")
-    ranks = (Arg("num_shared_ranks", "i32", "value"), Arg("rank", "i32", "value"))
 
     def bytes_moved(*, num_tokens: int, num_shared_ranks: int, num_shared_experts: int = 1, **_: int) -> int:
         return 4 * (num_tokens * (num_shared_experts + 1 + masked) + num_shared_ranks)
@@ -172,25 +166,19 @@ def share_kernel(by_position: bool, masked: bool, target: str = "cpu") -> Triton
         return TritonKernel(
             name="share_by_position",
             fn=_share_by_position_kernel,
-            args=(*outputs, num_tokens, *ranks),
+            args=(*outputs, *numbers("i32", "num_tokens num_shared_ranks rank")),
             constants={"BLOCK": block},
             fallback=_share_by_position_fallback,
             bytes_moved=bytes_moved,
             space=Space({"BLOCK": BLOCKS}),
         )
-    # without a mask the kernel still has the parameter: it is bound to no memory
-    constants = {"MASKED": masked, "BLOCK": block}
+    sizes = numbers("i32", "num_tokens num_shared_experts num_shared_ranks rank")
+    args, absent = chosen_args((masked, Arg("active_index", "*i32", "in")), (True, (*outputs, *sizes)))
     return TritonKernel(
         name="share",
         fn=_share_kernel,
-        args=(
-            *((Arg("active_index", "*i32", "in"),) if masked else ()),
-            *outputs,
-            num_tokens,
-            Arg("num_shared_experts", "i32", "value"),
-            *ranks,
-        ),
-        constants=constants if masked else {"active_index": None, **constants},
+        args=args,
+        constants={**absent, "MASKED": masked, "BLOCK": block},
         fallback=_share_fallback,
         bytes_moved=bytes_moved,
         space=Space({"BLOCK": BLOCKS}, named_features(masked=masked)),
@@ -204,7 +192,6 @@ def _inputs(s: Shape, r: Draw) -> Inputs:
         "shared_ranks": blank(r.tokens, experts),
         "shared_slots": blank(r.tokens),
         "shared_counts": blank(4),
-        "num_tokens": r.tokens,
         "num_shared_experts": experts,
         "num_shared_ranks": 4,
         "rank": 6,

@@ -94,18 +94,16 @@ def stamps_kernel(has_weight: bool, num_scales: int, target: str = "cpu") -> Tri
     single scale stands in the stamp as well; several are in ``scales``, ``scale_stride`` words from one row's
     to the next.
     """
-    arguments = (
-        (True, Arg("stamps", "*i32", "in")),
-        (True, Arg("stamp_floats", "*fp32", "in", interleaved_with="stamps")),
+    stamp_floats = Arg("stamp_floats", "*fp32", "in", interleaved_with="stamps")
+    args, absent = chosen_args(
+        (True, (Arg("stamps", "*i32", "in"), stamp_floats)),
         (num_scales > 1, Arg("scales", "*fp32", "in")),
-        (True, Arg("num_rows", "*i32", "in")),
-        (True, Arg("out_origins", "*i32", "out")),
+        (True, (Arg("num_rows", "*i32", "in"), Arg("out_origins", "*i32", "out"))),
         (has_weight, Arg("out_weights", "*fp32", "out")),
         (num_scales > 0, Arg("out_scales", "*fp32", "out")),
         (True, Arg("capacity", "i32", "value")),
         (num_scales > 1, Arg("scale_stride", "i64", "value")),
     )
-    args, absent = chosen_args(arguments)
     return TritonKernel(
         name="stamps",
         fn=_stamps_kernel,

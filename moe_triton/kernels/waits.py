@@ -26,7 +26,7 @@ import functools
 import torch
 
 from moe_triton.core.checks import check_positive
-from moe_triton.core.kernel import Arg, TritonKernel, numbers
+from moe_triton.core.kernel import Arg, TritonKernel, numbers, pointers
 from moe_triton.core.space import Space
 from moe_triton.kernels.cases import I64, Draw, Family, Inputs, Shape
 from moe_triton.kernels.fallbacks import Arguments, fallback
@@ -93,8 +93,7 @@ def _raise_entries(
     performance_info: torch.Tensor, table: torch.Tensor, num_table: int, waited: torch.Tensor
 ) -> None:
     recorded = (table >= 0) & (table < num_table) & (waited >= 0)
-    us = waited[recorded].clamp(min=1).long()
-    performance_info.scatter_reduce_(0, table[recorded].long(), us, "amax")
+    performance_info.scatter_reduce_(0, table[recorded].long(), waited[recorded].clamp(min=1).long(), "amax")
 
 
 @functools.cache
@@ -107,8 +106,7 @@ def waits_of_dispatch_kernel(target: str = "cpu") -> TritonKernel:
         name="waits_of_dispatch",
         fn=_waits_of_dispatch_kernel,
         args=(
-            Arg("waited", "*i32", "in"),
-            Arg("table", "*i32", "in"),
+            *pointers("*i32", "in", "waited table"),
             Arg("performance_info", "*i64", "inout"),
             *numbers("i32", "num_local_experts num_ranks num_table"),
         ),
@@ -207,9 +205,7 @@ def waits_of_combine_kernel(topk: int, target: str = "cpu") -> TritonKernel:
         name="waits_of_combine",
         fn=_waits_of_combine_kernel,
         args=(
-            Arg("waited", "*i32", "in"),
-            Arg("topk_idx", "*i32", "in"),
-            Arg("table", "*i32", "in"),
+            *pointers("*i32", "in", "waited topk_idx table"),
             Arg("performance_info", "*i64", "inout"),
             *numbers("i32", "num_tokens num_experts num_local_experts"),
             *numbers("i32", "num_shared_experts num_shared_ranks num_ranks rank num_table"),
@@ -226,8 +222,6 @@ def _dispatch_inputs(s: Shape, r: Draw) -> Inputs:
         "waited": r.integers(0, 1000, r.entries),
         "table": torch.randperm(r.num_ranks, generator=r.generator).int(),
         "performance_info": r.integers(0, 500, r.num_ranks, dtype=I64),
-        "num_local_experts": r.num_local,
-        "num_ranks": r.num_ranks,
         "num_table": r.num_ranks,
     }
 
@@ -236,9 +230,6 @@ def _combine_inputs(s: Shape, r: Draw) -> Inputs:
     return {
         **_dispatch_inputs(s, r),
         "waited": r.integers(0, 1000, r.tokens, s.topk),
-        "topk_idx": r.ids,
-        "num_tokens": r.tokens,
-        "num_experts": r.num_experts,
         "num_shared_experts": 0,
         "num_shared_ranks": 0,
         "rank": 0,

@@ -39,7 +39,7 @@ import torch
 from moe_triton.core.checks import check_positive
 from moe_triton.core.dtypes import NAMES
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers
+from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers, pointers
 from moe_triton.core.plan import Placeholder
 from moe_triton.core.space import MULTIBUFFER, Settings, Space, named_features
 from moe_triton.kernels.cases import AXES, F32, I8, NUM_SPECIAL, Draw, Family, Inputs, Shape, blank, subsets
@@ -429,14 +429,13 @@ def _check_features(features: SumFeatures, num_shared: int) -> None:
         other = "by_expert" if features.by_expert else "by_offset"
         raise ArgumentError("features.listed", True, "finds rows by token", f"Leave out features.{other}.")
     others = ("by_expert", "by_offset", "quantized", "zoned")
-    other = next((name for name in others if features.own and getattr(features, name)), "")
-    if other:
+    if other := next((name for name in others if features.own and getattr(features, name)), ""):
         rule = "finds plain rows by token, from slots in a zone that is known"
         raise ArgumentError("features.own", True, rule, f"Leave out features.{other}.")
 
 
-def _arguments_of(features: SumFeatures, element: str) -> Iterator[tuple[bool, Arg]]:
-    """Every argument of the kernel, in order, each with whether this variant has it.
+def _arguments_of(features: SumFeatures, element: str) -> Iterator[tuple[bool, Arg | tuple[Arg, ...]]]:
+    """Every argument of the kernel, in order, each or some together with whether this variant has them.
 
     Args:
         element: Triton's name of the tokens' dtype.
@@ -444,29 +443,26 @@ def _arguments_of(features: SumFeatures, element: str) -> Iterator[tuple[bool, A
     f, by_token = features, not (features.by_expert or features.by_offset)
     yield True, Arg("slots", "*i8" if f.quantized else f"*{element}", "in")
     yield f.quantized, Arg("slot_scales", f"*{element}", "in", interleaved_with="slots")
-    yield True, Arg("topk_idx", "*i32", "in")
-    yield True, Arg("topk_weights", "*fp32", "in")
+    yield True, (Arg("topk_idx", "*i32", "in"), Arg("topk_weights", "*fp32", "in"))
     yield f.by_expert or f.own, Arg("expand_idx", "*i32", "in")
     yield f.by_offset, Arg("offsets", "*i64", "in")
     yield f.own, Arg("recv_offsets", "*i32", "in")
     yield f.masked, Arg("active_index", "*i32", "in")
-    yield f.listed, Arg("tokens", "*i32", "in")
-    yield f.listed, Arg("bounds", "*i32", "in")
+    yield f.listed, pointers("*i32", "in", "tokens bounds")
     yield f.shared_x, Arg("shared_x", f"*{element}", "in")
-    yield f.special, Arg("ori_x", f"*{element}", "in")
-    yield f.special, Arg("alphas", "*fp32", "in")
+    yield f.special, (Arg("ori_x", f"*{element}", "in"), Arg("alphas", "*fp32", "in"))
     yield f.special, Arg("const_v", f"*{element}", "in")
     yield True, Arg("out", "*fp32" if f.fp32_out else f"*{element}", "out")
     yield f.zoned or f.turns, ZONE
     yield f.turns, TURNED
-    yield from ((by_token, arg) for arg in numbers("i64", "token_stride slot_stride"))
-    yield from ((f.by_expert, arg) for arg in numbers("i64", "expert_stride index_stride"))
+    yield by_token, numbers("i64", "token_stride slot_stride")
+    yield f.by_expert, numbers("i64", "expert_stride index_stride")
     yield f.own, Arg("own_results", "i64", "value")
     yield not f.listed, Arg("first_token", "i32", "value")
-    yield from ((True, arg) for arg in numbers("i32", "num_tokens num_experts"))
+    yield True, numbers("i32", "num_tokens num_experts")
     yield f.by_expert, Arg("max_index", "i32", "value")
-    yield from ((f.own, arg) for arg in numbers("i32", "first_expert num_local_experts num_ranks rank"))
-    yield from ((f.special, arg) for arg in numbers("i32", "num_zero num_copy num_const"))
+    yield f.own, numbers("i32", "first_expert num_local_experts num_ranks rank")
+    yield f.special, numbers("i32", "num_zero num_copy num_const")
     yield f.zoned, ZONE_STRIDE
 
 
@@ -496,8 +492,7 @@ def _npu_tile(hidden: int, features: SumFeatures) -> int:
     """
     widest = 4096 if features.special or features.quantized else 8192
     units = hidden // 32
-    tiles = next(n for n in range(-(-hidden // widest), units + 1) if units % n == 0)
-    return hidden // tiles
+    return hidden // next(n for n in range(-(-hidden // widest), units + 1) if units % n == 0)
 
 
 def _narrowest_share(hidden: int, target: str) -> int:
@@ -561,7 +556,7 @@ def weighted_sum_kernel(
     check_hidden(hidden)
     check_positive("topk", topk)
     _check_features(features, num_shared)
-    args, absent = chosen_args(_arguments_of(features, NAMES[dtype]))
+    args, absent = chosen_args(*_arguments_of(features, NAMES[dtype]))
     # two programs share a token, unless half a row would be no multiple of 32
     split = 1 if target == "cpu" or hidden % 64 else 2
     return TritonKernel(
@@ -616,7 +611,6 @@ def _inputs(s: Shape, r: Draw) -> Inputs:
         "topk_weights": r.uniform(r.tokens, s.topk),
         "expand_idx": r.integers(0, rows_of_expert, r.tokens, s.topk),
         "offsets": (torch.randperm(r.tokens * width, generator=r.generator) * s.hidden).view(-1, width),
-        "recv_offsets": r.ends,
         "active_index": active_index,
         "tokens": tokens,
         "bounds": torch.tensor([r.range["first_token"], r.tokens], dtype=torch.int32),
@@ -633,12 +627,7 @@ def _inputs(s: Shape, r: Draw) -> Inputs:
         "index_stride": stride,
         "own_results": first_own * stride,
         **r.range,
-        "num_experts": r.num_experts,
         "max_index": rows_of_expert,
-        "first_expert": r.rank * r.num_local,
-        "num_local_experts": r.num_local,
-        "num_ranks": r.num_ranks,
-        "rank": r.rank,
         "num_zero": NUM_SPECIAL,
         "num_copy": NUM_SPECIAL,
         "num_const": NUM_SPECIAL,

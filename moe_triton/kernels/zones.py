@@ -16,8 +16,6 @@ ZONE_STRIDE = Arg("zone_stride", "i64", "value")
 # Where the launch that ends an operator leaves the other zone. It reads the zone from a copy: when its last
 # programs start, its first one may have turned this already.
 TURNED = Arg("turned", "*i32", "out")
-# Constants of a kernel whose memory is given with its zone.
-NO_ZONE: dict[str, int | None] = {"zone": None, "zone_stride": 0}
 
 
 @triton.jit
