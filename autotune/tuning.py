@@ -128,5 +128,4 @@ def tune(
     scope = scope or Scope()
     workers = workers or workers_of(scope)
     options = Options(study or study_of(scope), resume, workers, seed, budget)
-    searches = run(functools.partial(tasks_of, scope), options, report)
-    return Tuned(scope, tuple(searches))
+    return Tuned(scope, tuple(run(functools.partial(tasks_of, scope), options, report)))

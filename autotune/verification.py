@@ -94,8 +94,7 @@ def verified(table: Table, scope: Scope, kernels: Sequence[str], most: int, seed
     of_table = next(occasions.shipped(scope)) if results.ALL_SHIPPED in table.command else scope
     if source != table.source:
         yield f"source: {table.source} -> {source}"
-    rows = [row for row in table.rows if not kernels or row.keys[0] in kernels]
-    for row in drawn(rows, most, seed):
+    for row in drawn([row for row in table.rows if not kernels or row.keys[0] in kernels], most, seed):
         if why := _differs(row, table, of_table):
             yield f"{table.said(row)}: {why}"
 

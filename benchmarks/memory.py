@@ -45,8 +45,7 @@ class Memory:
 
 def private_bytes() -> int:
     """Resident memory of this process that no other shares and no file backs."""
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    match = re.search(r"RssAnon:\s+(\d+) kB", status)
+    match = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
     assert match
     return int(match[1]) * 1024
 

@@ -285,8 +285,7 @@ def report(setting: Setting, per_rank: Sequence[Measured], folder: Path) -> list
             f"{load.sent / 1e6:.2f} MB at {load.gigabytes_per_s(setting.wire):.2f} GB/s"
         )
         work = " + ".join(setting.local(operator))
-        columns = ["route", "us", "of series", "95 %", work, "hidden", "best", "gained"]
-        harness.print_table("", columns, rows)
+        harness.print_table("", ["route", "us", "of series", "95 %", work, "hidden", "best", "gained"], rows)
     return records
 
 

@@ -166,8 +166,7 @@ def _keep(rows_by_chip: dict[str, list[golden.Row]], is_whole: bool, console: Co
         kept = {} if is_whole else golden.read(soc, golden.FOLDER)
         merged = kept | {row["case"]: row for row in rows}
         listed = [row for name, row in merged.items() if name in table.table()]
-        path = golden.write(soc, listed, golden.FOLDER)
-        console.print(f"kept: {path}", markup=False, soft_wrap=True)
+        console.print(f"kept: {golden.write(soc, listed, golden.FOLDER)}", markup=False, soft_wrap=True)
     if page.PAGE.is_file():
         page.PAGE.write_text(page.inserted(page.PAGE.read_text(), page.tables()))
         console.print(f"kept: {page.PAGE}", markup=False, soft_wrap=True)

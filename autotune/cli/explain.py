@@ -45,8 +45,7 @@ def explain(
     if scope.is_cpu:
         rule = "what pipes do is known of an NPU's candidates only"
         raise ArgumentError("soc", soc, rule, "See tune kernels --soc cpu for what was measured.")
-    tuned = searched(scope, budget, workers, seed, True, study)
-    for search in tuned.found:
+    for search in searched(scope, budget, workers, seed, True, study).found:
         if not variant or variant == search.task.tunable.keys[1]:  # type: ignore[attr-defined]
             _explain(search, plot)
 

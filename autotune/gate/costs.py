@@ -79,9 +79,7 @@ class Estimate:
 
 def estimate(body: list[Node]) -> Estimate:
     """One iteration of a kernel's loops; the whole kernel if it has none."""
-    if any(isinstance(node, Loop) for node in _outside(body)):
-        return _loops(body)
-    return _all(body)
+    return _loops(body) if any(isinstance(node, Loop) for node in _outside(body)) else _all(body)
 
 
 def _outside(body: list[Node]) -> list[Node]:

@@ -61,8 +61,7 @@ def _fresh_line(kernel: TritonKernel, soc: str) -> golden.Row:
 
 @functools.cache
 def _reader_version() -> str:
-    folders = (Path(__file__).parent, Path(npu_compiler.__file__).parent)
-    return "".join(map(sources_digest, folders))
+    return "".join(map(sources_digest, (Path(__file__).parent, Path(npu_compiler.__file__).parent)))
 
 
 def _check_tools(socs: Iterable[str]) -> None:

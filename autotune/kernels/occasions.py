@@ -87,8 +87,7 @@ def _plan(scheme: Scheme, variant: Variant) -> Plan:
 
 
 def _variants(scheme: Scheme, dtypes: tuple[str, ...]) -> Iterator[Variant]:
-    hidden = scheme.context.config.hidden
-    formats = [each for each in ROW_FORMATS.values() if each.fits(hidden)]
+    formats = [each for each in ROW_FORMATS.values() if each.fits(scheme.context.config.hidden)]
     keeping = (False, True) if scheme.local_bypass else (False,)
     for dtype in (DTYPES[name] for name in dtypes):
         for row_format, given_ids, weights, own in product(formats, _GIVEN_IDS, (False, True), keeping):

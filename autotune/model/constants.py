@@ -290,8 +290,7 @@ def _entry(table: Mapping[str, Any], machine: str) -> Constant:
 
 @functools.cache
 def _tables() -> dict[str, dict[str, Any]]:
-    text = resources.files("autotune.model").joinpath("constants.toml").read_text()
-    return tomllib.loads(text)
+    return tomllib.loads(resources.files("autotune.model").joinpath("constants.toml").read_text())
 
 
 def _check_number(name: str, value: Any) -> None:

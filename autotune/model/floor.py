@@ -48,8 +48,7 @@ def floor_of(variant: Variant, traffic: Traffic) -> Floor:
         row = slot.row_bytes + slot.scale_bytes
     local = tokens * plain + traffic.num_rows * row
     is_remote = [tier != "self" for tier in traffic.tiers]
-    crossing = max(traffic.sent[is_remote].sum(), traffic.received[is_remote].sum())
-    return Floor(local, int(crossing) * row)
+    return Floor(local, int(max(traffic.sent[is_remote].sum(), traffic.received[is_remote].sum())) * row)
 
 
 def floor_of_cost(cost: Cost) -> Floor:

@@ -84,8 +84,7 @@ def judged(answer: Answer, machine: Machine) -> Judged:
     sensitivities.sort(key=lambda each: each.swing, reverse=True)
     sides = [(each.at_low - value, each.at_high - value) for each in sensitivities]
     below = math.hypot(*(min(0.0, *side) for side in sides))
-    above = math.hypot(*(max(0.0, *side) for side in sides))
-    return Judged(value, below, above, tuple(sensitivities))
+    return Judged(value, below, math.hypot(*(max(0.0, *side) for side in sides)), tuple(sensitivities))
 
 
 def _sensitivity(answer: Answer, machine: Machine, name: str, value: float) -> Sensitivity:

@@ -62,9 +62,7 @@ def _tier(product: str, rank: int, peer: int, ranks_per_node: int) -> Tier:
         return "self"
     if peer // ranks_per_node != rank // ranks_per_node:
         return _OUTSIDE[product]
-    if product == "A3" and peer // DIES_PER_CARD == rank // DIES_PER_CARD:
-        return "sibling"
-    return "node"
+    return "sibling" if product == "A3" and peer // DIES_PER_CARD == rank // DIES_PER_CARD else "node"
 
 
 def hop_us(machine: Machine, tier: Tier) -> float:

@@ -123,8 +123,7 @@ class Traffic:
         """(EP,) rows to each rank: results of this rank's tokens."""
         c = self.config
         ids = self.topk_idx[(self.topk_idx >= 0) & (self.topk_idx < c.num_experts)]
-        ranks = c.num_shared_ranks + ids // c.num_local_experts
-        return np.bincount(ranks, minlength=c.num_ranks)
+        return np.bincount(c.num_shared_ranks + ids // c.num_local_experts, minlength=c.num_ranks)
 
     @cached_property
     def received(self) -> np.ndarray:
@@ -156,8 +155,7 @@ def traffic_with(config: Config, rank: int, ids: np.ndarray, ranks: Sequence[int
     Where a row goes depends on the rows that go to the same expert alone, so these go where they always do.
     """
     sources, experts = _of_ranks(config, tuple(ranks))
-    own = np.where(experts[ids[rank]], ids[rank], -1)
-    return _of_rank(config, rank, ids, sources, own, ())
+    return _of_rank(config, rank, ids, sources, np.where(experts[ids[rank]], ids[rank], -1), ())
 
 
 @cache

@@ -93,6 +93,5 @@ def _ignore_interrupts(rank: int, num_ranks: int) -> None:
 
 def _as_wrong_bits(error: RankFailedError) -> WrongBitsError | None:
     """The error that every rank has raised because a candidate gives other bits, if that is it."""
-    last = error.failures[min(error.failures)].strip().rpartition("\n")[2]
-    name, _, said = last.partition(": ")
+    name, _, said = error.failures[min(error.failures)].strip().rpartition("\n")[2].partition(": ")
     return WrongBitsError(said) if name.endswith(WrongBitsError.__name__) else None

@@ -257,8 +257,7 @@ class _Search:
         fastest = [str(row.values[0]) for row in rows] or self.sizes.schemes[:1]
         others = [name for name in self.sizes.schemes if name not in self.sizes.alike]
         searched = dict.fromkeys((*fastest, *others)) if settings else ()
-        of_settings = [row for scheme in searched for row in self.settings(scheme)]
-        return Tuned(self.sizes, rows, of_settings)
+        return Tuned(self.sizes, rows, [row for scheme in searched for row in self.settings(scheme)])
 
     def schemes(self) -> list[Result]:
         """Those that may stand for each other, the product's own first; none where that has no price."""

@@ -193,8 +193,7 @@ class Studies:
 
     def give_back(self, task: Task, settings: Settings) -> None:
         """Lets others price a candidate."""
-        where = task.name, text_of(settings)
-        self._execute("DELETE FROM trials WHERE task = ? AND settings = ?", where)
+        self._execute("DELETE FROM trials WHERE task = ? AND settings = ?", (task.name, text_of(settings)))
 
     def trials(self, task: Task) -> list[Trial]:
         """All that were priced, the task's own first, the others in the order of the space."""
@@ -215,8 +214,7 @@ class Studies:
     def _take(self, task: Task, settings: Settings) -> bool:
         """Whether nobody else has it."""
         row = task.name, text_of(settings), os.getpid(), start_of(os.getpid())
-        done = self._execute("INSERT OR IGNORE INTO trials VALUES (?, ?, ?, ?, NULL)", row)
-        return done.rowcount == 1
+        return self._execute("INSERT OR IGNORE INTO trials VALUES (?, ?, ?, ?, NULL)", row).rowcount == 1
 
     def _rows(self, task: Task) -> Mapping[str, Outcome | None]:
         """Outcomes by settings; None for what a living process is at."""

@@ -80,15 +80,12 @@ def read_machine(path: Path) -> Machine:
         ArgumentError: it holds neither.
         OSError: it cannot be read.
     """
-    file = path / report.JSON_NAME if path.is_dir() else path
-    text = read_text(file)
+    text = read_text(path / report.JSON_NAME if path.is_dir() else path)
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
         document = None
-    if is_report(document):
-        return machine_of_report(of_known_version(document))
-    return Machine.from_json(text)
+    return machine_of_report(of_known_version(document)) if is_report(document) else Machine.from_json(text)
 
 
 def machine_of_report(document: Mapping[str, Any]) -> Machine:

@@ -160,8 +160,7 @@ def _job(kind: Any, ranks: int, tokens: Sequence[int], options: Any, routes: Any
 
 def _settings(options: argparse.Namespace, started: float) -> dict[str, Any]:
     kept = ("ranks", "tokens", "quantize", "iterations", "seconds", "default_malloc")
-    took = {"took_s": round(time.monotonic() - started)}
-    return {name: getattr(options, name) for name in kept} | took
+    return {name: getattr(options, name) for name in kept} | {"took_s": round(time.monotonic() - started)}
 
 
 def _measure(jobs: Sequence[Job], mpi: Mpi, samples: list[Sample]) -> None:

@@ -97,9 +97,7 @@ def verdict(metric: str, case: Case, value: float | None) -> str:
     if value is None:
         return "absent"
     target = target_of(metric, case)
-    if target is None:
-        return ""
-    return "met" if target.is_met(value) else "missed"
+    return "" if target is None else "met" if target.is_met(value) else "missed"
 
 
 @dataclass(frozen=True)
@@ -178,13 +176,11 @@ class Samples:
 
     def times(self, case: Case, route: str, phase: Phase = "both") -> dict[int, float]:
         """Microseconds by iteration; empty where there are none."""
-        samples = self._by_key.get((case, route, phase), [])
-        return {s.iteration: s.us for s in samples if s.us is not None}
+        return {s.iteration: s.us for s in self._by_key.get((case, route, phase), []) if s.us is not None}
 
     def kernels(self, case: Case, route: str, phase: Phase = "both") -> list[float]:
         """Microseconds inside the kernels; empty for a route that does not know them."""
-        samples = self._by_key.get((case, route, phase), [])
-        return [s.kernels_us for s in samples if s.kernels_us is not None]
+        return [s.kernels_us for s in self._by_key.get((case, route, phase), []) if s.kernels_us is not None]
 
     def steps(self, case: Case, route: str) -> dict[str, float]:
         """Median microseconds of each step; empty for a route that does not know them."""
@@ -213,9 +209,7 @@ class Samples:
     def metric(self, case: Case, metric: Metric) -> Spread | None:
         """A metric's spread over the iterations; None where a route is absent."""
         over, under = self.fastest(case, metric.over), self.fastest(case, metric.under)
-        if over is None or under is None:
-            return None
-        return Spread.of(self.ratios(case, over, under))
+        return None if over is None or under is None else Spread.of(self.ratios(case, over, under))
 
 
 def records(samples: Samples) -> list[Record]:

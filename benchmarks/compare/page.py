@@ -181,5 +181,4 @@ def _settings(report: Report) -> str:
     shown: dict[str, Any] = {
         name: value for name, value in report.settings.items() if value not in (None, "")
     }
-    pairs = ", ".join(f"{name} {value}" for name, value in shown.items())
-    return f"Settings: {pairs}.\n"
+    return f"Settings: {', '.join(f'{name} {value}' for name, value in shown.items())}.\n"

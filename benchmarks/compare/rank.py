@@ -213,8 +213,7 @@ def serve_sweep(rank: int, num_ranks: int, job: Job, send: Callable[..., None]) 
             def report(done: int, total: int = iterations) -> None:
                 send(kind="iteration", done=done + 1, total=total)
 
-            timed = measure(runs, line, iterations, job.seed + 1, report)
-            samples = reduce(runs, timed) + absent
+            samples = reduce(runs, measure(runs, line, iterations, job.seed + 1, report)) + absent
             send(kind="case", samples=[asdict(sample) for sample in samples])
 
 
@@ -236,8 +235,7 @@ def plan_tokens(rank: int, num_ranks: int, job: Job, quantize: str, stack: conte
         for case in cases:
             sizes = [most] * (case.tokens // most) + [case.tokens % most] * (case.tokens % most > 0)
             pieces = [Inputs.random(rank, num_ranks, size, i) for i, size in enumerate(sizes)]
-            routes = [SWEPT[name](piece, buffer, quantize) for piece in pieces]
-            runs.append(Run(name, case, _in_turn(routes)))
+            runs.append(Run(name, case, _in_turn([SWEPT[name](piece, buffer, quantize) for piece in pieces])))
     return runs, absent
 
 

@@ -111,8 +111,7 @@ class Report:
     ) -> Report:
         """The report of a run that has just ended, on this machine."""
         sizes = {"hidden": HIDDEN, "topk": TOPK, "experts": EXPERTS, "dtype": "bfloat16"}
-        described = machine(), versions(mpi_version)
-        return Report(records, absences(samples), *described, {**sizes, **settings})
+        return Report(records, absences(samples), machine(), versions(mpi_version), {**sizes, **settings})
 
     @staticmethod
     def load(path: Path) -> Report:

@@ -94,8 +94,7 @@ def fullmesh() -> Wires:
     post = next(arguments_of(launch) for launch in plan.launches if launch.kernel.name == "blocks_send")
     others = SERVERS * CARDS - 1
     rows = float(flow.sent.sum() - flow.sent[0])
-    framing = post["rows_offset"] + 32
-    return Wires(rows * post["row_step"] + others * framing, 0.0, others)
+    return Wires(rows * post["row_step"] + others * (post["rows_offset"] + 32), 0.0, others)
 
 
 def example() -> list[Record]:

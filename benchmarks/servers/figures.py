@@ -56,8 +56,7 @@ def pace(num_ranks: int, per_server: int, tokens: int, iterations: int, wire_sha
     """
     formats: tuple[tuple[str, Literal["int8"] | None], ...] = (("plain", None), ("int8", "int8"))
     routes = [Route(name, "A2", "fullmesh", per_server, quantize) for name, quantize in formats]
-    setting = Setting(routes, tokens, TOPK, EXPERTS, Wire(), iterations)
-    alone = run(num_ranks, setting)
+    alone = run(num_ranks, Setting(routes, tokens, TOPK, EXPERTS, Wire(), iterations))
     slowest = max(statistics.median(alone.seconds(operator, "plain")) for operator in OPERATORS)
     most = max(alone.most(operator, "plain").between for operator in OPERATORS)
     wire = Wire(most / (wire_share * slowest) / 1e9, LATENCY_US)

@@ -90,8 +90,7 @@ def _compared(
     figures += records(case, "gain_of_parts", gain)
     cells = [shown(gain)]
     for route in (PARTS, WHOLE):
-        calls = packed(folder / f"{route}.json", operator, iterations)
-        hidden = median_with_interval(calls)
+        hidden = median_with_interval(packed(folder / f"{route}.json", operator, iterations))
         figures += records(case, f"hidden_in_{route}", hidden)
         cells.append(f"{hidden[0]:.0%}")
     return cells
@@ -148,9 +147,7 @@ def _relayed(ranks: Mapping[int, Sequence[Event]], operator: str) -> Relayed:
 
 def relaying(events: Sequence[Event], operator: str) -> list[Span]:
     """A rank's spans of it in one call, on all of its cores."""
-    if operator == "combine":
-        return spans_named(events, SERVER_SUM)
-    return steps_in(events, RELAY, PASSING_ON)
+    return spans_named(events, SERVER_SUM) if operator == "combine" else steps_in(events, RELAY, PASSING_ON)
 
 
 def link_of(ranks: Mapping[int, Sequence[Event]], operator: str, rank: int) -> list[Span]:

@@ -21,7 +21,7 @@ from moe_triton.core import ascendc, reach, records
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel
 from moe_triton.core.plan import Launch, Phases, Placeholder, fused_kernel_of, num_first_blocks
-from moe_triton.core.records import DEVICE_RECORDS, Record
+from moe_triton.core.records import DEVICE_RECORDS
 from moe_triton.core.region import REGION_DIMS
 
 if TYPE_CHECKING:  # `moe_triton.tools.codegen` runs where torch is not installed
@@ -93,11 +93,6 @@ def _line_of_fused(kernel: FusedKernel) -> str:
     return _line(kernel.name, size, f"{layout_of(kernel.HEAD)} {phases}")
 
 
-def _line_of_record(record: Record) -> str:
-    fields = " ".join(f"{name}:{type_}" for name, type_ in record.fields)
-    return _line(record.name, record.num_words, fields)
-
-
 def text(kernels: Sequence[AscendCKernel], fused: Sequence[FusedKernel]) -> str:
     """What ``moe_abi()`` of a library of these tables returns: constants, and each record and kernel."""
     lines = [*_shared_lines(), *map(line_of, kernels), *map(_line_of_fused, fused)]
@@ -107,7 +102,11 @@ def text(kernels: Sequence[AscendCKernel], fused: Sequence[FusedKernel]) -> str:
 def _shared_lines() -> list[str]:
     """What all kernels count with."""
     constants = " ".join(f"{name}={value}" for name, value in CONSTANTS.items())
-    return [_line(_CONSTANTS_LINE, len(CONSTANTS), constants), *map(_line_of_record, DEVICE_RECORDS)]
+    lines = [_line(_CONSTANTS_LINE, len(CONSTANTS), constants)]
+    for record in DEVICE_RECORDS:
+        fields = " ".join(f"{name}:{type_}" for name, type_ in record.fields)
+        lines.append(_line(record.name, record.num_words, fields))
+    return lines
 
 
 class Abi:
@@ -143,18 +142,15 @@ class Abi:
             ToolchainError: it was built from other tables.
         """
         lines: list[str] = []
-        names = []
-        for kernel in kernels:
-            if kernel.name not in self._fits:
-                names.append(kernel.name)
-                if isinstance(kernel, FusedKernel):
-                    lines += map(line_of, kernel.phases)
-                    lines.append(_line_of_fused(kernel))
-                else:
-                    lines.append(line_of(kernel))
-        if lines:
+        fresh = [kernel for kernel in kernels if kernel.name not in self._fits]
+        for kernel in fresh:
+            if isinstance(kernel, FusedKernel):
+                lines += [*map(line_of, kernel.phases), _line_of_fused(kernel)]
+            else:
+                lines.append(line_of(kernel))
+        if fresh:
             self._compare(lines)
-            self._fits.update(names)
+            self._fits.update(kernel.name for kernel in fresh)
 
     def _compare(self, lines: Sequence[str]) -> None:
         if self._said.issuperset(lines):

@@ -112,9 +112,7 @@ def not_plain_error(name: str, value: object, device: torch.device | None = None
     if device is not None and type(value) in _OF_DEVICES and value.device.type != device.type:
         rule = f"this buffer's back end works on {device.type}"
         return _invalid(name, f"on {value.device}", rule, f"Move it: {name}.to('{device.type}').")
-    if fault is None:
-        return None
-    return _invalid(name, fault.value, fault.rule, fault.remedy.format(name=name))
+    return None if fault is None else _invalid(name, fault.value, fault.rule, fault.remedy.format(name=name))
 
 
 def check_choice(

@@ -168,8 +168,7 @@ class Config:
     @property
     def routed_capacity(self) -> int:
         """Rows that a dispatch can deliver to a rank of routed experts at most."""
-        per_source = min(self.num_local_experts, self.num_topk)
-        return self.num_max_tokens_per_rank * self.num_ranks * per_source
+        return self.num_max_tokens_per_rank * self.num_ranks * min(self.num_local_experts, self.num_topk)
 
     def receive_capacity(self, rank: int) -> int:
         """Rows that a dispatch can deliver to this rank at most (A in docs/operators.md, "Symbols").

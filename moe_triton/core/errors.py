@@ -44,11 +44,8 @@ class ArgumentError(MoeTritonError, ValueError):
     def __init__(
         self, argument: str, value: object, rule: str, remedy: str, *, code: int = TILING_FAILED
     ) -> None:
-        self.argument = argument
-        self.value = value
-        self.rule = rule
-        self.remedy = remedy
-        self.code = code
+        self.argument, self.value, self.code = argument, value, code
+        self.rule, self.remedy = rule, remedy
         said = f"{argument} is {_shown(value)}, but {rule}. {remedy} [{code}]"
         # What files hold may be no text that can be printed: JSON has halves of characters.
         super().__init__(said.encode(errors="backslashreplace").decode())
@@ -106,12 +103,9 @@ class CommunicationTimeoutError(MoeTritonError, TimeoutError):
         uncertain_ranks: Sequence[int] = (),
         uncertainty: str = "",
     ) -> None:
-        self.operator = operator
-        self.number = number
-        self.zone = zone
+        self.operator, self.number, self.zone = operator, number, zone
         self.missing_ranks = tuple(missing_ranks)
-        self.uncertain_ranks = tuple(uncertain_ranks)
-        self.uncertainty = uncertainty
+        self.uncertain_ranks, self.uncertainty = tuple(uncertain_ranks), uncertainty
         missing = in_words or f"rank(s) {list(self.missing_ranks)}"
         super().__init__(
             f"{operator} number {number} (zone {zone}) timed out waiting for {missing}: {detail}"

@@ -105,9 +105,7 @@ def _name_of(tensor: torch.Tensor) -> str:
         return type(tensor).__name__
     if _is_wrapped(tensor):
         return "tensor of a torch.func transform"
-    if torch._is_functional_tensor(tensor):
-        return "functionalised tensor"
-    return "tensor"
+    return "functionalised tensor" if torch._is_functional_tensor(tensor) else "tensor"
 
 
 def _remedy(tensor: torch.Tensor) -> str:
@@ -115,6 +113,4 @@ def _remedy(tensor: torch.Tensor) -> str:
         return "Pass a real tensor."
     if _is_wrapped(tensor) or torch._is_functional_tensor(tensor):
         return "Call it outside of the transform."
-    if hasattr(tensor, "to_local"):
-        return "Pass {name}.to_local()."
-    return "Pass the tensor that it stands for."
+    return "Pass {name}.to_local()." if hasattr(tensor, "to_local") else "Pass the tensor that it stands for."

@@ -116,8 +116,7 @@ def split(phases: Phases, first_blocks: int, kernels: Sequence[FusedKernel]) -> 
     """
     kernel, mask = _fused(phases, kernels)
     others = phases[0].blocks - first_blocks
-    running = _running(kernel, mask)
-    is_first = [number in kernel.on_first for number in running]
+    is_first = [number in kernel.on_first for number in _running(kernel, mask)]
     if len(set(is_first)) != 2 or is_first[0] or min(first_blocks, others) < 1:
         raise ValueError(f"no split of {phases[0].blocks} blocks: {[phase.step for phase in phases]}")
     blocks = {True: first_blocks, False: others}
@@ -154,10 +153,9 @@ def device_launches(launches: Sequence[Launch]) -> list[list[Launch]]:
     """What is launched: each with its phases."""
     grouped: list[list[Launch]] = []
     for each in launches:
-        if each.joined:
-            grouped[-1].append(each)
-        else:
-            grouped.append([each])
+        if not each.joined:
+            grouped.append([])
+        grouped[-1].append(each)
     return grouped
 
 

@@ -32,8 +32,7 @@ class Region:
         Raises:
             IndexError: an index outside its extent, or an unknown dimension.
         """
-        unknown = index.keys() - {dim.name for dim in self.dims}
-        if unknown:
+        if unknown := index.keys() - {dim.name for dim in self.dims}:
             raise IndexError(f"{self.name} has no dimension {sorted(unknown)}")
         offset = self.base
         for dim in self.dims:

@@ -88,8 +88,7 @@ class Space:
         except ArithmeticError:  # a size that is 0
             is_allowed = False
         if not is_allowed:
-            rule = f"{kernel} cannot have these together"
-            raise ArgumentError("settings", text_of(values), rule, remedy)
+            raise ArgumentError("settings", text_of(values), f"{kernel} cannot have these together", remedy)
 
 
 def double_buffers(

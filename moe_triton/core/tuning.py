@@ -115,8 +115,7 @@ class Tuning:
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
-                rule = f"it must be {low} to {high}"
-                raise ArgumentError(f"tuning.{name}", value, rule, "Leave it out.")
+                raise ArgumentError(f"tuning.{name}", value, f"it must be {low} to {high}", "Leave it out.")
         for name in ("communication_blocks", "receiving_blocks"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < num_blocks:

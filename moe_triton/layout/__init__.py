@@ -66,8 +66,7 @@ class SlotLayout:
     @classmethod
     def of(cls, hidden: int, row_format: RowFormat, dtype: torch.dtype, *, is_flagged: bool = False) -> Self:
         """That of tokens of this dtype."""
-        itemsize = (row_format.dtype or dtype).itemsize
-        return cls(hidden, itemsize, row_format.num_scales(hidden), is_flagged)
+        return cls(hidden, (row_format.dtype or dtype).itemsize, row_format.num_scales(hidden), is_flagged)
 
     @property
     def row_bytes(self) -> int:

@@ -108,8 +108,7 @@ def raise_together(meeting: Meeting, failure: str, purpose: str = "windows") -> 
         WindowError: a rank has failed; it lists each failure with its rank.
         CommunicationTimeoutError: a rank did not come.
     """
-    messages = meeting.exchange({"failure": failure[:MAX_REASON]}, purpose)
-    failures = values_of(messages, "failure", str)
+    failures = values_of(meeting.exchange({"failure": failure[:MAX_REASON]}, purpose), "failure", str)
     if said := [f"rank {rank}: {text}" for rank, text in enumerate(failures) if text]:
         meeting.end()  # every rank sees this
         raise WindowError("; ".join(said))

@@ -228,8 +228,7 @@ class Meeting:
                     f"is not there ({purpose}): torch made none, and to make one all ranks of the group must "
                     "come, of which one is late, stopped or gone"
                 )
-            detail = f"the store of the process group {why}"
-            raise _timed_out((), detail) from error
+            raise _timed_out((), f"the store of the process group {why}") from error
         self._last = purpose, time.monotonic()
         return [_decode(rank, data, purpose) for rank, data in enumerate(received)]
 
@@ -347,8 +346,7 @@ def _gone() -> None:
 
 def _forget_left(group: Callable[[], dist.ProcessGroup | None], _: object) -> None:
     """What was left of this group has ended. The thread that it ran in may outlive the group."""
-    process_group = group()
-    if process_group is not None:
+    if (process_group := group()) is not None:
         _left.pop(process_group, None)
 
 

@@ -88,9 +88,7 @@ class SealedStore:
 
     def get(self, key: str) -> bytes:
         """The value, as the last `check` has seen it if it did; empty if there is none."""
-        if key in self._checked:
-            return self._checked.pop(key)
-        return self._read(key) or b""
+        return self._checked.pop(key) if key in self._checked else self._read(key) or b""
 
     def check(self, keys: list[str]) -> bool:
         """Whether all are there."""

@@ -279,8 +279,7 @@ class RankContext:
     @property
     def post_parts(self) -> int:
         """Parts in which blocks for queued ranks are made: each is posted while the next one is made."""
-        given = self.tuning.post_parts or usual_post_parts(self.config.num_ranks)
-        return min(given, self.config.num_ranks)
+        return min(self.tuning.post_parts or usual_post_parts(self.config.num_ranks), self.config.num_ranks)
 
     @property
     def num_local_experts(self) -> int:

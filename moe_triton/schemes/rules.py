@@ -50,15 +50,13 @@ def rule_sets_for(product: str, version: int, scheme: str) -> tuple[RuleSet, ...
 def rules_for(config: Config) -> tuple[ConfigRule, ...]:
     """The rules on this `Config`."""
     sets = rule_sets_for(config.product, config.version, config.scheme)
-    rules = (rule for rule_set in sets for rule in rule_set.config)
-    return tuple(rule for rule in rules if _is_of(rule, config))
+    return tuple(rule for rule_set in sets for rule in rule_set.config if _is_of(rule, config))
 
 
 def call_rules_for(config: Config, call: Call) -> tuple[CallRule, ...]:
     """The rules on this call."""
     sets = rule_sets_for(config.product, call.version, config.scheme)
-    rules = (rule for rule_set in sets for rule in rule_set.call)
-    return tuple(rule for rule in rules if _is_of(rule, config))
+    return tuple(rule for rule_set in sets for rule in rule_set.call if _is_of(rule, config))
 
 
 def _is_of(rule: ConfigRule | CallRule, config: Config) -> bool:

@@ -221,9 +221,7 @@ class KernelSettings:
 
     def tuned(self, plan: Plan) -> Plan:
         """A plan with the settings of the tables."""
-        if not self.tables:
-            return plan
-        return replace(plan, launches=tuple(map(self._launch, plan.launches)))
+        return plan if not self.tables else replace(plan, launches=tuple(map(self._launch, plan.launches)))
 
     def _launch(self, launch: Launch) -> Launch:
         kernel = launch.kernel

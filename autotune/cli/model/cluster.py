@@ -318,8 +318,7 @@ def _roots(sizes: Sequence[float], gaps: Sequence[float]) -> list[tuple[float, b
     """Where a line changes its sign, and whether it falls there; a stretch at 0 counts once, at its begin."""
     roots = []
     points = [(size, gap) for size, gap in zip(sizes, gaps, strict=True)]
-    signed = [index for index, (_, gap) in enumerate(points) if gap]
-    for before, after in itertools.pairwise(signed):
+    for before, after in itertools.pairwise([index for index, (_, gap) in enumerate(points) if gap]):
         (a, low), (b, high) = points[before], points[after]
         if (low > 0) == (high > 0):
             continue

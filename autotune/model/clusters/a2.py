@@ -367,8 +367,7 @@ def price(group: Group, machine: Machine, ids: np.ndarray | None = None) -> Poin
             cannot be drawn.
     """
     if group.comm_alg not in SCHEMES:
-        rule = f"A2 has {list(SCHEMES)}"
-        raise ArgumentError("comm_alg", repr(group.comm_alg), rule, "Name one of them.")
+        raise ArgumentError("comm_alg", repr(group.comm_alg), f"A2 has {list(SCHEMES)}", "Name one of them.")
     if group.quantize != ROWS:
         rule = f"A2's schemes are priced with rows as {ROWS}"
         raise ArgumentError("quantize", repr(group.quantize), rule, f"Pass {ROWS!r}.")

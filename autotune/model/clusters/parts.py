@@ -62,8 +62,7 @@ def priced(group: Group, kernel_costs: KernelCosts) -> list[Priced]:
     priced_operators = []
     for operator in OPERATORS:
         calls = {parts: replace(call, group=replace(call.group, parts=parts)) for parts in PARTS}
-        sizes = {len(each.plan(operator, machine).launches) for each in calls.values()}
-        if len(sizes) > 1:
+        if len({len(each.plan(operator, machine).launches) for each in calls.values()}) > 1:
             us = {parts: each.priced(operator, machine)[0].us for parts, each in calls.items()}
             priced_operators.append(Priced(group, operator, us))
     return priced_operators

@@ -80,8 +80,7 @@ def _popularity(rng: np.random.Generator, kind: str, experts: int, exponent: flo
         rule = "popularity falls as n ** -exponent, so it must be a finite number of at least 0"
         raise ArgumentError("exponent", exponent, rule, "Pass 0 for uniform routing, 1 for Zipf's law.")
     by_place = np.arange(1, experts + 1, dtype=float) ** -exponent
-    parts = np.maximum(np.rint(by_place * _PARTS), 1).astype(np.int64)
-    return parts[rng.permutation(experts)]
+    return np.maximum(np.rint(by_place * _PARTS), 1).astype(np.int64)[rng.permutation(experts)]
 
 
 def _draw_distinct(rng: np.random.Generator, rows: int, count: int, weights: np.ndarray) -> np.ndarray:

@@ -102,8 +102,7 @@ def slopes_of(errors: Callable[[np.ndarray], np.ndarray], at: np.ndarray, now: n
         at: (P,) where.
         now: (N,) the errors there.
     """
-    columns = [(errors(at + STEP * unit) - now) / STEP for unit in np.eye(at.size)]
-    return np.stack(columns, axis=1)
+    return np.stack([(errors(at + STEP * unit) - now) / STEP for unit in np.eye(at.size)], axis=1)
 
 
 def _free(at: np.ndarray, gradient: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:

@@ -31,8 +31,7 @@ def us_of(machine: Machine, cycles: float) -> float:
 
 def bytes_per_cycle(machine: Machine, cores: int) -> float:
     """Between global memory and each of so many cores at once."""
-    shared = machine.stream_bytes_per_cycle * machine.cores / cores
-    return min(machine.stream_bytes_per_cycle_alone, shared)
+    return min(machine.stream_bytes_per_cycle_alone, machine.stream_bytes_per_cycle * machine.cores / cores)
 
 
 def load_cycles(machine: Machine, num_bytes: float, cores: int) -> float:
@@ -82,8 +81,7 @@ def hops(machine: Machine, writes: np.ndarray, tiers: Sequence[str], cores: int)
         cores: that write.
     """
     flight = np.array([hop_us(machine, tier) for tier in tiers])
-    in_flight = min(BUFFERS * cores, machine.remote_writes_in_flight)
-    return float(writes @ flight) / in_flight
+    return float(writes @ flight) / min(BUFFERS * cores, machine.remote_writes_in_flight)
 
 
 def wire(machine: Machine, num_bytes: float) -> float:

@@ -143,8 +143,7 @@ class WalkedRanks:
 
     def send(self, costs: Sequence[Cost], begin: np.ndarray, end: np.ndarray) -> None:
         """Notes what the next launch of all ranks sends."""
-        index = len(self._sent)
-        ran = self.run.ran(index)
+        ran = self.run.ran(len(self._sent))
         # What a Triton kernel sends it reads from other ranks: that comes here.
         coming = [each.written for each in ran] or [cost.sent for cost in costs]
         link = np.array(coming, float) / self.machine.remote_write_gb_per_s / 1e3
@@ -153,8 +152,7 @@ class WalkedRanks:
         arrived = np.full(len(costs), -np.inf)
         messages = [cost.messages for cost in costs if cost.messages is not None]
         if messages and self._is_alike:
-            posted = np.array([each.posted for each in ran], float)
-            arrived = self._ports.deliver_alike(messages, end, posted)
+            arrived = self._ports.deliver_alike(messages, end, np.array([each.posted for each in ran], float))
         elif messages:
             arrived = self._ports.deliver(messages, end)
         self._sent.append(_Sent(begin, end - begin, opens, link, arrived))

@@ -283,8 +283,7 @@ class _Walker:
     ) -> None:
         self.plan, self.group, self.order = plan, group, order
         self.traffics, self.machine = group.traffics, group.machine
-        is_graph = mode == "graph"
-        self.launch_us = self.machine.launch_graph_us if is_graph else self.machine.launch_stream_us
+        self.launch_us = self.machine.launch_graph_us if mode == "graph" else self.machine.launch_stream_us
         self.kernel_costs, self.given = kernel_costs, given
         self.begins = np.array([0.0] * len(self.traffics) if begins_us is None else begins_us, dtype=float)
         self.synced = synced_phases(plan.launches)

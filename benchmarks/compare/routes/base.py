@@ -173,9 +173,7 @@ def compare(name: str, have: Delivered, want: Delivered) -> None:
 
 
 def _scales_equal(have: torch.Tensor | None, want: torch.Tensor | None, total: int) -> bool:
-    if have is None or want is None:
-        return have is want
-    return torch.equal(have[:total], want[:total])
+    return have is want if have is None or want is None else torch.equal(have[:total], want[:total])
 
 
 def _outputs_agree(have: Delivered, want: Delivered) -> bool:

@@ -139,8 +139,7 @@ class MpiNative(Route):
         self._exchange(self._answers, self._receive_rows, self._returned, self._send_rows)
         self._sum()
         counts = torch.from_numpy(self._received_counts.sum(0, dtype=np.int64))
-        scales = self._scales if self._quantize else None
-        self.delivered = Delivered(self._tokens, scales, counts, self._out)
+        self.delivered = Delivered(self._tokens, self._scales if self._quantize else None, counts, self._out)
 
     def _exchange(self, rows: torch.Tensor, sent: Any, out: torch.Tensor, received: Any) -> None:
         size = rows.shape[1]

@@ -154,8 +154,7 @@ class CpuBackend:
         peers = fixed.get("peers")
         num_ranks = peers.numel() if isinstance(peers, torch.Tensor) else 1
         # Inside a server nothing is paced where there are several.
-        link = None if self._nic else self._link
-        return settings_of(self.tuning, num_ranks, link, self._nic)
+        return settings_of(self.tuning, num_ranks, None if self._nic else self._link, self._nic)
 
     def make_calls(self, setting: CallSetting) -> NativeCalls | None:
         """Returns the buffer's native calls, or None without Triton kernels, extension or output pool."""

@@ -102,5 +102,4 @@ def torch_functions() -> dict[str, int]:
 def _tensors_are_as_expected() -> bool:
     """Whether a tensor's C++ object lies right behind the head of its Python object."""
     tensor = torch.empty(0, device="cpu")
-    pointer = ctypes.c_void_p.from_address(id(tensor) + object.__basicsize__)
-    return pointer.value == tensor._cdata
+    return ctypes.c_void_p.from_address(id(tensor) + object.__basicsize__).value == tensor._cdata

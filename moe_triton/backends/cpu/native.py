@@ -54,35 +54,21 @@ class WindowGroupStruct(ctypes.Structure):
 class SettingsStruct(ctypes.Structure):
     """``moe::LaunchSettings``."""
 
-    _fields_ = fields(
-        cached_bytes=U64,
-        spins=U32,
-        yields=U32,
-        num_groups=U64,
-        groups=ctypes.POINTER(WindowGroupStruct),
-        control=POINTER,
-        link=POINTER,
-        nic=POINTER,
+    _fields_ = (
+        *fields(cached_bytes=U64, spins=U32, yields=U32),
+        *fields(num_groups=U64, groups=ctypes.POINTER(WindowGroupStruct)),
+        *alike(POINTER, "control", "link", "nic"),
     )
 
 
 class PlanStruct(ctypes.Structure):
     """``MoePlan``."""
 
-    _fields_ = fields(
-        launches=POINTER,
-        num_launches=U64,
-        patches=POINTER,
-        num_patches=U64,
-        report=POINTER,
-        report_words=U64,
-        phase_words=U64,
-        durations_us=POINTER,
-        settings=POINTER,
-        overlap=U64,
-        trace=POINTER,
-        name=TEXT,
-        steps=POINTER,
+    _fields_ = (
+        *fields(launches=POINTER, num_launches=U64, patches=POINTER, num_patches=U64),
+        *fields(report=POINTER, report_words=U64, phase_words=U64),
+        *fields(durations_us=POINTER, settings=POINTER, overlap=U64),
+        *fields(trace=POINTER, name=TEXT, steps=POINTER),
     )
 
 
@@ -103,14 +89,9 @@ class LinkLogStruct(ctypes.Structure):
 class TracedPlanStruct(ctypes.Structure):
     """``TracedPlan``."""
 
-    _fields_ = fields(
-        log=POINTER,
-        number=U32,
-        tokens_placeholder=I32,
-        rows_placeholder=I32,
-        last_entry=U32,
-        traffic=POINTER,
-        traffic_blocks=U64,
+    _fields_ = (
+        *fields(log=POINTER, number=U32, tokens_placeholder=I32, rows_placeholder=I32, last_entry=U32),
+        *fields(traffic=POINTER, traffic_blocks=U64),
     )
 
 

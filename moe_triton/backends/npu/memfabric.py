@@ -85,7 +85,10 @@ def allocate(num_bytes: int, meeting: Meeting, runtime: Runtime, *, posts: bool)
         handle = memfabric.shm.create(
             number, meeting.num_ranks, meeting.rank, stride, kinds.RDMA if posts else kinds.MTE
         )
-        failure = _unreachable(handle, meeting)
+        # The binding has no way to return the set of operations, only whether the query succeeds.
+        failed = [rank for rank in range(meeting.num_ranks) if handle.topology_can_reach(rank, 0) != 0]
+        if failed:
+            failure = f"memfabric cannot reach rank(s) {failed} from rank {meeting.rank}"
     except RuntimeError as error:
         failure = f"memfabric gives no window of {stride} bytes: {error}; {memfabric.get_last_err_msg()}"
     try:
@@ -123,8 +126,7 @@ def _initialize(memfabric: Any, meeting: Meeting, runtime: Runtime) -> None:
 
 def _config(memfabric: Any, meeting: Meeting) -> Any:
     config = memfabric.shm.ShmConfig()
-    seconds = max(1, int(meeting.timeout_s))
-    config.init_timeout = config.create_timeout = config.operation_timeout = seconds
+    config.init_timeout = config.create_timeout = config.operation_timeout = max(1, int(meeting.timeout_s))
     config.start_store = meeting.rank == 0
     return config
 
@@ -188,10 +190,3 @@ def _give_back(number: int) -> None:
         # A world that has ended has no store any more.
         with contextlib.suppress(RuntimeError, ValueError):
             _in_store(number, -1)
-
-
-def _unreachable(handle: Any, meeting: Meeting) -> str:
-    """Why a peer's part cannot be written; empty if all can."""
-    # The binding has no way to return the set of operations, only whether the query succeeds.
-    failed = [rank for rank in range(meeting.num_ranks) if handle.topology_can_reach(rank, 0) != 0]
-    return f"memfabric cannot reach rank(s) {failed} from rank {meeting.rank}" if failed else ""

@@ -33,8 +33,7 @@ class Combine(CombineSteps):
 
     def whole(self) -> Plan:
         """All of it: what sends goes on with the wait."""
-        phases = joined([*self._send(), self._wait()], FUSED)
-        return self.plan([*self._places(), *phases, *self._after()])
+        return self.plan([*self._places(), *joined([*self._send(), self._wait()], FUSED), *self._after()])
 
     def setup(self) -> Plan:
         """Up to the flags."""

@@ -36,9 +36,7 @@ _ALIKE = servers, topk_of_experts, experts_per_rank
 _OF_PAGES = ranks(_V3, ONLY_V3), ranks(_V4, ONLY_V4), *most_of(_V3, ONLY_V3), *most_of(_V4, SINCE_V4)
 RULES = {
     1: RuleSet(
-        "A2, V1, fullmesh",
-        (_RANKS, ranks(_V3, CHOSEN), *most_of(_V3), *_ALIKE, _local_experts),
-        _CALL,
+        "A2, V1, fullmesh", (_RANKS, ranks(_V3, CHOSEN), *most_of(_V3), *_ALIKE, _local_experts), _CALL
     ),
     # V1 quantises wherever it is given scales.
     2: RuleSet(

@@ -53,8 +53,7 @@ class A2Fullmesh(SplitScheme):
     crosses_servers: ClassVar[bool] = True
     refuses: ClassVar = {
         "torch_npu halves": Refusal(
-            "torch_npu's halves are those of A3",
-            "Use EPBuffer with wait=False, or the whole operators.",
+            "torch_npu's halves are those of A3", "Use EPBuffer with wait=False, or the whole operators."
         ),
         **REFUSED_ON_A2,
     }
@@ -83,9 +82,8 @@ class A2Fullmesh(SplitScheme):
     def queued_peers(self) -> frozenset[int]:
         """Names who takes posts: in a group of several servers those of this one too, as in the original."""
         c = self.context.config
-        return (
-            frozenset(range(c.num_ranks)) - {self.context.rank} if c.topology.num_servers > 1 else frozenset()
-        )
+        others = frozenset(range(c.num_ranks)) - {self.context.rank}
+        return others if c.topology.num_servers > 1 else frozenset()
 
     @property
     def statuses(self) -> tuple[tuple[Operator, Region], ...]:

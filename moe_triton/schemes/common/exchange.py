@@ -30,13 +30,11 @@ def gather_steps(steps: DispatchSteps) -> list[Launch]:
     regions = exchange.dispatch_slots, exchange.dispatch_status
     exchanged = _exchanged(steps, "gather", *regions, rows, own_rows, "exchange_counts")
     slots, slot, tp_rank = exchange.dispatch_slots, steps.slot, context.exchange_peers.rank
-    window, words = (
-        Placeholder("exchange_window", slots.offset(zone=zone)),
-        (slot.row_bytes, slot.scale_offset),
-    )
+    window = Placeholder("exchange_window", slots.offset(zone=zone))
+    words = slot.row_bytes // WORD_BYTES, slot.scale_offset // WORD_BYTES
     arrange = steps.launch(
         "gather: arrange",
-        append_kernel(*(each // WORD_BYTES for each in words), slot.num_scales, context.zones_on_device),
+        append_kernel(*words, slot.num_scales, context.zones_on_device),
         slots=window,
         slot_scales=window,
         counts=Placeholder("exchange_counts"),

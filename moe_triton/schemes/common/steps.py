@@ -451,9 +451,5 @@ class CombineSteps(Steps):
             return []
         hidden, context = self.config.hidden, self.context
         kernel = rms_norm_kernel(hidden, context.target, masked=self.is_masked, turns=context.zones_on_device)
-        outputs: dict[str, Value] = {
-            "acc": Placeholder("sums"),
-            "y": Placeholder("normed"),
-            "x_out": Placeholder("out"),
-        }
-        return [self.launch("norm", kernel, zone=self.kept_zone, **outputs)]
+        acc, y, out = map(Placeholder, ("sums", "normed", "out"))
+        return [self.launch("norm", kernel, zone=self.kept_zone, acc=acc, y=y, x_out=out)]

@@ -78,8 +78,7 @@ class Combine(CombineSteps):
             else:
                 waits = [[self._wait(part, parts)] for part in range(parts)]
                 waits[0] = joined([*send, *waits[0]], FUSED)
-            sums = [[self._weighted_sum(part)] for part in range(parts)]
-            steps += pipelined(waits, sums)
+            steps += pipelined(waits, [[self._weighted_sum(part)] for part in range(parts)])
         return self.plan([*steps, *self.norm(), *self._record_waits()], self.context.overlaps)
 
     def _quantizes_in_parts(self, parts: int) -> bool:

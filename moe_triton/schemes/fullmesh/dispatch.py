@@ -74,8 +74,7 @@ class Dispatch(DispatchSteps):
 
     def teardown(self) -> Plan:
         """From the wait on, in one part."""
-        received = joined(self._receive(1, is_same_launch=False), FUSED)
-        return self.plan([*received, *self._after_receiving()])
+        return self.plan([*joined(self._receive(1, is_same_launch=False), FUSED), *self._after_receiving()])
 
     def _in_parts(self) -> list[Launch]:
         """Each part sends rows, and takes those that have come for the launch that arranges them.
@@ -105,7 +104,8 @@ class Dispatch(DispatchSteps):
             self._send_rows(0, 1, begun=Placeholder("begun")),
             self._wait_status(is_same_launch=True),
             self.offsets(None, sees_all=True),
-            self._receive_rows(),
+            # Steps 3 and 4: each row as soon as it is there.
+            self.launch("arrange", INBAND_COLLECT if self.inband else DISPATCH_RECEIVE, status=self.status),
         ]
         together = split(phases, self.context.receiving_blocks, FUSED)
         return [*self.before_routing(), self.route_and_pack(), *together, *self._after_arranging()]
@@ -137,8 +137,7 @@ class Dispatch(DispatchSteps):
         return [replace(phase, blocks=blocks) for phase in (wait, offsets, *rows)]
 
     def _after_receiving(self) -> list[Launch]:
-        arrange = self._receive_inband() if self.inband else self._arrange(0, 1)
-        return [arrange, *self._after_arranging()]
+        return [self._receive_inband() if self.inband else self._arrange(0, 1), *self._after_arranging()]
 
     def _after_arranging(self) -> list[Launch]:
         steps = []
@@ -174,11 +173,6 @@ class Dispatch(DispatchSteps):
         """Step 3, of a part: the rows that are there, and in the last one all."""
         taken = {"rows_before": self._taken_before(part), "rows_taken": self._taken_before(part + 1)}
         return self.launch("rows", DISPATCH_TAKE, part=part, num_parts=self.parts, **taken)
-
-    def _receive_rows(self) -> Launch:
-        """Steps 3 and 4: each row as soon as it is there."""
-        kernel = INBAND_COLLECT if self.inband else DISPATCH_RECEIVE
-        return self.launch("arrange", kernel, status=self.status)
 
     def _taken_before(self, part: int) -> Placeholder:
         """(EP, localE) how many of each entry's rows the parts before this one have taken."""

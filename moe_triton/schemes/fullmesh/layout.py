@@ -208,8 +208,7 @@ class InbandLayout(WindowLayout):
     @cached_property
     def slot_stride(self) -> int:
         """Bytes from one dispatch slot to the next."""
-        blocks = -(-SlotLayout(self.config.hidden, 2).packed_bytes // BLOCK_DATA_BYTES)
-        return blocks * BLOCK_BYTES
+        return -(-SlotLayout(self.config.hidden, 2).packed_bytes // BLOCK_DATA_BYTES) * BLOCK_BYTES
 
 
 class ExpertSlotsLayout(WindowLayout):

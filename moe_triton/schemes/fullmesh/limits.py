@@ -86,5 +86,5 @@ INBAND_FORMULAS = {
             "+ (K + S) * maxBs * Align512(2 * H))",
             _in_blocks,
         ),
-    ),
+    )
 }

@@ -159,7 +159,7 @@ class InbandFullmesh(Fullmesh):
             "with comm_alg='fullmesh_v2' a flag and the 480 bytes before it land together, which queues "
             "between servers do not promise",
             OTHER_OR_ONE_SERVER,
-        ),
+        )
     }
 
     @staticmethod

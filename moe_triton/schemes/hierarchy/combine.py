@@ -113,10 +113,8 @@ class Combine(CombineSteps):
 
     def _inner(self, name: str, first_token: int) -> Placeholder:
         """A table of tokens by server, from a row on."""
-        placeholder, words = (
-            self.tables.placeholders[name],
-            first_token * math.prod(self.tables.parts[name].shape[1:]),
-        )
+        placeholder = self.tables.placeholders[name]
+        words = first_token * math.prod(self.tables.parts[name].shape[1:])
         return replace(placeholder, offset=placeholder.offset + words * WORD_BYTES)
 
     def _return(self) -> Launch:
@@ -148,10 +146,8 @@ class Combine(CombineSteps):
         features = SumFeatures(masked=True, by_expert=True, zoned=context.zones_on_device)
         sizes = self.variant.dtype, c.hidden, c.num_topk, 0
         first = self._first_token(piece)
-        active_index, sums = (
-            self._inner("inner_active_index", first),
-            Placeholder("server_sums", first * c.hidden * itemsize),
-        )
+        active_index = self._inner("inner_active_index", first)
+        sums = Placeholder("server_sums", first * c.hidden * itemsize)
         total = self.launch(
             "server sum",
             weighted_sum_kernel(*sizes, True, context.target, features=features),

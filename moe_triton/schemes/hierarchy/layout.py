@@ -136,8 +136,7 @@ class HierarchyLayout(Layout):
         """Entry {1.0f, int32 count} of ``source`` for local ``expert``, from who relays its rows."""
         entry, experts, ranks = STATUS_ENTRY_BYTES, self.config.num_local_experts, self.config.num_ranks
         dims = (self.num_zones, ranks * experts * entry), (experts, entry), (ranks, experts * entry)
-        base = self.partial_flags.end
-        return region_of("dispatch_status", base, entry, *dims, name="token_counts")
+        return region_of("dispatch_status", self.partial_flags.end, entry, *dims, name="token_counts")
 
     @cached_property
     def return_status(self) -> Region:
@@ -166,18 +165,13 @@ class HierarchyLayout(Layout):
     @cached_property
     def partial_rows(self) -> Region:
         """Partial row of token number ``index`` of those that this rank has for ``server``."""
-        base = align(self.rail_slots.end, SLOT_ALIGN)
-        return self._rails("partial_rows", base, 2 * self.config.hidden)
+        return self._rails("partial_rows", align(self.rail_slots.end, SLOT_ALIGN), 2 * self.config.hidden)
 
     def partials_of(self, row_bytes: int) -> Region:
         """Those of rows of another size, which lie one after the other as well."""
         rows = self.partial_rows
         zones, servers, indices = rows.dims
-        dims = (
-            (zones.extent, zones.stride),
-            (servers.extent, servers.stride),
-            (indices.extent, row_bytes),
-        )
+        dims = ((zones.extent, zones.stride), (servers.extent, servers.stride), (indices.extent, row_bytes))
         return region_of(rows.kind, rows.base, row_bytes, *dims, name=rows.name)
 
     @cached_property
@@ -233,11 +227,5 @@ class HierarchyLayout(Layout):
     def regions(self) -> tuple[Region, ...]:
         """All of them."""
         rails = self.rail_slots, self.rail_flags, self.partial_rows, self.partial_flags
-        return (
-            *rails,
-            self.forward_slots,
-            self.token_counts,
-            self.result_slots,
-            self.return_status,
-            self.barrier_status,
-        )
+        data = self.forward_slots, self.token_counts, self.result_slots, self.return_status
+        return (*rails, *data, self.barrier_status)

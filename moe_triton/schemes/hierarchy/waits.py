@@ -134,8 +134,7 @@ def _entry_words(wait: TimedOut) -> Iterator[tuple[int, int]]:
         came = (counts_of(wait.arguments, wait.memory) >= 0).any(dim=0)
         yield from ((source, expected) for source in came.nonzero().flatten().tolist())
     for source in range(status.extent("source")):
-        first = status.offset(zone=wait.zone, source=source)
-        entry = _words(window, first, STATUS_ENTRY.num_bytes)
+        entry = _words(window, status.offset(zone=wait.zone, source=source), STATUS_ENTRY.num_bytes)
         if entry[STATUS_ENTRY.word("flag")] == FLAG_BITS:
             rank = _neighbour(wait.context, source) if is_of_server else source
             yield rank, entry[STATUS_ENTRY.word("call")]

@@ -203,5 +203,4 @@ def selftest(
     from moe_triton.tools.cli.selftest import run
     from moe_triton.tools.selftest.check import Settings
 
-    settings = Settings(backend, ranks, quick, tuple(only or ()), timeout_s)
-    raise typer.Exit(run(settings, output, Console()))
+    raise typer.Exit(run(Settings(backend, ranks, quick, tuple(only or ()), timeout_s), output, Console()))

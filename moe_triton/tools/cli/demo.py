@@ -148,8 +148,7 @@ def bytes_sent(inputs: Inputs, rank: int, output: DispatchOutput, settings: Demo
         if config.rank_of_shared_expert(s, rank) != rank
     )
     entries = sum(config.experts_on(r) for r in range(config.num_ranks) if r != rank)
-    sources = output.handle.origins[: output.handle.num_received(), 0]
-    back = int((sources != rank).sum())
+    back = int((output.handle.origins[: output.handle.num_received(), 0] != rank).sum())
     return (
         remote * (slot.row_bytes + slot.scale_stride * (slot.num_scales > 0) + STAMP_BYTES)
         + entries * STATUS_ENTRY_BYTES
@@ -268,8 +267,7 @@ def _run(settings: DemoSettings) -> list[dict[str, Any]]:
             else:
                 work.advance("checking every number" if said == settings.rounds else "running rounds")
 
-        limit_s = settings.timeout_s * 5
-        return run_ranks(demo_rank, settings.ranks, (settings,), timeout_s=limit_s, hear=hear)
+        return run_ranks(demo_rank, settings.ranks, (settings,), timeout_s=settings.timeout_s * 5, hear=hear)
 
 
 def _table(ranks: Sequence[dict[str, Any]]) -> TextTable:

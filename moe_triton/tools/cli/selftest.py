@@ -40,18 +40,14 @@ def run(settings: Settings, folder: Path, console: Console) -> int:
         def end(result: Result) -> None:
             work.advance()
             if result.status == "failed":
-                _show_failure(result, console)
+                console.print(f"[red]failed[/red] {escape(f'{result.stage}: {result.name}')}")
+                for detail in result.details:
+                    console.print(escape(f"  {scrubbed(detail)}"), highlight=False)
 
         report = run_selftest(settings, folder, begin, end)
     _show_summary(report, console)
     console.print(f"To attach to an issue: {folder / MARKDOWN_NAME} and {folder / JSON_NAME}")
     return int(report.has_failed)
-
-
-def _show_failure(result: Result, console: Console) -> None:
-    console.print(f"[red]failed[/red] {escape(f'{result.stage}: {result.name}')}")
-    for detail in result.details:
-        console.print(escape(f"  {scrubbed(detail)}"), highlight=False)
 
 
 def _show_summary(report: Report, console: Console) -> None:

@@ -48,8 +48,7 @@ class Group:
             ArgumentError: they are refused.
         """
         product = self.product or product_of(self.asked.comm_alg or "")
-        servers = servers_of(self.ranks_per_server)
-        config = self.make(product=product, relaxed=True, ranks_per_server=servers)
+        config = self.make(product=product, relaxed=True, ranks_per_server=servers_of(self.ranks_per_server))
         return choose_scheme(self.asked, config, range(config.num_ranks), exchange=False)
 
 
@@ -108,8 +107,7 @@ def show_plans(
     chosen, capabilities = group.chosen(), CAPABILITIES[group.asked.backend]
     config = chosen.config
     if blocks is None:
-        is_npu = group.asked.backend == "npu"
-        blocks = SOCS[SOC_OF_PRODUCT[config.product]].vector_cores if is_npu else 1
+        blocks = SOCS[SOC_OF_PRODUCT[config.product]].vector_cores if group.asked.backend == "npu" else 1
     row_format = row_format_of(quantize, config.hidden)
     scheme_type(config).check_rows(row_format)
     check_tuning(tuning, config, blocks, capabilities)

@@ -41,9 +41,7 @@ def _scrubbed(value: Any, addresses: bool, names: Names) -> Any:
         return _scrub(value, addresses, names)
     if isinstance(value, Mapping):
         return {_scrub(k, addresses, names): _scrubbed(v, addresses, names) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_scrubbed(v, addresses, names) for v in value]
-    return value
+    return [_scrubbed(v, addresses, names) for v in value] if isinstance(value, list | tuple) else value
 
 
 def _scrub(text: str, addresses: bool, names: Names) -> str:

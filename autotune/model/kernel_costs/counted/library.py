@@ -86,8 +86,7 @@ class Writers:
         def bits(first: int, number: int) -> np.ndarray:
             return np.asarray(words >> np.uint64(first) & np.uint64((1 << number) - 1)).astype(np.int64)
 
-        launch = bits(52, 11) - 1
-        return Writers(launch, bits(42, 10), bits(63, 1) > 0, bits(38, 4), bits(32, 6), bits(0, 32))
+        return Writers(bits(52, 11) - 1, bits(42, 10), bits(63, 1) > 0, bits(38, 4), bits(32, 6), bits(0, 32))
 
 
 class CountedError(UnknownWorkError):
@@ -255,8 +254,7 @@ class Ranks:
         logs = []
         for block in range(blocks):
             count = self._library.log(self._group, block, ctypes.byref(records))
-            num_bytes = count * RECORD.itemsize
-            logs.append(ctypes.string_at(records, num_bytes) if count else b"")
+            logs.append(ctypes.string_at(records, count * RECORD.itemsize) if count else b"")
         ends = np.cumsum([len(each) for each in logs]) // RECORD.itemsize
         return np.frombuffer(b"".join(logs), RECORD), ends
 

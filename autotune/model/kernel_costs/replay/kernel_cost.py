@@ -104,10 +104,8 @@ def recorded(
     kernel: TritonKernel, translation: Translation, arguments: Mapping[str, Argument], programs: int
 ) -> list[Stream]:
     """`streams_of` of a translated kernel."""
-    values = [_value(arg, arguments[arg.name]) for arg in kernel.args]
-    recorder = _Recorder(kernel, translation, values)
-    grid = (programs, 1, 1)
-    return [recorder.stream(program, grid) for program in range(programs)]
+    recorder = _Recorder(kernel, translation, [_value(arg, arguments[arg.name]) for arg in kernel.args])
+    return [recorder.stream(program, (programs, 1, 1)) for program in range(programs)]
 
 
 def _value(arg: Arg, given: Argument) -> int | np.ndarray | None:

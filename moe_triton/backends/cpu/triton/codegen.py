@@ -39,8 +39,7 @@ def compile_object(text: str, cpu: str) -> bytes:
 
 def link(code: bytes) -> bytes:
     """A shared library of one object."""
-    foreign = undefined_symbols(code) - _ALLOWED_EXTERNALS
-    if foreign:
+    if foreign := undefined_symbols(code) - _ALLOWED_EXTERNALS:
         raise ToolchainError(f"generated code calls {', '.join(sorted(foreign))}, which nothing provides")
     with tempfile.TemporaryDirectory(prefix="moe_triton_") as folder:
         source, target = Path(folder) / "kernel.o", Path(folder) / "kernel.so"

@@ -107,5 +107,4 @@ def launch_fallback(kernel: TritonKernel, arguments: Sequence[torch.Tensor | int
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
     """The memory that a tensor spans, from its first element on."""
-    elements = _extent(tensor)[1] // tensor.element_size()
-    return tensor.as_strided((elements,), (1,), tensor.storage_offset())
+    return tensor.as_strided((_extent(tensor)[1] // tensor.element_size(),), (1,), tensor.storage_offset())

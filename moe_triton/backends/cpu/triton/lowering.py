@@ -112,6 +112,5 @@ def _check_buffers(module: ir.Operation, kernel: TritonKernel) -> None:
 
 def _check_dialect(module: ir.Operation, kernel: TritonKernel) -> None:
     """Refuse operations outside the LLVM dialect: translating them ends the process."""
-    foreign = sorted({each.name for each in module.walk() if not each.name.startswith("llvm.")})
-    if foreign:
+    if foreign := sorted({each.name for each in module.walk() if not each.name.startswith("llvm.")}):
         raise ToolchainError(f"kernel {kernel.name}: no lowering to LLVM for {', '.join(foreign)}")

@@ -158,8 +158,7 @@ def find_toolchain() -> Toolchain:
     """The compile chain's programs, or an error that says what is missing and how to get it."""
     cpu_level()
     check_triton()
-    missing = [p for p in probe() if not p.ok]
-    if missing:
+    if missing := [p for p in probe() if not p.ok]:
         wanted = "; ".join(
             p.component if p.how_to_get.startswith(INSTALL) else f"{p.component} ({p.how_to_get})"
             for p in missing

@@ -140,8 +140,7 @@ def versions() -> dict[str, str]:
 
 def cpu_model() -> str:
     """As the kernel names it."""
-    text = _read(Path("/proc/cpuinfo"))
-    match = re.search(r"^(?:model name|CPU part)\s*:\s*(.+)$", text, flags=re.M)
+    match = re.search(r"^(?:model name|CPU part)\s*:\s*(.+)$", _read(Path("/proc/cpuinfo")), flags=re.M)
     return match[1] if match else platform.machine()
 
 

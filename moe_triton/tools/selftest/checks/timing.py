@@ -137,8 +137,7 @@ class _Round:
 
     def combine(self) -> None:
         """Brings results back; experts would have left them where the scheme wants them."""
-        in_window = self.buffer._communicator.has_outputs_in_window
-        y = self.buffer.expert_output() if in_window else self._results
+        y = self.buffer.expert_output() if self.buffer._communicator.has_outputs_in_window else self._results
         self.buffer.combine(y, self._handle, self._inputs.topk_weights)
 
     def both(self) -> None:
