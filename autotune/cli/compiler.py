@@ -97,7 +97,9 @@ def gate(
     if sample and update:
         rule = "it keeps whole chips or whole kernels, never a sample"
         raise ArgumentError("update", True, rule, "Leave out --sample.")
-    rows_by_chip = _compile(_pairs(soc or (), kernel or (), sample, seed))
+    pairs = _pairs(soc or (), kernel or (), sample, seed)
+    with progress("cases", len(pairs)) as work:
+        rows_by_chip = runner.run(pairs, lambda soc, row: work.advance(f"{soc} {row['case']}"))
     is_whole = not (kernel or sample)
     changes = {
         chip: golden.compare(golden.read(chip, golden.FOLDER), rows, is_whole=is_whole)
@@ -134,22 +136,11 @@ def _pairs(socs: Sequence[str], kernels: Sequence[str], is_sample: bool, seed: i
     return [(soc, c) for soc, c in pairs if soc in chips and (not families or c.family.name in families)]
 
 
-def _compile(pairs: Sequence[tuple[str, Case]]) -> dict[str, list[golden.Row]]:
-    with progress("cases", len(pairs)) as work:
-        return runner.run(pairs, lambda soc, row: work.advance(f"{soc} {row['case']}"))
-
-
 def _summary(
     rows_by_chip: dict[str, list[golden.Row]], changes: dict[str, list[golden.Difference]]
 ) -> TextTable:
-    columns = (
-        names("chip"),
-        numbers("cases"),
-        numbers("rejected"),
-        numbers("least UB free"),
-        numbers("changed"),
-        texts("verdict"),
-    )
+    figures = "cases", "rejected", "least UB free", "changed"
+    columns = names("chip"), *map(numbers, figures), texts("verdict")
     lines = []
     for soc, rows in rows_by_chip.items():
         compiled = [row for row in rows if not row["rejected"]]

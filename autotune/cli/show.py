@@ -39,11 +39,6 @@ class Asked:
     keys: Mapping[str, Collection[str]]
     sizes: Mapping[str, Collection[int]]
 
-    @property
-    def is_anything(self) -> bool:
-        """Whether rows are asked for."""
-        return bool(self.keys or self.sizes)
-
     def has(self, table: Table, row: Row) -> bool:
         """Whether a row is asked for."""
         keys = dict(zip(table.keys, row.keys, strict=True))
@@ -82,7 +77,7 @@ def show(
         places = ", ".join(str(kind.shipped(scope.machine)) for kind in shown)
         rule = f"of {scope.machine} there is one in the user's folder, or {places}"
         raise ArgumentError("tables", "none", rule, f"Write one: {again(shown[0], scope)}.")
-    if asked.is_anything or everything:
+    if asked.keys or asked.sizes or everything:
         print_parts(_rows(tables_by_kind, asked), Console())
     else:
         print_parts(_summary(tables_by_kind, scope), Console())
@@ -115,8 +110,7 @@ def _ranges(table: Table) -> str:
     """The sizes of its rows: "hidden 2048 to 8192, ranks 16"."""
     said = []
     for column, values in zip(table.sizes, zip(*(row.sizes for row in table.rows), strict=True), strict=True):
-        of = {value for value in values if not results.is_of_all(table, column, value)}
-        if of:
+        if of := {value for value in values if not results.is_of_all(table, column, value)}:
             low, high = min(of), max(of)
             said.append(f"{column} {low}" if low == high else f"{column} {low} to {high}")
     return ", ".join(said)
@@ -138,17 +132,16 @@ def _rows(
         ArgumentError: there is none.
     """
     every = [(path, table) for of_kind in tables_by_kind.values() for path, table in of_kind.items()]
-    chosen = [(path, replace(table, rows=_chosen(table, asked))) for path, table in every]
+    chosen = [
+        (path, replace(table, rows=tuple(row for row in table.rows if asked.has(table, row))))
+        for path, table in every
+    ]
     if not any(table.rows for _, table in chosen):
         raise _none_of(asked, [table for _, table in every])
     for path, table in chosen:
         if table.rows:
             yield f"{path}\n{table.source}"
             yield _table_of(table)
-
-
-def _chosen(table: Table, asked: Asked) -> tuple[Row, ...]:
-    return tuple(row for row in table.rows if asked.has(table, row))
 
 
 def _none_of(asked: Asked, every: Sequence[Table]) -> ArgumentError:

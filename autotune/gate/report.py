@@ -128,18 +128,14 @@ def report_of(
 
 def _is_scalar(loop: Loop) -> bool:
     inside = [node for node in walk(loop.body) if isinstance(node, Instruction)]
-    on_tiles = [node for node in inside if node.pipe == "V" or (node.pipe != "S" and not _is_element(node))]
-    return bool(inside) and not on_tiles
+    on_tiles = (n.pipe == "V" or (n.pipe != "S" and not _tile_of(n).is_element) for n in inside)
+    return bool(inside) and not any(on_tiles)
 
 
 def _transfers(nodes: list[Node]) -> tuple[Transfer, ...]:
     copies = (node for node in nodes if isinstance(node, Instruction) and node.pipe in ("MTE2", "MTE3"))
     tiles = [("load" if node.pipe == "MTE2" else "store", _tile_of(node)) for node in copies]
     return tuple(Transfer(kind, tile.tile, tile.double_buffered) for kind, tile in tiles)  # type: ignore[arg-type]
-
-
-def _is_element(copy: Instruction) -> bool:
-    return _tile_of(copy).is_element
 
 
 def _tile_of(copy: Instruction) -> Buffer:

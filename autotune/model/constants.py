@@ -110,16 +110,13 @@ class Machine:
             2.0
         """
         self._check_known(values)
-        changed = {
-            name: replace(
-                entry := self.constants[name],
-                value=value,
-                low=min(entry.low, value),
-                high=max(entry.high, value),
+        changed = dict(self.constants)
+        for name, value in values.items():
+            entry = changed[name]
+            changed[name] = replace(
+                entry, value=value, low=min(entry.low, value), high=max(entry.high, value)
             )
-            for name, value in values.items()
-        }
-        return Machine(self.name, {**self.constants, **changed})
+        return Machine(self.name, changed)
 
     def measured(
         self, values: Mapping[str, float], where: str, ranges: Mapping[str, tuple[float, float]] | None = None

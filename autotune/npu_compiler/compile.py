@@ -62,11 +62,7 @@ def npu_ir(kernel: TritonKernel) -> str:
     """A kernel as input of the NPU compiler: linalg on tensors, the same for every chip."""
     constants = sorted(kernel.constants.items(), key=str)
     key = ("ir", kernel.name, source_key(kernel), kernel.args, constants, versions())
-    return str(cache.fetch(key, lambda: _fresh_ir(kernel)))
-
-
-def _fresh_ir(kernel: TritonKernel) -> str:
-    return tensor_ir(kernel, named_ops=True).replace(', mix_mode = "aiv"', "")
+    return str(cache.fetch(key, lambda: tensor_ir(kernel, named_ops=True).replace(', mix_mode = "aiv"', "")))
 
 
 def compile_kernel(kernel: TritonKernel, soc: Soc) -> Compiled:
@@ -127,12 +123,9 @@ def run_compiler(text: str, soc: Soc, folder: Path, options: tuple[str, ...]) ->
     command = [compiler, source, f"--target={soc.name}", *_options(soc), *options]
     command += [f"--save-temps={folder}", "-o", folder / "kernel"]
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, cwd=folder)
-    module, plan = (_text_of(folder / file) for file in (MODULE, PLAN))
+    files = (folder / MODULE, folder / PLAN)
+    module, plan = (path.read_text() if path.is_file() else "" for path in files)
     return Compiled(module, plan, (done.stderr + done.stdout).replace(f"{folder}/", ""))
-
-
-def _text_of(path: Path) -> str:
-    return path.read_text() if path.is_file() else ""
 
 
 def reason_of(log: str) -> str:

@@ -43,15 +43,9 @@ class TunedGroup(Group):
         Raises:
             ArgumentError: what no group has.
         """
-        fixed = sizes.ranks, sizes.tokens, sizes.hidden, sizes.topk, sizes.experts
-        return TunedGroup(
-            *fixed,
-            quantize=quantize,
-            comm_alg=candidate.scheme,
-            product=sizes.product,
-            tuning=candidate.tuning,
-            num_blocks=candidate.num_blocks,
-        )
+        fixed = sizes.ranks, sizes.tokens, sizes.hidden, sizes.topk, sizes.experts, quantize
+        travel = *fixed, candidate.scheme, sizes.product
+        return TunedGroup(*travel, tuning=candidate.tuning, num_blocks=candidate.num_blocks)
 
     def scheme(self, machine: Machine, rank: int = 0) -> Scheme:
         """Makes the scheme of a rank as it is tuned, on its number of blocks."""

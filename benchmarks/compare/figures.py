@@ -217,8 +217,7 @@ def records(samples: Samples) -> list[Record]:
     all_records: list[Record] = []
     for case in samples.cases:
         for metric in (*METRICS, *DIRECT_METRICS, *PACE_METRICS):
-            spread = samples.metric(case, metric)
-            if spread is not None:
+            if (spread := samples.metric(case, metric)) is not None:
                 name = metric.name
                 ratios = {name: spread.p50, f"{name}_p10": spread.p10, f"{name}_p90": spread.p90}
                 all_records += records_of("compare", case.as_record(), ratios)
@@ -233,8 +232,7 @@ def _times(samples: Samples, case: Case, route: str, phase: Phase) -> list[Recor
     if not times:
         return []
     figures = {f"{percentile}_us": us for percentile, us in asdict(Spread.of(times)).items()}
-    kernels = samples.kernels(case, route, phase)
-    if kernels:
+    if kernels := samples.kernels(case, route, phase):
         figures["kernels_p50_us"] = float(np.median(kernels))
     return records_of("compare", {**case.as_record(), "route": route, "phase": phase}, figures)
 
@@ -242,27 +240,18 @@ def _times(samples: Samples, case: Case, route: str, phase: Phase) -> list[Recor
 def text_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> TextTable:
     """Rows of text under a title, verdicts in colour; the first ``left`` columns are words."""
     kinds = [(names if i < left else numbers)(column) for i, column in enumerate(columns)]
-    return TextTable(kinds, [[_coloured(cell) for cell in row] for row in rows], title)
-
-
-def _coloured(cell: str) -> Text:
-    return Text(cell, style=STYLES.get(cell.split(" ")[-1], ""))
+    cells = [[Text(cell, style=STYLES.get(cell.split(" ")[-1], "")) for cell in row] for row in rows]
+    return TextTable(kinds, cells, title)
 
 
 def metric_table(samples: Samples, metric: Metric) -> TextTable:
     """One ratio in all cases, against what is asked of it."""
     rows = []
     for case in samples.cases:
-        spread = samples.metric(case, metric)
-        target = target_of(metric.name, case)
-        rows.append(
-            (
-                *case_cells(case),
-                *_spread_cells(spread),
-                "" if target is None else str(target),
-                verdict(metric.name, case, None if spread is None else spread.p50),
-            )
-        )
+        spread, asked = samples.metric(case, metric), str(target_of(metric.name, case) or "")
+        shown = [f"{value:.2f}" for value in astuple(spread)[:3]] if spread else [""] * 3
+        judged = verdict(metric.name, case, spread.p50 if spread else None)
+        rows.append((*case_cells(case), *shown, asked, judged))
     columns = ("ranks", "tokens", "rows", "p10", "p50", "p90", "asked", "")
     return text_table(metric.title, columns, rows, left=0)
 
@@ -320,12 +309,6 @@ def case_cells(case: Case) -> tuple[str, str, str]:
     return str(case.ranks), str(case.tokens), case.quantize or "bf16"
 
 
-def _spread_cells(spread: Spread | None) -> tuple[str, str, str]:
-    if spread is None:
-        return "", "", ""
-    return f"{spread.p10:.2f}", f"{spread.p50:.2f}", f"{spread.p90:.2f}"
-
-
 def _median(values: Sequence[float]) -> str:
     return f"{Spread.of(values).p50:.0f}" if values else "-"
 
@@ -355,8 +338,7 @@ def shares_table(samples: Samples, route: str, cores: int) -> TextTable:
     """All cases of a route, in percent."""
     rows = []
     for case in samples.cases:
-        share_by_column = shares(samples, case, route, cores)
-        if share_by_column:
+        if share_by_column := shares(samples, case, route, cores):
             percents = [
                 f"{100 * share_by_column[column]:.0f}" if column in share_by_column else ""
                 for column in COLUMNS
@@ -396,22 +378,14 @@ class Sweep:
     per_byte: dict[Case, Spread]
 
     @property
-    def unevenness(self) -> float:
-        """The slowest time per byte to the fastest one."""
-        medians = [spread.p50 for spread in self.per_byte.values()]
-        return max(medians) / min(medians)
-
-    @property
-    def growth(self) -> float:
-        """The largest time per byte against the smallest case's, without what divisions leave behind."""
-        return round(max(spread.p50 for spread in self.per_byte.values()), 9)
-
-    @property
     def figure(self) -> tuple[str, float]:
-        """The metric that something is asked of, and its value."""
+        """The metric that something is asked of, and its value: the slowest time per byte to the fastest one,
+        or the largest one against the smallest case's, without what divisions leave behind.
+        """
+        medians = [spread.p50 for spread in self.per_byte.values()]
         if self.kind == "tokens":
-            return "time_per_byte_spread", self.unevenness
-        return "time_per_byte_growth", self.growth
+            return "time_per_byte_spread", max(medians) / min(medians)
+        return "time_per_byte_growth", round(max(medians), 9)
 
     def verdict(self) -> str:
         """Whether time grows with the bytes and no faster."""
@@ -421,15 +395,7 @@ class Sweep:
 
 def bytes_of(route: str, case: Case) -> int:
     """Bytes that all ranks of a case move together."""
-    return group_bytes(
-        cast(Scheme, route),
-        "both",
-        ranks=case.ranks,
-        tokens=case.tokens,
-        topk=TOPK,
-        hidden=HIDDEN,
-        quantize=case.quantize,
-    )
+    return group_bytes(cast(Scheme, route), "both", topk=TOPK, hidden=HIDDEN, **asdict(case))
 
 
 def sweeps_of(kind: SweepKind, samples: Samples) -> list[Sweep]:
@@ -437,8 +403,7 @@ def sweeps_of(kind: SweepKind, samples: Samples) -> list[Sweep]:
     sweeps = []
     for quantize in sorted({case.quantize for case in samples.cases}):
         for route in SCALED:
-            cases = [c for c in samples.cases if c.quantize == quantize and samples.times(c, route)]
-            if cases:
+            if cases := [c for c in samples.cases if c.quantize == quantize and samples.times(c, route)]:
                 sweeps.append(Sweep(kind, route, quantize, tuple(cases), _per_byte(samples, route, cases)))
     return sweeps
 

@@ -159,8 +159,7 @@ class _GroupRanks:
         self._pool.shutdown()
 
     def check(self) -> None:
-        error = self._done.exception()
-        if error is not None:
+        if (error := self._done.exception()) is not None:
             raise BenchmarkError(f"the ranks failed: {error}") from error
 
     def log(self) -> str:

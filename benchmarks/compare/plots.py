@@ -83,10 +83,6 @@ def _rows_of(quantize: str) -> str:
     return f"rows as {quantize or 'bf16'}"
 
 
-def _error(spread: Spread) -> list[list[float]]:
-    return [[spread.p50 - spread.p10], [spread.p90 - spread.p50]]
-
-
 def _speedups(figure: Any, samples: Samples) -> None:
     """How many times as long as slots each route takes; bars are p50, whiskers p10 to p90."""
     variants = _variants(samples)
@@ -130,9 +126,7 @@ def _glance(figure: Any, records: Sequence[Record], cores: int) -> None:
 
 def _case_of(record: Record) -> Case:
     case: Any = record["case"]
-    return Case(
-        case["ranks"], case["tokens"], case["quantize"] or ""
-    )  # older files have False for as they are
+    return Case(case["ranks"], case["tokens"], case["quantize"] or "")  # of older files False as they are
 
 
 def _glance_bar(axis: Any, place: int, spread: Sequence[float], colour: str) -> None:
@@ -145,12 +139,12 @@ def _glance_bar(axis: Any, place: int, spread: Sequence[float], colour: str) -> 
 
 
 def _bar(axis: Any, samples: Samples, case: Case, route: str, x: float) -> None:
-    ratios = samples.ratios(case, route, "slots")
-    if ratios:
+    if ratios := samples.ratios(case, route, "slots"):
         spread = Spread.of(ratios)
         # From 1, where a route takes as long as slots: up is slower, down is faster.
         axis.bar(x, spread.p50 - 1, 0.13, bottom=1, color=COLOURS[route], label=ROUTES[route])
-        axis.errorbar(x, spread.p50, _error(spread), color="black", linewidth=0.7, capsize=1.5)
+        error = [[spread.p50 - spread.p10], [spread.p90 - spread.p50]]
+        axis.errorbar(x, spread.p50, error, color="black", linewidth=0.7, capsize=1.5)
 
 
 def _times(figure: Any, samples: Samples, along: str) -> None:

@@ -50,35 +50,33 @@ def main() -> None:
     arguments.add_argument("--trace", type=Path, help="stages, packing: keep the traces in this folder")
     options = arguments.parse_args()
     figures = []
-    ranks, per_server = options.ranks or 4, options.ranks_per_server or 2
-    if options.figure == "pace":
+    ranks, per_server, iterations = options.ranks or 4, options.ranks_per_server or 2, options.iterations
+    by_tokens = {
+        "pace": lambda tokens: pace(
+            ranks, options.ranks_per_server or 1, tokens, iterations, options.wire or 6.0
+        ),
+        "overlap": lambda tokens: overlap(ranks, tokens, iterations, options.wire or 1.0),
+        "packing": lambda tokens: packing(ranks, tokens, options.factors, iterations, options.trace),
+        "stages": lambda tokens: stages(
+            ranks // per_server, per_server, tokens, options.factors, iterations, options.plot, options.trace
+        ),
+    }
+    if options.figure in by_tokens:
         for tokens in options.tokens or [64]:
-            figures += pace(
-                ranks, options.ranks_per_server or 1, tokens, options.iterations, options.wire or 6.0
-            )
+            figures += by_tokens[options.figure](tokens)
     elif options.figure == "posts":
         for topk in options.topk:
             tokens = options.tokens or [1, 2, 4, 8, 16, 64, 256]
-            figures += posts(ranks, topk, tokens, options.iterations, options.slower, options.plot)
-    elif options.figure == "overlap":
-        for tokens in options.tokens or [64]:
-            figures += overlap(ranks, tokens, options.iterations, options.wire or 1.0)
-    elif options.figure == "packing":
-        for tokens in options.tokens or [64]:
-            figures += packing(ranks, tokens, options.factors, options.iterations, options.trace)
+            figures += posts(ranks, topk, tokens, iterations, options.slower, options.plot)
     elif options.figure == "hierarchy":
         servers, tokens = (options.ranks or 8) // per_server, options.tokens or [16, 64, 256]
         routing = options.experts, options.limit
         wire = options.wire or 10.0
-        figures += hierarchy(servers, per_server, tokens, *routing, options.iterations, wire, options.plot)
-    elif options.figure == "stages":
-        for tokens in options.tokens or [64]:
-            sizes = ranks // per_server, per_server, tokens
-            figures += stages(*sizes, options.factors, options.iterations, options.plot, options.trace)
+        figures += hierarchy(servers, per_server, tokens, *routing, iterations, wire, options.plot)
     elif options.figure == "example":
         figures += example()
     else:
-        figures += mapped(ranks, options.tokens or [16, 64, 256], options.iterations)
+        figures += mapped(ranks, options.tokens or [16, 64, 256], iterations)
     write_records(options.json, figures)
 
 

@@ -77,17 +77,8 @@ def pace(num_ranks: int, per_server: int, tokens: int, iterations: int, wire_sha
             against = [shown(over_link), f"{plain_bytes / num_bytes:.2f}", shown(gain)]
             rows.append([f"{operator}, {route.name}", *sizes, *against])
     at = f"{num_ranks} ranks, {per_server} a server, BS {tokens}, {wire.gigabytes_per_s:.4f} GB/s"
-    title = f"fullmesh of A2, {at}"
-    columns = [
-        "",
-        "MB",
-        "link ms",
-        "without link",
-        "time / link",
-        "bytes, plain / this",
-        "time, plain / this",
-    ]
-    print_table(title, columns, rows)
+    against = ["time / link", "bytes, plain / this", "time, plain / this"]
+    print_table(f"fullmesh of A2, {at}", ["", "MB", "link ms", "without link", *against], rows)
     return figures
 
 
@@ -241,12 +232,8 @@ def overlap(num_ranks: int, tokens: int, iterations: int, wire_share: float) -> 
         alone = run(num_ranks, Setting([route], tokens, TOPK, EXPERTS, iterations=-(-iterations // 2)))
         for operator in OPERATORS:
             wire = _wire(alone, route, operator, wire_share)
-            wires = {
-                ALONE: Wire(),
-                LINK: replace(wire, post_us=0.0),
-                POSTS: Wire(post_us=wire.post_us),
-                BOTH: wire,
-            }
+            link, posting = replace(wire, post_us=0.0), Wire(post_us=wire.post_us)
+            wires = {ALONE: Wire(), LINK: link, POSTS: posting, BOTH: wire}
             routes = [replace(route, name=name, wire=each) for name, each in wires.items()]
             measured = run(num_ranks, Setting(routes, tokens, TOPK, EXPERTS, iterations=iterations))
             times = {name: measured.seconds(operator, name) for name in wires}
@@ -346,18 +333,9 @@ def hierarchy(
             result = [f"{predicted:.2f}", shown(gain), f"{gain[0] / predicted:.0%}", shown(over_gloo)]
             rows.append([f"{operator}, BS {number}", *sizes, *result])
     where = "any servers" if limit is None else f"{limit} servers"
-    columns = [
-        "",
-        "MB",
-        "MB, fullmesh",
-        "without link",
-        "bytes predict",
-        "fullmesh / this",
-        "reached",
-        "gloo / this",
-    ]
     title = f"hierarchy, {servers} servers of {per_server}, K {TOPK}, M {experts}, tokens to {where}"
-    print_table(title, columns, rows)
+    against = ["bytes predict", "fullmesh / this", "reached", "gloo / this"]
+    print_table(title, ["", "MB", "MB, fullmesh", "without link", *against], rows)
     print(
         "gloo: all-to-all-v, by arithmetic: the rows between servers over the link's pace, and nothing else"
     )

@@ -75,13 +75,8 @@ def fitted(
 
 
 def _constants(calibration: Calibration[StepTime]) -> TextTable:
-    columns = (
-        names("constant"),
-        numbers("before"),
-        numbers("after"),
-        numbers("95 %"),
-        texts("what became of it"),
-    )
+    figures = map(numbers, ("before", "after", "95 %"))
+    columns = names("constant"), *figures, texts("what became of it")
     rows = []
     for constant, outcome in calibration.outcomes.items():
         is_fitted = outcome.verdict == "fitted"

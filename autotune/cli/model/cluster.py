@@ -34,16 +34,8 @@ from moe_triton.tools.text_table import TextTable, names, numbers, print_parts
 SCHEMES_HELP = "schemes, with commas between; if not given, all that may be launched so"
 QUANTIZE_HELP = "how dispatched rows travel: as EPBuffer.dispatch takes it, or none"
 CSV_HEADINGS = (
-    "comm_alg",
-    "ep",
-    "tokens",
-    "mode",
-    "operator",
-    "us",
-    "slowest_rank",
-    "egress_bytes",
-    "ingress_bytes",
-    "imbalance",
+    *("comm_alg", "ep", "tokens", "mode", "operator"),
+    *("us", "slowest_rank", "egress_bytes", "ingress_bytes", "imbalance"),
 )
 BY_TOKENS, BY_RANKS = "cluster_by_tokens.svg", "cluster_by_ranks.svg"
 STYLES = {"dispatch": ("-", "o"), "combine": ("--", "s")}
@@ -306,12 +298,9 @@ def crossings(sizes: Sequence[float], lines: Mapping[str, Sequence[float]]) -> l
     crossed: list[Crossing] = []
     for first, second in itertools.combinations(lines, 2):
         gaps = [a - b for a, b in zip(lines[first], lines[second], strict=True)]
-        crossed += [_named(size, falls, first, second) for size, falls in _roots(sizes, gaps)]
+        for size, falls in _roots(sizes, gaps):
+            crossed.append(Crossing(size, second, first) if falls else Crossing(size, first, second))
     return sorted(crossed, key=lambda crossing: crossing.size)
-
-
-def _named(size: float, falls: bool, first: str, second: str) -> Crossing:
-    return Crossing(size, second, first) if falls else Crossing(size, first, second)
 
 
 def _roots(sizes: Sequence[float], gaps: Sequence[float]) -> list[tuple[float, bool]]:

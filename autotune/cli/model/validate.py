@@ -244,9 +244,10 @@ def _errors(figure: Any, validation: Validation, bars: list[Judged]) -> None:
     spread = np.array([[bar.below for bar in bars], [bar.above for bar in bars]]) / published
     axis.axvspan(0.75, 1.25, color="#888888", alpha=0.15, linewidth=0)
     axis.axvline(1, color="#888888", linewidth=1)
+    left_out = np.array([left.us for left in validation.left_out])
     shown = {
         "model, with its error bar": (validation.us / published, "o", COLOURS[0], spread),
-        "the same, fitted without this row": (_left_out(validation) / published, "x", COLOURS[1], None),
+        "the same, fitted without this row": (left_out / published, "x", COLOURS[1], None),
         "null model: bytes and a constant": (validation.null_us / published, "s", COLOURS[2], None),
     }
     for name, (ratios, marker, colour, error) in shown.items():
@@ -256,10 +257,6 @@ def _errors(figure: Any, validation: Validation, bars: list[Judged]) -> None:
     axis.set_yticks(places, [row.name for row in ROWS])
     axis.set_xlabel("predicted / published")
     figure.legend(loc="outside lower center", ncols=3, frameon=False)
-
-
-def _left_out(validation: Validation) -> np.ndarray:
-    return np.array([left.us for left in validation.left_out])
 
 
 def _parts(figure: Any, validation: Validation) -> None:

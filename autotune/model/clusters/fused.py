@@ -134,9 +134,8 @@ def counting(call: Call, machine: Machine) -> float:
     """Microseconds until a core knows its rows' places: each is a count of equal ids before it."""
     cores = call.cores_of(machine)
     ids_bytes = call.rows * WORD_BYTES
-    each = vector_cycles(machine, ids_bytes, COUNT) + machine.vector_reduce_factor * vector_cycles(
-        machine, ids_bytes
-    )
+    reduced = machine.vector_reduce_factor * vector_cycles(machine, ids_bytes)
+    each = vector_cycles(machine, ids_bytes, COUNT) + reduced
     each += 2 * machine.flag_cycles + machine.scalar_local_cycles
     own = math.ceil(call.rows / cores) + math.ceil(call.experts / cores)
     return us_of(machine, load_cycles(machine, ids_bytes, cores) + own * each)
@@ -168,10 +167,8 @@ def arranging(call: Call, machine: Machine) -> float:
     """Microseconds of the slowest core's loop from the window to the output."""
     cores = call.cores_of(machine)
     scalar = 4 * machine.scalar_local_cycles + SCALAR_PER_SLOT * machine.scalar_cycles
-    load = load_cycles(machine, call.slot_bytes, cores)
-    return core_loop(
-        machine, call.most_rows / cores, (scalar, load, store_cycles(machine, call.slot_bytes, cores))
-    )
+    copied = (step(machine, call.slot_bytes, cores) for step in (load_cycles, store_cycles))
+    return core_loop(machine, call.most_rows / cores, (scalar, *copied))
 
 
 def summing(call: Call, machine: Machine) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.model.clusters import a2
@@ -67,18 +67,13 @@ def compare(ranks: int, tokens: int, machine: Machine, kernel_costs: KernelCosts
     comparisons = []
     for operator in OPERATORS:
         line, of_rows = (_slowest([p.timeline for p in call.priced(operator, machine)]) for call in calls)
-        form = _in_parts(closed.operators[operator].parts, usual_post_parts(ranks))
-        stages = {
-            name: (mine, its)
-            for name, mine, its in zip(STAGES, _stages(line), _stages_of_form(form), strict=True)
-        }
+        form = closed.operators[operator].parts
+        form = {**form, "pack": form["pack"] / usual_post_parts(ranks)}
+        both = zip(_stages(line), _stages_of_form(form), strict=True)
+        stages = dict(zip(STAGES, both, strict=True))
         us = line.total_us, sum(form.values())
         comparisons.append(Compared(operator, ranks, tokens, *us, stages, of_rows.total_us))
     return comparisons
-
-
-def _in_parts(form: Mapping[str, float], parts: int) -> dict[str, float]:
-    return {**form, "pack": form["pack"] / parts}
 
 
 def _slowest(lines: Sequence[Timeline]) -> Timeline:

@@ -139,7 +139,11 @@ class _Model(Generic[M]):
     ) -> None:
         self.machine, self._measurements, self._predict = machine, measurements, predict
         self.measured = measured
-        self.names = [name for name, entry in machine.constants.items() if _may_move(entry)]
+        self.names = [
+            name
+            for name, entry in machine.constants.items()
+            if entry.kind != "measured" and 0 < entry.low < entry.high
+        ]
         entries = [machine.constants[name] for name in self.names]
         self.start, self.low, self.high = (
             np.log([getattr(entry, key) for entry in entries]) for key in ("value", "low", "high")
@@ -259,10 +263,6 @@ class _Model(Generic[M]):
 def _interval(at: float, deviation: float) -> tuple[float, float]:
     width = DEVIATIONS * deviation
     return float(np.exp(at - width)), float(np.exp(at + width))
-
-
-def _may_move(entry: Constant) -> bool:
-    return entry.kind != "measured" and 0 < entry.low < entry.high
 
 
 def _unmoved(entry: Constant) -> Outcome:

@@ -139,10 +139,8 @@ def check_routes(routes: dict[str, Route], reference: str) -> None:
     want = _run(routes[reference])
     assert want is not None
     for name, route in routes.items():
-        if name != reference:
-            have = _run(route)
-            if have is not None:
-                compare(name, have, want)
+        if name != reference and (have := _run(route)) is not None:
+            compare(name, have, want)
 
 
 def _run(route: Route) -> Delivered | None:
@@ -167,8 +165,7 @@ def compare(name: str, have: Delivered, want: Delivered) -> None:
         "counts": torch.equal(have.counts, want.counts),
         "output": _outputs_agree(have, want),
     }
-    wrong = [what for what, good in same.items() if not good]
-    if wrong:
+    if wrong := [what for what, good in same.items() if not good]:
         raise AssertionError(f"{name} delivers other {', '.join(wrong)}: nothing to compare")
 
 

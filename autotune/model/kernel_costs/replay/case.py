@@ -18,13 +18,11 @@ _INTEGERS = (torch.bool, torch.int8, torch.int32, torch.int64)
 def case_arguments(case: Case) -> dict[str, Argument]:
     """A case's inputs as the model takes them: numbers, and tables of the integers behind pointers."""
     return {
-        name: Table(_integers(value)) if isinstance(value, torch.Tensor) else value
+        name: Table(value.numpy() if value.dtype in _INTEGERS else None)
+        if isinstance(value, torch.Tensor)
+        else value
         for name, value in case.arguments(case.memory).items()
     }
-
-
-def _integers(tensor: torch.Tensor) -> Any:
-    return tensor.numpy() if tensor.dtype in _INTEGERS else None
 
 
 def replay_case(case: Case, soc: str, machine: Machine, blocks: int, with_spans: bool = False) -> Replayed:

@@ -428,13 +428,10 @@ class _Launch:
     def by_core(self, cores: int) -> list[list[Stream]]:
         """The programs of each core, in order; of cores that do the same, one."""
         if cores not in self._by_core:
-            self._by_core[cores] = self._different(cores)
+            given = [list(self.streams[core::cores]) for core in range(min(cores, len(self.streams)))]
+            different = {tuple(stream.codes.tobytes() for stream in streams): streams for streams in given}
+            self._by_core[cores] = list(different.values())
         return self._by_core[cores]
-
-    def _different(self, cores: int) -> list[list[Stream]]:
-        given = [list(self.streams[core::cores]) for core in range(min(cores, len(self.streams)))]
-        different = {tuple(stream.codes.tobytes() for stream in streams): streams for streams in given}
-        return list(different.values())
 
 
 @functools.lru_cache(maxsize=KEPT_LAUNCHES)
