@@ -18,6 +18,7 @@ from __future__ import annotations
 from moe_triton.core.kernel import Arg, AscendCKernel
 from moe_triton.core.records import REPORT
 
+ZONE = (Arg("zone", "i64", "value"), Arg("zone_at", "*i32", "in"))
 # Of a kernel that posts: its block's part of the launch's `moe_triton.core.records.TRAFFIC`, and how long a
 # queue may be full.
 POSTING = (
@@ -37,8 +38,7 @@ DISPATCH_WAIT = AscendCKernel(
         Arg("waited_us", "*i32", "out"),  # (localE, EP) until an entry was seen; 0 at once; or null
         Arg("num_local_experts", "i64", "value"),
         Arg("count_end", "i64", "value"),  # counts below 0, or from here on, are reported; 0: none are
-        Arg("zone", "i64", "value"),
-        Arg("zone_at", "*i32", "in"),
+        *ZONE,
         Arg("timeout_us", "i64", "value"),
         Arg("call", "i64", "value"),  # the call word that entries must have
         Arg("combine_kind", "*i32", "in"),  # what the combine before adds to that, or null
@@ -63,8 +63,7 @@ POST_STATUS = AscendCKernel(
         Arg("kind", "i64", "value"),  # as in combine_send
         Arg("combine_kind", "*i32", "out"),  # or null
         Arg("rank", "i64", "value"),
-        Arg("zone", "i64", "value"),
-        Arg("zone_at", "*i32", "in"),
+        *ZONE,
         *POSTING,
         Arg("status", "dispatch_status", "value"),
         Arg("report", "*i32", "out"),

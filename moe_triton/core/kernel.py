@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from moe_triton.core.space import MULTIBUFFER, PROGRAMS, Settings, Space
@@ -51,14 +52,13 @@ class Arg:
         return DTYPES[self.type.removeprefix("*")]
 
 
-def numbers(type_name: str, names: str) -> tuple[Arg, ...]:
-    """Arguments that are numbers of one type: their names with spaces between them."""
-    return tuple(Arg(name, type_name, "value") for name in names.split())
-
-
-def pointers(type_name: str, direction: Direction, names: str) -> tuple[Arg, ...]:
-    """Arguments that point to one type and are used alike: their names with spaces between them."""
+def alike(type_name: str, names: str, direction: Direction) -> tuple[Arg, ...]:
+    """Arguments of one type that are used alike: their names with spaces between them."""
     return tuple(Arg(name, type_name, direction) for name in names.split())
+
+
+numbers = partial(alike, direction="value")
+"""Arguments that are numbers of one type: see `alike`."""
 
 
 def chosen_args(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 MAX_INT32 = 2**31 - 1
@@ -87,6 +88,11 @@ REGION_DIMS: dict[str, tuple[str, ...]] = {
     "rail_slots": ("zone", "server", "index"),
     "rail_ends": ("zone", "server"),
 }
+
+
+def packed(item_bytes: int, *extents: int) -> list[tuple[int, int]]:
+    """(extent, stride) of dimensions without gaps, the last one innermost."""
+    return [(extent, item_bytes * math.prod(extents[i:])) for i, extent in enumerate(extents, 1)]
 
 
 def region_of(kind: str, base: int, item_bytes: int, *dims: tuple[int, int], name: str = "") -> Region:

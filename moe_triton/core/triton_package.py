@@ -109,8 +109,7 @@ class ListedFile:
 @functools.cache
 def ownership() -> Ownership:
     """Compares sizes, and the bytes of Python's files, in some milliseconds; looked up once per process."""
-    owner = _distribution(OWNER)
-    if owner is None:
+    if (owner := _distribution(OWNER)) is None:
         return Ownership()
     listed = _files(owner)
     if not listed:  # built from source in place: there is no list to compare with

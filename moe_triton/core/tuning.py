@@ -102,8 +102,7 @@ class Tuning:
         if self.posts is not None:
             object.__setattr__(self, "posts", check_choice("tuning.posts", self.posts, POSTS))
         for name in ("communication_blocks", "receiving_blocks", *_RANGES):
-            value = getattr(self, name)
-            if value is not None or name == "communication_blocks":
+            if (value := getattr(self, name)) is not None or name == "communication_blocks":
                 object.__setattr__(self, name, check_integer(f"tuning.{name}", value))
 
     def check(self, num_blocks: int) -> None:

@@ -16,7 +16,7 @@ import functools
 import torch
 
 from moe_triton.core.dtypes import NAMES
-from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers, pointers
+from moe_triton.core.kernel import Arg, TritonKernel, alike, chosen_args, numbers
 from moe_triton.core.space import double_buffers, named_features
 from moe_triton.kernels.cases import I32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import check_float_dtype, check_hidden
@@ -68,7 +68,7 @@ def add_rows_kernel(
     check_hidden(hidden)
     element = NAMES[dtype]
     args, absent = chosen_args(
-        (True, pointers(f"*{element}", "in", "rows slots")),
+        (True, alike(f"*{element}", "rows slots", "in")),
         (True, (Arg("counts", "*i32", "in"), Arg("out", f"*{element}", "out"))),
         (zoned, ZONE),
         (True, (*numbers("i32", "tp_rank capacity"), Arg("slot_stride", "i64", "value"))),

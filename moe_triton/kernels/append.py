@@ -15,7 +15,7 @@ import functools
 import torch
 
 from moe_triton.core.checks import check_positive
-from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers, pointers
+from moe_triton.core.kernel import Arg, TritonKernel, alike, chosen_args, numbers
 from moe_triton.core.plan import Placeholder
 from moe_triton.core.records import STAMP
 from moe_triton.core.row_formats import QUANTIZED
@@ -137,7 +137,7 @@ def gather_counts_kernel(target: str = "cpu", zoned: bool = False) -> TritonKern
     ``header``, as in `append_kernel`.
     """
     args, absent = chosen_args(
-        (True, pointers("*i32", "in", "header counts")),
+        (True, alike("*i32", "header counts", "in")),
         (True, (Arg("ep_recv_counts", "*i32", "out"), Arg("tokens_per_expert", "*i64", "inout"))),
         (zoned, ZONE),
         (True, numbers("i32", "num_ranks tp_rank capacity")),

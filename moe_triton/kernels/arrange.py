@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from moe_triton.core.checks import check_positive
-from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers, pointers
+from moe_triton.core.kernel import Arg, TritonKernel, alike, chosen_args, numbers
 from moe_triton.core.plan import Placeholder
 from moe_triton.core.records import STATUS_ENTRY
 from moe_triton.core.row_formats import QUANTIZED
@@ -209,8 +209,8 @@ def arrange_kernel(
     scaled, has_own, by_entry = slot.num_scales > 0, own is not None, own is not None or parted
     args, absent = chosen_args(
         (True, (Arg("slots", "*i32", "in"), Arg("slot_scales", "*fp32", "in", interleaved_with="slots"))),
-        (True, pointers("*i32", "in", "row_slots num_rows")),
-        (parted, pointers("*i32", "in", "rows_before rows_taken")),
+        (True, alike("*i32", "row_slots num_rows", "in")),
+        (parted, alike("*i32", "rows_before rows_taken", "in")),
         (True, Arg("entries", "*i32", "inout", interleaved_with="slots")),
         (has_own, Arg("rows", "*i32", "in")),
         (has_own and scaled, Arg("scales", "*fp32", "in", interleaved_with="rows")),

@@ -351,8 +351,7 @@ class Case:
         """Values by argument: numbers, and flat views of this memory."""
         arguments: dict[str, torch.Tensor | int] = {}
         for arg in self.kernel.args:
-            value = self.values[arg.name]
-            if isinstance(value, Placeholder):
+            if isinstance((value := self.values[arg.name]), Placeholder):
                 flat = memory[value.name].view(-1).view(torch.uint8)
                 arguments[arg.name] = flat[value.offset :].view(arg.dtype)
             else:

@@ -25,7 +25,7 @@ import torch
 
 from moe_triton.core.checks import check_positive
 from moe_triton.core.dtypes import NAMES
-from moe_triton.core.kernel import Arg, TritonKernel, numbers, pointers
+from moe_triton.core.kernel import Arg, TritonKernel, alike, numbers
 from moe_triton.core.space import Space, double_buffers, named_features
 from moe_triton.kernels.cases import F32, NUM_SPECIAL, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import check_float_dtype, check_hidden
@@ -174,7 +174,7 @@ def const_alphas_kernel(
         args=(
             Arg("x", f"*{element}", "in"),
             Arg("topk_idx", "*i32", "in"),
-            *pointers(f"*{element}", "in", "alpha1 alpha2"),
+            *alike(f"*{element}", "alpha1 alpha2", "in"),
             Arg("alphas", "*i32" if in_blocks else "*fp32", "out"),
             *numbers("i32", "first_token num_tokens first_const num_const"),
         ),

@@ -19,7 +19,7 @@ import functools
 import torch
 
 from moe_triton.core.checks import check_positive
-from moe_triton.core.kernel import TritonKernel, chosen_args, numbers, pointers
+from moe_triton.core.kernel import TritonKernel, alike, chosen_args, numbers
 from moe_triton.core.records import POSITION_SHIFT
 from moe_triton.kernels.cases import Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.fallbacks import Arguments, fallback
@@ -154,8 +154,8 @@ def inner_table_kernel(topk: int, target: str = "cpu", zoned: bool = False) -> T
     """
     check_positive("topk", topk)
     args, absent = chosen_args(
-        (True, pointers("*i32", "in", "tokens rail_counts")),
-        (True, pointers("*i32", "out", "inner_ids inner_positions inner_weights inner_active_index")),
+        (True, alike("*i32", "tokens rail_counts", "in")),
+        (True, alike("*i32", "inner_ids inner_positions inner_weights inner_active_index", "out")),
         (zoned, ZONE),
         (True, numbers("i32", "num_servers max_tokens first_expert server_experts")),
         (True, numbers("i64", "server_stride token_stride")),

@@ -17,7 +17,7 @@ import functools
 import torch
 
 from moe_triton.core.checks import check_positive
-from moe_triton.core.kernel import Arg, TritonKernel, numbers, pointers
+from moe_triton.core.kernel import Arg, TritonKernel, alike, numbers
 from moe_triton.core.records import POSITION_SHIFT
 from moe_triton.kernels.cases import Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.fallbacks import Arguments, fallback
@@ -149,7 +149,7 @@ def outer_table_kernel(topk: int, num_servers: int, target: str = "cpu") -> Trit
         name="outer_table",
         fn=_outer_table_kernel,
         args=(
-            *pointers("*i32", "in", "topk_idx expand_idx"),
+            *alike("*i32", "topk_idx expand_idx", "in"),
             Arg("outer_ids", "*i32", "inout"),
             Arg("outer_rows", "*i32", "out"),
             Arg("outer_counts", "*i32", "inout"),

@@ -25,7 +25,7 @@ import functools
 
 import torch
 
-from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers, pointers
+from moe_triton.core.kernel import Arg, TritonKernel, alike, chosen_args, numbers
 from moe_triton.core.space import double_buffers, named_features
 from moe_triton.kernels.cases import F32, I32, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.checks import check_hidden
@@ -121,7 +121,7 @@ def rms_norm_kernel(
         return num_tokens * (10 * hidden + 4 + 4 * masked)
 
     args, absent = chosen_args(
-        (True, (Arg("acc", "*fp32", "in"), *pointers("*bf16", "in", "residual gamma"))),
+        (True, (Arg("acc", "*fp32", "in"), *alike("*bf16", "residual gamma", "in"))),
         (masked, Arg("active_index", "*i32", "in")),
         (True, (Arg("eps", "*fp32", "in"), Arg("y", "*bf16", "out"))),
         (True, (Arg("rstd", "*fp32", "out"), Arg("x_out", "*bf16", "out"))),

@@ -17,7 +17,7 @@ import functools
 import torch
 
 from moe_triton.core.checks import check_positive
-from moe_triton.core.kernel import Arg, TritonKernel, pointers
+from moe_triton.core.kernel import Arg, TritonKernel, alike
 from moe_triton.core.space import Space, named_features
 from moe_triton.kernels.cases import I8, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.fallbacks import Arguments, fallback
@@ -128,7 +128,7 @@ def select_kernel(topk: int, per_entry: bool, target: str = "cpu", int64: bool =
         args=(
             Arg("expert_ids", "*i64" if int64 else "*i32", "in"),
             Arg("mask", "*i8", "in"),
-            *pointers("*i32", "out", "topk_idx active_index num_active"),
+            *alike("*i32", "topk_idx active_index num_active", "out"),
             Arg("num_tokens", "i32", "value"),
         ),
         constants={

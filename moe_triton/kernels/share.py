@@ -21,7 +21,7 @@ import functools
 import torch
 
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers, pointers
+from moe_triton.core.kernel import Arg, TritonKernel, alike, chosen_args, numbers
 from moe_triton.core.space import Space, named_features
 from moe_triton.kernels.cases import Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.fallbacks import Arguments, fallback
@@ -154,7 +154,7 @@ def share_kernel(by_position: bool, masked: bool, target: str = "cpu") -> Triton
         shared_slots = [0, 1, 0]
         shared_counts = [2, 1]
     """
-    outputs = pointers("*i32", "out", "shared_ranks shared_slots shared_counts")
+    outputs = alike("*i32", "shared_ranks shared_slots shared_counts", "out")
     block = BLOCK if target == "cpu" else WIDE_BLOCK
 
     def bytes_moved(*, num_tokens: int, num_shared_ranks: int, num_shared_experts: int = 1, **_: int) -> int:

@@ -26,7 +26,7 @@ import functools
 import torch
 
 from moe_triton.core.checks import check_positive
-from moe_triton.core.kernel import Arg, TritonKernel, numbers, pointers
+from moe_triton.core.kernel import Arg, TritonKernel, alike, numbers
 from moe_triton.core.space import Space
 from moe_triton.kernels.cases import I64, Draw, Family, Inputs, Shape
 from moe_triton.kernels.fallbacks import Arguments, fallback
@@ -106,7 +106,7 @@ def waits_of_dispatch_kernel(target: str = "cpu") -> TritonKernel:
         name="waits_of_dispatch",
         fn=_waits_of_dispatch_kernel,
         args=(
-            *pointers("*i32", "in", "waited table"),
+            *alike("*i32", "waited table", "in"),
             Arg("performance_info", "*i64", "inout"),
             *numbers("i32", "num_local_experts num_ranks num_table"),
         ),
@@ -205,7 +205,7 @@ def waits_of_combine_kernel(topk: int, target: str = "cpu") -> TritonKernel:
         name="waits_of_combine",
         fn=_waits_of_combine_kernel,
         args=(
-            *pointers("*i32", "in", "waited topk_idx table"),
+            *alike("*i32", "waited topk_idx table", "in"),
             Arg("performance_info", "*i64", "inout"),
             *numbers("i32", "num_tokens num_experts num_local_experts"),
             *numbers("i32", "num_shared_experts num_shared_ranks num_ranks rank num_table"),

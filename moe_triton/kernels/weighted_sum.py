@@ -39,7 +39,7 @@ import torch
 from moe_triton.core.checks import check_positive
 from moe_triton.core.dtypes import NAMES
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.kernel import Arg, TritonKernel, chosen_args, numbers, pointers
+from moe_triton.core.kernel import Arg, TritonKernel, alike, chosen_args, numbers
 from moe_triton.core.plan import Placeholder
 from moe_triton.core.space import MULTIBUFFER, Settings, Space, named_features
 from moe_triton.kernels.cases import AXES, F32, I8, NUM_SPECIAL, Draw, Family, Inputs, Shape, blank, subsets
@@ -448,7 +448,7 @@ def _arguments_of(features: SumFeatures, element: str) -> Iterator[tuple[bool, A
     yield f.by_offset, Arg("offsets", "*i64", "in")
     yield f.own, Arg("recv_offsets", "*i32", "in")
     yield f.masked, Arg("active_index", "*i32", "in")
-    yield f.listed, pointers("*i32", "in", "tokens bounds")
+    yield f.listed, alike("*i32", "tokens bounds", "in")
     yield f.shared_x, Arg("shared_x", f"*{element}", "in")
     yield f.special, (Arg("ori_x", f"*{element}", "in"), Arg("alphas", "*fp32", "in"))
     yield f.special, Arg("const_v", f"*{element}", "in")

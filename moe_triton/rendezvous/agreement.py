@@ -18,18 +18,13 @@ KERNELS = "settings of kernels"
 
 # Settings that may differ: neither flags nor results depend on them. An operator has one flag per expert and
 # source, row or rank, whichever block sends it and however many parts there are.
+_TUNED = "dispatch_tokens combine_tokens communication_blocks receiving_blocks cached_bytes spins yields"
 MAY_DIFFER: dict[str, str] = {
-    "num_blocks": "calls take as long as on the slowest rank",
     "timeout_s": "the rank that waits least gives up first, and the others only when their own time is up",
-    "kernels": "calls take as long as on the slowest rank",
-    "tuning.dispatch_tokens": "calls take as long as on the slowest rank",
-    "tuning.combine_tokens": "calls take as long as on the slowest rank",
-    "tuning.communication_blocks": "calls take as long as on the slowest rank",
-    "tuning.receiving_blocks": "calls take as long as on the slowest rank",
-    "tuning.cached_bytes": "calls take as long as on the slowest rank",
-    "tuning.spins": "calls take as long as on the slowest rank",
-    "tuning.yields": "calls take as long as on the slowest rank",
-    KERNELS: "calls take as long as on the slowest rank",
+    **dict.fromkeys(
+        ("num_blocks", "kernels", KERNELS, *(f"tuning.{name}" for name in _TUNED.split())),
+        "calls take as long as on the slowest rank",
+    ),
 }
 _OWN = text_of({})
 _MOST_KERNELS = 4  # that a message names

@@ -218,8 +218,7 @@ class Attempt:
             # In this order: the next attempt opens only after this one has ended. So if that is open, a
             # missing state was deleted, after all ranks, this one included, had read its messages.
             is_open = self._round > 0 or self._open() == self._number
-            state = read_key(self._store, f"{key}/state")
-            if state or not is_open:
+            if (state := read_key(self._store, f"{key}/state")) or not is_open:
                 return state
             if self._round == 0:
                 self._note()
@@ -336,8 +335,7 @@ class Attempt:
             # In this order: see `_wait`.
             is_past = number < self._open()
             key = f"{number}/0"
-            state = read_key(self._store, f"{key}/state")
-            if state.startswith(REFUSED):
+            if (state := read_key(self._store, f"{key}/state")).startswith(REFUSED):
                 raise self._take_note(key, state)
             if not state and not is_past:
                 return number

@@ -152,8 +152,7 @@ class Meeting:
 
     def world_ranks(self) -> tuple[int, ...]:
         """Each rank's number in torch.distributed's world, by its number here."""
-        group = self._standing_group()
-        if group is None:
+        if (group := self._standing_group()) is None:
             return self.members
         return tuple(dist.get_global_rank(group, member) for member in self.members)
 
@@ -294,8 +293,7 @@ class Meeting:
         return group
 
     def _make_attempt(self) -> Attempt:
-        group = self._standing_group()
-        if group is None:
+        if (group := self._standing_group()) is None:
             self._store, membership = cast(Store, dist.HashStore()), None  # type: ignore[attr-defined]
         else:
             shared, past = shared_store_of(group), _pasts.setdefault(group, Past())
@@ -467,8 +465,7 @@ def shared_store_of(group: dist.ProcessGroup) -> Store:
 
 
 def _connect(group: dist.ProcessGroup) -> None:
-    store = distributed_c10d._get_process_group_store(group)
-    if store is None:
+    if (store := distributed_c10d._get_process_group_store(group)) is None:
         hosted = host_store(group)
         _seals[group], _stores[group] = Seal(hosted.secret), hosted.store
     else:

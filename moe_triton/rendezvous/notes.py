@@ -210,8 +210,7 @@ class Inquiry:
         named = sorted({*self._gone, *self._late, *self._open})
         if not named:
             # Who began to wait for this rank only now, when this one has sent everything, has come too late.
-            came = sorted({*self._missing} - self._waited_before)
-            if came:
+            if came := sorted({*self._missing} - self._waited_before):
                 return Culprits(tuple(came), said=told)
             return Culprits.unknown(self._missing, EACH_OTHER, told)
         doubtful = sorted({*self._late, *self._open})

@@ -38,8 +38,7 @@ def needed_buffer_bytes(config: Config) -> int:
     By the published formula, or of a scheme that has none what its layout takes.
     """
     config = config.normalized()
-    formulas = scheme_type(config).formulas.get(config.version)
-    if formulas is None:
+    if (formulas := scheme_type(config).formulas.get(config.version)) is None:
         return layout_of(config).data_bytes
     return min(f.needed(config) for f in formulas if config.generation in f.generations)
 

@@ -105,9 +105,10 @@ def read_with(path: Path, command: str, *columns: tuple[str, ...]) -> Table:
     return table
 
 
-def whose(path: Path) -> str:
-    """What to add to a row's place if its table is not the package's."""
-    return "" if path.parent == FOLDER else f" in {path.parent}"
+def said(path: Path, table: Table, row: Row) -> str:
+    """Where a row stands, its folder if that is not the package's, and what its table was made from."""
+    folder = "" if path.parent == FOLDER else f" in {path.parent}"
+    return f"{table.said(row)}{folder} ({source_said(table)})"
 
 
 def keys_of(kernel: TritonKernel) -> tuple[str, str, str]:
@@ -205,19 +206,17 @@ class KernelSettings:
             row = table.nearest(keys, sizes, (*named, ANY_DTYPE))
             if row is None or row.sizes[:2] != sizes[:2]:
                 continue
-            return self._taken(kernel, table, row, whose(path))
+            return self._taken(kernel, row, said(path, table, row))
         return OWN
 
     @staticmethod
-    def _taken(kernel: TritonKernel, table: Table, row: Row, where: str) -> Chosen:
-        settings = settings_of(str(row.values[0]))
-        said = f"{table.said(row)}{where} ({source_said(table)})"
+    def _taken(kernel: TritonKernel, row: Row, source: str) -> Chosen:
         try:
-            tuned = kernel.with_settings(settings)
+            tuned = kernel.with_settings(settings_of(str(row.values[0])))
         except ArgumentError as error:
-            return Chosen({}, f"the kernel's own: {said} does not fit it any more ({error})")
+            return Chosen({}, f"the kernel's own: {source} does not fit it any more ({error})")
         changed = {name: value for name, value in tuned.settings.items() if kernel.settings[name] != value}
-        return Chosen(changed, said)
+        return Chosen(changed, source)
 
     def tuned(self, plan: Plan) -> Plan:
         """A plan with the settings of the tables."""

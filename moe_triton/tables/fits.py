@@ -74,6 +74,5 @@ def _kernels(row: Row, target: str) -> Iterator[TritonKernel]:
     for zoned in (False, True):
         shape = Shape(dtype if dtype in DTYPES else "bf16", hidden, topk, 0, features, target, zoned)
         with contextlib.suppress(ArgumentError):
-            kernel = family.kernel(shape)
-            if kernel.space is not None:
+            if (kernel := family.kernel(shape)).space is not None:
                 yield kernel

@@ -16,9 +16,8 @@ from moe_triton.core.config import Config
 from moe_triton.core.space import settings_of
 from moe_triton.core.tables import Row, Table, damaged
 from moe_triton.core.tuning import OPEN_FIELDS, Tuning, fields_of
-from moe_triton.tables import read_with, whose
+from moe_triton.tables import read_with, said
 from moe_triton.tables.found import tables_of
-from moe_triton.tables.installed import source_said
 from moe_triton.tables.schemes import sizes_of
 
 KIND = "pipelines"
@@ -79,7 +78,7 @@ def _row(machine: str, config: Config, cores: int, folder: Any) -> tuple[Row, st
     for path, table in tables_of(KIND, machine, folder, checked_table).items():
         row = table.nearest((config.scheme,), sizes)
         if row is not None and row.sizes[:2] == sizes[:2]:
-            return row, f"{table.said(row)}{whose(path)} ({source_said(table)})"
+            return row, said(path, table, row)
     return None
 
 

@@ -13,9 +13,8 @@ from typing import Literal, NamedTuple
 
 from moe_triton.core.config import Config
 from moe_triton.core.tables import Table, damaged
-from moe_triton.tables import read_with, whose
+from moe_triton.tables import read_with, said
 from moe_triton.tables.found import tables_of
-from moe_triton.tables.installed import source_said
 
 Outputs = Literal["own", "window"]
 OUTPUTS: tuple[Outputs, ...] = ("own", "window")
@@ -85,6 +84,5 @@ def named(
         for path, table in tables.items():
             row = table.nearest((where,), sizes_of(config))
             if row and row.values[0] in schemes[config.product]:
-                said = f"{table.said(row)}{whose(path)} ({source_said(table)})"
-                yield Named(str(row.values[0]), said)
+                yield Named(str(row.values[0]), said(path, table, row))
                 break

@@ -84,8 +84,7 @@ def cann_version(home: Path) -> Version | None:
         home / "version.cfg",
     ]
     for file in files:
-        match = _VERSION.search(file.read_text(errors="replace")) if file.is_file() else None
-        if match:
+        if file.is_file() and (match := _VERSION.search(file.read_text(errors="replace"))):
             return parse_version(match[1] or match[2])
     return None
 
@@ -124,8 +123,7 @@ def check_cann(home: Path | None = None) -> Cann:
     Raises:
         ToolchainError: there is none, it has no compiler, or it is too old.
     """
-    cann = find_cann(home)
-    if cann is None:
+    if (cann := find_cann(home)) is None:
         where = home or os.environ.get("ASCEND_HOME_PATH") or f"not in {' or '.join(map(str, HOMES))}"
         raise ToolchainError(
             f"CANN is missing ({where}), but the kernels for the NPU need it. "
@@ -165,8 +163,7 @@ def check_driver(cann: Version) -> Version:
     Raises:
         ToolchainError: there is none, or CANN's release notes do not have it.
     """
-    driver = driver_version()
-    if driver is None:
+    if (driver := driver_version()) is None:
         raise ToolchainError(
             f"The NPU's driver is missing: {DRIVER_INFO} does not tell its version. "
             "Install the driver, or mount /usr/local/Ascend/driver into the container."

@@ -6,8 +6,9 @@ Flags are numbers of rounds: ``numbers`` holds, by zone, that of the run before.
 
 from __future__ import annotations
 
+from moe_triton.core.ascendc import ZONE
 from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel, numbers
-from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS, ROUTED, ROWS, ZONE
+from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS, ROUTED, ROWS
 
 # Where things are in a block.
 _FORMAT = (

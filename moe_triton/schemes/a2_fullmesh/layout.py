@@ -26,7 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from moe_triton.core.region import Region, region_of
+from moe_triton.core.region import Region, packed, region_of
 from moe_triton.layout import (
     SLOT_ALIGN,
     STATUS_ENTRY_BYTES,
@@ -115,9 +115,8 @@ class BlocksLayout(Layout):
     @cached_property
     def blocks(self) -> Region:
         """The block that each rank writes."""
-        ranks = self.config.num_ranks, self.block_bytes
-        zones = self.num_zones, self.zone_bytes
-        return region_of("peer_blocks", self.state_bytes, self.block_bytes, zones, ranks)
+        dims = packed(self.block_bytes, self.num_zones, self.config.num_ranks)
+        return region_of("peer_blocks", self.state_bytes, self.block_bytes, *dims)
 
     def rows(self, row_step: int) -> Region:
         """Rows of ``row_step`` bytes in the blocks, as the kernel of offsets looks at them: of one expert,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moe_triton.core.ascendc import DISPATCH_WAIT, ENTRY_KERNELS, POST_STATUS
+from moe_triton.core.ascendc import DISPATCH_WAIT, ENTRY_KERNELS, POST_STATUS, ZONE
 from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel, numbers
 
 # Rows of T tokens to K routed and S shared experts; M routed experts.
@@ -17,7 +17,6 @@ ROUTED = (
     Arg("topk_weights", "*fp32", "in"),  # (T, K), or null
     Arg("expand_idx", "*i32", "in"),  # (T, K) index of a row among this rank's for the expert
 )
-ZONE = (Arg("zone", "i64", "value"), Arg("zone_at", "*i32", "in"))
 
 # From the counts: where the rows of each expert and source end, how many each expert has, the slot of each.
 DISPATCH_OFFSETS = AscendCKernel(

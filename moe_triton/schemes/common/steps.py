@@ -147,8 +147,7 @@ class Steps:
             raise ValueError(f"{kernel.name} has no arguments {sorted(unknown)}")
         known, filled = self.usual | values, []
         for arg in kernel.args:
-            value = known.get(arg.name)
-            if value is None:
+            if (value := known.get(arg.name)) is None:
                 if not arg.is_pointer:
                     raise ValueError(f"{kernel.name}: nothing is known of {arg.name}")
                 value = Placeholder(arg.name)

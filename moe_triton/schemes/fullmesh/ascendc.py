@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from moe_triton.core.ascendc import DISPATCH_WAIT, POST_STATUS, POSTING
+from moe_triton.core.ascendc import DISPATCH_WAIT, POST_STATUS, POSTING, ZONE
 from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel, numbers
-from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS, ROUTED, ROWS, ZONE
+from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS, ROUTED, ROWS
 
 # Rows of T tokens to K routed and S shared experts; R ranks hold shared experts; M routed experts.
 _SEND_ARGS = (
@@ -243,39 +243,27 @@ COMBINE_POST = AscendCKernel(
 )
 
 KERNELS = (
-    DISPATCH_SEND,
-    INBAND_SEND,
-    DISPATCH_ROWS,
-    DISPATCH_TAKE,
-    DISPATCH_RECEIVE,
-    INBAND_COLLECT,
-    INBAND_RECEIVE,
-    COMBINE_SEND,
-    COMBINE_WAIT,
-    COMBINE_READY,
-    DISPATCH_POST,
-    COMBINE_POST,
+    *(DISPATCH_SEND, INBAND_SEND),
+    *(DISPATCH_ROWS, DISPATCH_TAKE, DISPATCH_RECEIVE, INBAND_COLLECT, INBAND_RECEIVE),
+    *(COMBINE_SEND, COMBINE_WAIT, COMBINE_READY),
+    *(DISPATCH_POST, COMBINE_POST),
 )
+
+
+def _receiving(name: str, *phases: AscendCKernel) -> FusedKernel:
+    """Of which some blocks receive while the others send."""
+    return FusedKernel(name, phases, continuing=frozenset({3}), on_first=frozenset({1, 2, 3}))
+
+
 # An operator's half is the same kernel without the other half's phases.
 FUSED: tuple[FusedKernel, ...] = (
     FusedKernel(
         "dispatch", (DISPATCH_SEND, DISPATCH_WAIT, DISPATCH_OFFSETS, DISPATCH_ROWS), continuing=frozenset({3})
     ),
     FusedKernel("dispatch_in_parts", (DISPATCH_SEND, DISPATCH_WAIT, DISPATCH_OFFSETS, DISPATCH_TAKE)),
-    # Some blocks receive while the others send.
-    FusedKernel(
-        "receiving_dispatch",
-        (DISPATCH_SEND, DISPATCH_WAIT, DISPATCH_OFFSETS, DISPATCH_RECEIVE),
-        continuing=frozenset({3}),
-        on_first=frozenset({1, 2, 3}),
-    ),
+    _receiving("receiving_dispatch", DISPATCH_SEND, DISPATCH_WAIT, DISPATCH_OFFSETS, DISPATCH_RECEIVE),
     FusedKernel("inband_dispatch", (INBAND_SEND, DISPATCH_WAIT, DISPATCH_OFFSETS)),
-    FusedKernel(
-        "receiving_inband_dispatch",
-        (INBAND_SEND, DISPATCH_WAIT, DISPATCH_OFFSETS, INBAND_COLLECT),
-        continuing=frozenset({3}),
-        on_first=frozenset({1, 2, 3}),
-    ),
+    _receiving("receiving_inband_dispatch", INBAND_SEND, DISPATCH_WAIT, DISPATCH_OFFSETS, INBAND_COLLECT),
     FusedKernel("combine", (COMBINE_SEND, COMBINE_WAIT)),
     FusedKernel("combine_in_parts", (COMBINE_SEND, COMBINE_READY)),
     # Flags for whole ranks: what all blocks wrote is there.

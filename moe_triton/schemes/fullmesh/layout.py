@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from moe_triton.core.records import STAMP
-from moe_triton.core.region import Region, region_of
+from moe_triton.core.region import Region, packed, region_of
 from moe_triton.layout import (
     BLOCK_BYTES,
     BLOCK_DATA_BYTES,
@@ -88,19 +88,17 @@ class WindowLayout(Layout):
     @cached_property
     def dispatch_slots(self) -> Region:
         """Slot of the ``index``-th row from ``source`` for local ``expert``."""
-        c, stride, rows = self.config, self.slot_stride, self.config.num_max_tokens_per_rank
-        experts = c.num_local_experts, rows * stride
-        sources = c.num_ranks, c.num_local_experts * rows * stride
-        dims = (self.num_zones, self.zone_bytes), sources, experts, (rows, stride)
-        return region_of("dispatch_slots", self.dispatch_base, stride, *dims)
+        c, stride = self.config, self.slot_stride
+        slots = packed(stride, c.num_ranks, c.num_local_experts, c.num_max_tokens_per_rank)
+        zones = self.num_zones, self.zone_bytes
+        return region_of("dispatch_slots", self.dispatch_base, stride, zones, *slots)
 
     @cached_property
     def combine_slots(self) -> Region:
         """Result ``k`` of a token: K routed ones, then S shared ones, contiguous per token."""
         c, stride = self.config, self.combine_stride
-        tokens = c.num_max_tokens_per_rank, c.num_results_per_token * stride
-        dims = (self.num_zones, self.zone_bytes), tokens, (c.num_results_per_token, stride)
-        return region_of("combine_slots", STATE_BYTES, stride, *dims)
+        slots = packed(stride, c.num_max_tokens_per_rank, c.num_results_per_token)
+        return region_of("combine_slots", STATE_BYTES, stride, (self.num_zones, self.zone_bytes), *slots)
 
     @cached_property
     def dispatch_status(self) -> Region:
@@ -120,9 +118,9 @@ class WindowLayout(Layout):
     def combine_status(self) -> Region:
         """Entry whose words are the round's number: it announces result ``k`` of a token."""
         c, entry = self.config, STATUS_ENTRY_BYTES
-        tokens = c.num_max_tokens_per_rank, c.num_results_per_token * entry
-        dims = (self.num_zones, STATE_ZONE_STRIDE), tokens, (c.num_results_per_token, entry)
-        return region_of("combine_status", STATE_COMBINE_OFFSET, entry, *dims)
+        zones = self.num_zones, STATE_ZONE_STRIDE
+        entries = packed(entry, c.num_max_tokens_per_rank, c.num_results_per_token)
+        return region_of("combine_status", STATE_COMBINE_OFFSET, entry, zones, *entries)
 
     @cached_property
     def barrier_status(self) -> Region:
@@ -148,7 +146,7 @@ class WindowLayout(Layout):
         They cannot lie where their tokens' slots would: more come together here than any rank takes.
         """
         rows = max(self.config.routed_capacity, self.config.shared_capacity) if self._posts else 0
-        dims = (self.num_zones, rows * self.combine_stride), (rows, self.combine_stride)
+        dims = packed(self.combine_stride, self.num_zones, rows)
         return region_of("indexed_slots", 2 * self.in_bytes, self.combine_stride, *dims, name="out_rows")
 
     @property
@@ -156,7 +154,7 @@ class WindowLayout(Layout):
         """A flag of a result for each queued peer (``index``): what is posted of a round is the same."""
         ranks, entry = self.config.num_ranks if self._posts else 0, STATUS_ENTRY_BYTES
         base = 2 * self.in_bytes + self.num_zones * self.out_rows.stride("zone")
-        dims = (self.num_zones, ranks * entry), (ranks, entry)
+        dims = packed(entry, self.num_zones, ranks)
         return region_of("indexed_slots", base, entry, *dims, name="out_flags")
 
     @property

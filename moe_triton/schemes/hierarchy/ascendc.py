@@ -6,9 +6,9 @@ servers, its rail, and reaches its own server's memory. E experts on each rank.
 
 from __future__ import annotations
 
-from moe_triton.core.ascendc import DISPATCH_WAIT, POST_STATUS, POSTING
+from moe_triton.core.ascendc import DISPATCH_WAIT, POST_STATUS, POSTING, ZONE
 from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel, numbers
-from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS, ZONE
+from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS
 
 _RAIL = (
     Arg("peers", "*i64", "in"),  # (EP,) window addresses

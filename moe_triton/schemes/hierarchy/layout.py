@@ -30,7 +30,7 @@ import torch
 
 from moe_triton.core.config import Config
 from moe_triton.core.records import RAIL_END, RAIL_HEAD
-from moe_triton.core.region import Region, region_of
+from moe_triton.core.region import Region, packed, region_of
 from moe_triton.core.row_formats import RowFormat
 from moe_triton.layout import (
     SLOT_ALIGN,
@@ -117,9 +117,8 @@ class HierarchyLayout(Layout):
         return entry_per_rank("barrier_status", 0, size, self.config.num_ranks)
 
     def _ends(self, name: str, base: int) -> Region:
-        size, servers = RAIL_END.num_bytes, self.num_servers
-        dims = (self.num_zones, servers * size), (servers, size)
-        return region_of("rail_ends", base, size, *dims, name=name)
+        dims = packed(RAIL_END.num_bytes, self.num_zones, self.num_servers)
+        return region_of("rail_ends", base, RAIL_END.num_bytes, *dims, name=name)
 
     @cached_property
     def rail_flags(self) -> Region:
@@ -187,11 +186,9 @@ class HierarchyLayout(Layout):
     @cached_property
     def forward_slots(self) -> Region:
         """Slot of the ``index``-th row of ``source`` for local ``expert``, from the rank that relays it."""
-        c, stride, rows = self.config, self.slot_stride, self.config.num_max_tokens_per_rank
-        experts = c.num_local_experts, rows * stride
-        sources = c.num_ranks, c.num_local_experts * rows * stride
-        zones = self.num_zones, c.num_ranks * c.num_local_experts * rows * stride
-        dims = zones, sources, experts, (rows, stride)
+        c, stride = self.config, self.slot_stride
+        rows = c.num_ranks, c.num_local_experts, c.num_max_tokens_per_rank
+        dims = packed(stride, self.num_zones, *rows)
         return region_of("dispatch_slots", self.posted_bytes, stride, *dims, name="forward_slots")
 
     @cached_property
@@ -200,12 +197,9 @@ class HierarchyLayout(Layout):
 
         Here a source is a server.
         """
-        stride, rows = 2 * self.config.hidden, self.config.num_max_tokens_per_rank
-        experts = self.server_experts, rows * stride
-        servers = self.num_servers, self.server_experts * rows * stride
-        zones = self.num_zones, self.num_servers * self.server_experts * rows * stride
-        dims = zones, servers, experts, (rows, stride)
-        base = align(self.forward_slots.end, SLOT_ALIGN)
+        stride, base = 2 * self.config.hidden, align(self.forward_slots.end, SLOT_ALIGN)
+        rows = self.num_servers, self.server_experts, self.config.num_max_tokens_per_rank
+        dims = packed(stride, self.num_zones, *rows)
         return region_of("dispatch_slots", base, stride, *dims, name="result_slots")
 
     @property

@@ -116,8 +116,7 @@ class RelayTables(KeptTables):
         given = bindings["topk_weights"]
         kept = self.of(bindings[TABLES], "own_weights")[: len(given)]
         others = (kept != given.view(torch.int32)) & (bindings["topk_idx"] >= 0)
-        mask = bindings.get("mask")
-        if mask is not None:
+        if (mask := bindings.get("mask")) is not None:
             others &= mask if mask.dim() == 2 else mask[:, None]
         if others.any():
             token, k = others.nonzero()[0].tolist()
@@ -142,8 +141,7 @@ class RelayTables(KeptTables):
         num_rows = min(max(int(bindings["recv_offsets"][-1]), 0), len(origins) // ORIGIN.num_words)
         rows = origins[: num_rows * ORIGIN.num_words].reshape(-1, ORIGIN.num_words)
         extents = np.array([c.num_ranks, c.num_max_tokens_per_rank, c.num_topk], np.uint32)
-        is_wrong = rows.view(np.uint32) >= extents
-        if is_wrong.any():
+        if (is_wrong := rows.view(np.uint32) >= extents).any():
             _refuse(name, "a row's source, token and k", rows, is_wrong, f"they are below {extents.tolist()}")
 
 

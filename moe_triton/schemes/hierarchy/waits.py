@@ -59,10 +59,7 @@ def _entries_timed_out(wait: TimedOut) -> list[int]:
         return [
             _neighbour(context, source) if _is_of_server(context, status) else source for source in sources
         ]
-    missing = set()
-    for source in sources:
-        missing.add(source if _is_told(counts, source) else _relay_of(context, source))
-    return sorted(missing)
+    return sorted({source if _is_told(counts, source) else _relay_of(context, source) for source in sources})
 
 
 def _entries_told(wait: TimedOut) -> dict[int, list[int]]:
@@ -109,8 +106,7 @@ def _rank_of_entry(wait: TimedOut, number: int) -> int:
 def _entry_refused(wait: TimedOut) -> str:
     """An entry whose count cannot be: of whom, what it says, and what it may say."""
     status: Region = wait.arguments["status"]
-    refused = wait.report[wait.report[:, 0] == REPORT_BAD_ROW]
-    number = int(refused[0, REPORT.word("first")])
+    number = int(wait.report[wait.report[:, 0] == REPORT_BAD_ROW][0, REPORT.word("first")])
     count = int(counts_of(wait.arguments, wait.memory).view(-1)[number])
     rank, most = _rank_of_entry(wait, number), wait.arguments["count_end"] - 1
     if _is_of_server(wait.context, status):
@@ -148,11 +144,8 @@ def _words(window: torch.Tensor, first: int, num_bytes: int) -> list[int]:
 def _rails_timed_out(wait: TimedOut) -> list[int]:
     """Sources of which the relay has said that they are lost."""
     counts = wait.tensor("rail_counts").view(-1)
-    return [
-        _rank_on(wait.context, s)
-        for s in range(wait.context.config.topology.num_servers)
-        if int(counts[s]) < 0
-    ]
+    servers = range(wait.context.config.topology.num_servers)
+    return [_rank_on(wait.context, s) for s in servers if int(counts[s]) < 0]
 
 
 def _rails_pending(context: RankContext, arguments: dict[str, Any], servers: range) -> Iterator[int]:
@@ -179,12 +172,10 @@ def _rail_words(wait: TimedOut) -> Iterator[tuple[int, int]]:
 def _partials_timed_out(wait: TimedOut) -> list[int]:
     """Ranks of the rail without an end flag, and those without which others had nothing to send."""
     seen = wait.tensor("rail_seen").view(-1)
-    missing = set()
-    for server in range(wait.context.config.topology.num_servers):
-        count = int(seen[server])
-        if count < 0:
-            missing.add(_rank_on(wait.context, server) if count == -1 else -2 - count)
-    return sorted(missing)
+    counts = enumerate(seen[: wait.context.config.topology.num_servers].tolist())
+    return sorted(
+        {_rank_on(wait.context, s) if count == -1 else -2 - count for s, count in counts if count < 0}
+    )
 
 
 def _partials_told(wait: TimedOut) -> dict[int, list[int]]:
@@ -203,12 +194,9 @@ FINDERS = {
         refused=_entry_refused,
         rank_of=_rank_of_entry,
     ),
-    RAIL_SEND.name: POSTS,
     RAIL_RELAY.name: Finder(_rails_timed_out, _rails_pending, _rail_words, rank_of=_rank_itself),
-    RETURNS_LOST.name: POSTS,
-    PARTIALS_SEND.name: POSTS,
     RAIL_WAIT.name: Finder(
         _partials_timed_out, _rails_pending, _rail_words, told=_partials_told, rank_of=_rank_itself
     ),
-    POST_STATUS.name: POSTS,
+    **{kernel.name: POSTS for kernel in (RAIL_SEND, RETURNS_LOST, PARTIALS_SEND, POST_STATUS)},
 }

@@ -59,8 +59,7 @@ def build(settings: BuildSettings, console: Console) -> None:
         ToolchainError: CMake, CANN or the sources are missing, or the build failed.
     """
     _check(settings)
-    sources = native_files.sources()
-    if sources is None:
+    if (sources := native_files.sources()) is None:
         raise ToolchainError(
             "The Ascend C sources are missing: this installation has no kernels_ascendc folder. "
             f"Install moe_triton again: {reinstall()}"
@@ -104,8 +103,7 @@ def _check(settings: BuildSettings) -> None:
         rule = "an emulated rank posts to its own thread"
         raise ArgumentError("memfabric", settings.memfabric, rule, "Leave it out, or pass --backend npu.")
     for folder in settings.schemes:
-        missing = [name for name in SCHEME_FILES if not (folder / name).is_file()]
-        if missing:
+        if missing := [name for name in SCHEME_FILES if not (folder / name).is_file()]:
             rule = f"a scheme's folder has {' and '.join(SCHEME_FILES)}, and this one lacks {missing[0]}"
             raise ArgumentError("scheme", folder, rule, "See docs/schemes.md.")
     if settings.jobs < 1:
@@ -129,8 +127,7 @@ def _memfabric(given: Path | None) -> Path | str:
 
 def find_program(name: str) -> str:
     """A program beside this Python, where pip puts a cmake that is new enough, or on the PATH."""
-    program = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
-    if program is None:
+    if (program := shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)) is None:
         raise ToolchainError(f"{name} is missing, which the build needs. Run: pip install {name}")
     return program
 

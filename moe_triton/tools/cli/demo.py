@@ -142,11 +142,8 @@ def bytes_sent(inputs: Inputs, rank: int, output: DispatchOutput, settings: Demo
     slot = SlotLayout.of(settings.hidden, ROW_FORMATS[settings.quantize], DTYPE)
     owners = config.num_shared_ranks + inputs.topk_idx // config.num_local_experts
     remote = int((owners != rank).sum())
-    remote += sum(
-        settings.tokens
-        for s in range(config.num_shared_experts)
-        if config.rank_of_shared_expert(s, rank) != rank
-    )
+    shared = [config.rank_of_shared_expert(s, rank) for s in range(config.num_shared_experts)]
+    remote += settings.tokens * sum(owner != rank for owner in shared)
     entries = sum(config.experts_on(r) for r in range(config.num_ranks) if r != rank)
     back = int((output.handle.origins[: output.handle.num_received(), 0] != rank).sum())
     return (
@@ -244,8 +241,7 @@ def run_demo(settings: DemoSettings, console: Console) -> int:
     console.print()
     _table(ranks).print(console)
     console.print()
-    wrong = {rank: result["wrong"] for rank, result in enumerate(ranks) if result["wrong"]}
-    if wrong:
+    if wrong := {rank: result["wrong"] for rank, result in enumerate(ranks) if result["wrong"]}:
         for rank, texts in wrong.items():
             console.print(f"[red]rank {rank}: {'; '.join(texts)}[/red]")
         return 1
@@ -272,19 +268,13 @@ def _run(settings: DemoSettings) -> list[dict[str, Any]]:
 
 def _table(ranks: Sequence[dict[str, Any]]) -> TextTable:
     columns = (
-        names("rank"),
-        numbers("tokens in", spare=1),
-        numbers("rows received"),
-        numbers("MB sent"),
+        *(names("rank"), numbers("tokens in", spare=1), numbers("rows received"), numbers("MB sent")),
         *(numbers(f"{each} us") for each in ("dispatch", "experts", "combine")),
         names("check"),
     )
     rows = [
         (
-            rank,
-            result["sent"],
-            result["received"],
-            f"{result['bytes'] / 1e6:.2f}",
+            *(rank, result["sent"], result["received"], f"{result['bytes'] / 1e6:.2f}"),
             *(f"{result['us'][each]:.0f}" for each in ("dispatch", "experts", "combine")),
             Text("differs", style="red") if result["wrong"] else Text("equal", style="green"),
         )

@@ -54,8 +54,7 @@ def _show_summary(report: Report, console: Console) -> None:
     columns = (names("stage"), *map(numbers, MARKS), numbers("seconds"))
     rows = []
     for stage in STAGES:
-        of_stage = [result for result in report.results if result.stage == stage]
-        if not of_stage:
+        if not (of_stage := [result for result in report.results if result.stage == stage]):
             continue
         count = Counter(result.status for result in of_stage)
         shown = [

@@ -69,11 +69,7 @@ def show_layout(group: Group, console: Console) -> None:
     ).print(console)
     console.print()
     columns = (
-        names("region"),
-        numbers("base"),
-        numbers("end"),
-        numbers("size", spare=1),
-        numbers("item bytes"),
+        *(names("region"), numbers("base"), numbers("end"), numbers("size", spare=1), numbers("item bytes")),
         texts("dimensions (extent x stride)"),
     )
     rows = []
@@ -125,14 +121,12 @@ def show_plans(
         plan, uncut = scheme.whole(variant, 0, parts), scheme.whole(variant, 0)
         if parts > 1 and len(plan.launches) == len(uncut.launches):
             parts, source = 1, "it cannot be cut"
-        said = f"{operator}: {parts} part{'s' if parts > 1 else ''} of {tokens} tokens; {source}"
-        say(said, console)
+        say(f"{operator}: {parts} part{'s' if parts > 1 else ''} of {tokens} tokens; {source}", console)
         console.print(str(plan), markup=False)
 
 
 def _say_scheme(chosen: ChosenScheme, console: Console) -> None:
     """Which scheme is taken and who says so, and the servers where there are several."""
     say(f"scheme {chosen.source}", console)
-    servers = chosen.config.topology.sizes
-    if len(servers) > 1:
+    if len(servers := chosen.config.topology.sizes) > 1:
         say(f"{len(servers)} servers of {', '.join(map(str, servers))} ranks", console)

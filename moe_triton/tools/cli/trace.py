@@ -113,17 +113,15 @@ def draw_calls(
     median_calls = {
         o: {trace.stem: median_call(trace, o, rank, calls) for trace in traces} for o in operators
     }
-    steps = list(
-        dict.fromkeys(s.step for of in median_calls.values() for call in of.values() for s in call.spans)
-    )
+    drawn = [call for of in median_calls.values() for call in of.values()]
+    steps = list(dict.fromkeys(span.step for call in drawn for span in call.spans))
     colours = {step: COLOURS[number % len(COLOURS)] for number, step in enumerate(steps)}
 
     def paint(figure: Any) -> None:
         height = len(operators) * (PANEL_MARGIN + LANE_HEIGHT * len(STREAMS) * len(traces))
         figure.set_size_inches(PANEL_WIDTH, height)
-        for axis, operator in zip(
-            figure.subplots(len(operators), squeeze=False).flatten(), operators, strict=True
-        ):
+        axes = figure.subplots(len(operators), squeeze=False).flatten()
+        for axis, operator in zip(axes, operators, strict=True):
             _panel(axis, median_calls[operator], colours)
             axis.set_title(operator, loc="left")
         legend(figure, len(steps))

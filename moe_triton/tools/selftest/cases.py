@@ -109,20 +109,13 @@ def experts_of(case: Case, rank: int, tokens: torch.Tensor) -> torch.Tensor:
 
 def make_buffer(case: Case, **options: Any) -> EPBuffer:
     """The buffer of a case. Collective."""
-    c = case.config
-    return EPBuffer(
-        num_max_tokens_per_rank=c.num_max_tokens_per_rank,
-        hidden=c.hidden,
-        num_topk=c.num_topk,
-        num_experts=c.num_experts,
-        num_shared_experts=c.num_shared_experts,
-        num_shared_ranks=c.num_shared_ranks,
-        comm_alg=c.scheme,
-        product=c.product,
-        ranks_per_server=c.ranks_per_server,
-        relaxed=True,
-        **{"num_blocks": case.num_blocks, "kernels": case.kernels, "timeout_s": 30.0, **options},
+    alike = (
+        *("num_max_tokens_per_rank", "hidden", "num_topk", "num_experts", "num_shared_experts"),
+        *("num_shared_ranks", "product", "ranks_per_server"),
     )
+    given: dict[str, Any] = {name: getattr(case.config, name) for name in alike}
+    given |= {"num_blocks": case.num_blocks, "kernels": case.kernels, "timeout_s": 30.0, **options}
+    return EPBuffer(comm_alg=case.config.scheme, relaxed=True, **given)
 
 
 def dispatched(

@@ -16,15 +16,8 @@ Status = Literal["passed", "failed", "skipped"]
 STATUSES: tuple[Status, ...] = ("passed", "failed", "skipped")
 MOST_DETAILS = 5
 STAGES = (
-    "environment",
-    "windows",
-    "kernels",
-    "operators",
-    "stragglers",
-    "torch_npu",
-    "graphs",
-    "timing",
-    "constants",
+    *("environment", "windows", "kernels", "operators", "stragglers"),
+    *("torch_npu", "graphs", "timing", "constants"),
 )
 """In the order in which they run: later ones depend on earlier ones."""
 

@@ -21,12 +21,12 @@ from moe_triton.core import ascendc
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.plan import Launch, Placeholder, Plan, Stream, launch
 from moe_triton.core.records import ORIGIN
-from moe_triton.core.region import Region, region_of
+from moe_triton.core.region import Region, packed, region_of
 from moe_triton.core.soc import soc_of
 from moe_triton.kernels.arrange import arrange_kernel
 from moe_triton.schemes.fullmesh.ascendc import INBAND_RECEIVE, INBAND_SEND
 from moe_triton.tools.selftest.check import Assumption
-from moe_triton.tools.selftest.wires import launch_of_zeros, post_entry, wait_for_entries
+from moe_triton.tools.selftest.wires import launch_of_zeros, placeholders, post_entry, wait_for_entries
 
 Trial = Callable[[], str | None]
 
@@ -68,9 +68,7 @@ class Bench:
             "dispatch_status",
             0,
             layout.STATUS_ENTRY_BYTES,
-            (layout.NUM_ZONES, 2 * layout.STATUS_ENTRY_BYTES),
-            (1, layout.STATUS_ENTRY_BYTES),
-            (2, layout.STATUS_ENTRY_BYTES),
+            *packed(layout.STATUS_ENTRY_BYTES, layout.NUM_ZONES, 1, 2),
         )
         self.window = self.tensor(self.status.end // 4)
         self.peers = torch.tensor([self.window.data_ptr()] * 2, dtype=torch.int64, device=self.runtime.device)
@@ -238,10 +236,7 @@ class InbandExchange:
             "dispatch_slots",
             -self.window.data_ptr() % layout.BLOCK_BYTES,
             SLOT_BYTES,
-            (1, ROWS * SLOT_BYTES),
-            (1, ROWS * SLOT_BYTES),
-            (ROWS, SLOT_BYTES),
-            (1, SLOT_BYTES),
+            *packed(SLOT_BYTES, 1, 1, ROWS, 1),
         )
         one = (1, layout.STATUS_ENTRY_BYTES)
         self.status = region_of("dispatch_status", 0, layout.STATUS_ENTRY_BYTES, one, one, one)
@@ -280,21 +275,19 @@ class InbandExchange:
             INBAND_SEND,
             "compute",
             1,
-            rows=Placeholder("rows"),
+            **placeholders("rows", "peers", "report"),
             row_stride=SLOT.row_bytes,
             row_bytes=SLOT.row_bytes,
             stamp_offset=SLOT.stamp_offset,
             rows_per_token=1,
             topk_idx=Placeholder("experts"),
             expand_idx=Placeholder("places"),
-            peers=Placeholder("peers"),
             num_tokens=ROWS,
             topk=1,
             num_experts=ROWS,
             kept_rank=-1,
             slots=self.slots.words(),
             status=self.status.words(),
-            report=Placeholder("report"),
         )
 
     def _receive(self, stream: Stream, us: int) -> Launch:
@@ -303,7 +296,7 @@ class InbandExchange:
             INBAND_RECEIVE,
             stream,
             ROWS,
-            window=Placeholder("window"),
+            **placeholders("window", "report"),
             recv_offsets=Placeholder("offsets"),
             num_entries=ROWS,
             num_ranks=1,
@@ -316,7 +309,6 @@ class InbandExchange:
             out_origins=Placeholder("origins"),
             timeout_us=us,
             slots=self.slots.words(),
-            report=Placeholder("report"),
         )
 
 
@@ -371,5 +363,4 @@ def _graph() -> str | None:
     for _ in range(3):
         replay()
     bench.runtime.synchronize()
-    observed = before, int(bench.zone[0]), bench.entry(1)[1]
-    return _differs(observed, (1, 0, NUMBER))
+    return _differs((before, int(bench.zone[0]), bench.entry(1)[1]), (1, 0, NUMBER))

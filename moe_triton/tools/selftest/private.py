@@ -59,9 +59,7 @@ def _shortened(path: str) -> str:
     for start in KEPT:
         if start in path:
             return path[path.index(start) :]
-    if path.startswith(SYSTEM) or "/" not in path[1:]:
-        return path
-    return f"<path>/{Path(path).name}"
+    return path if path.startswith(SYSTEM) or "/" not in path[1:] else f"<path>/{Path(path).name}"
 
 
 def _is_ipv6(text: str) -> bool:

@@ -117,8 +117,7 @@ class Battery(AbstractContextManager["Battery"]):
             self._end(result)
 
     def _skipped(self, check: Check) -> Result | None:
-        causes = [cause for name in check.needs for cause in self._causes.get(name, ())]
-        if not causes:
+        if not (causes := [cause for name in check.needs for cause in self._causes.get(name, ())]):
             return None
         self._causes[check.name] = tuple(dict.fromkeys(causes))
         reason = f"because of {', '.join(repr(cause) for cause in self._causes[check.name])}"
@@ -166,6 +165,4 @@ def _by_failure(error: RankFailedError) -> tuple[str, ...]:
     ranks: dict[str, list[int]] = {}
     for rank, failure in sorted(error.failures.items()):
         ranks.setdefault(failure.strip(), []).append(rank)
-    return tuple(
-        f"rank(s) {numbers}: {failure}; its processes were ended" for failure, numbers in ranks.items()
-    )
+    return tuple(f"rank(s) {of}: {failure}; its processes were ended" for failure, of in ranks.items())

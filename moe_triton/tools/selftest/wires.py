@@ -16,7 +16,7 @@ from moe_triton.core.abi import words_of
 from moe_triton.core.errors import CommunicationTimeoutError
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.core.plan import Launch, Placeholder, Plan, Stream, Value, launch
-from moe_triton.core.region import REGION_DIMS, Region, region_of
+from moe_triton.core.region import REGION_DIMS, Region, packed, region_of
 from moe_triton.layout import NUM_ZONES, SLOT_ALIGN, STATUS_ENTRY_BYTES, align, entry_per_rank
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.schemes.common.ascendc import EXCHANGE_SEND
@@ -55,9 +55,8 @@ class Wires:
         stride = align(row_bytes, SLOT_ALIGN)
         entries = align(self.num_ranks * STATUS_ENTRY_BYTES, SLOT_ALIGN)
         self._status = entry_per_rank("wires_status", 0, entries, self.num_ranks)
-        self._slots = region_of(
-            "indexed_slots", NUM_ZONES * entries, stride, (NUM_ZONES, capacity * stride), (capacity, stride)
-        )
+        dims = packed(stride, NUM_ZONES, capacity)
+        self._slots = region_of("indexed_slots", NUM_ZONES * entries, stride, *dims)
         self._row_bytes, self._capacity = row_bytes, capacity
         self._window = backend.make_window(self._slots.end, meeting)
         device = backend.device
@@ -143,23 +142,24 @@ class Wires:
             EXCHANGE_SEND,
             "communication",
             self._blocks,
-            rows=Placeholder("rows"),
+            **placeholders("rows", "num_rows", "peers", "report"),
             row_bytes=self._row_bytes,
-            num_rows=Placeholder("num_rows"),
             capacity=self._capacity,
-            peers=Placeholder("peers"),
             peer=peer,
             zone=zone,
             slots=self._slots.words(),
-            report=Placeholder("report"),
         )
 
     def _post(self, zone: int, peer: int) -> Launch:
-        values = {"num_ranks": self.num_ranks, "rank": self.rank, "zone": zone}
-        return post_entry(self._status, "own", **values)
+        return post_entry(self._status, "own", num_ranks=self.num_ranks, rank=self.rank, zone=zone)
 
     def _wait(self, zone: int, peer: int) -> Launch:
         return wait_for_entries(self._status, self._wait_us, zone=zone)
+
+
+def placeholders(*names: str) -> dict[str, Value]:
+    """Arguments that placeholders of their own names fill."""
+    return {name: Placeholder(name) for name in names}
 
 
 def launch_of_zeros(
@@ -178,19 +178,12 @@ def launch_of_zeros(
 
 def post_entry(status: Region, count: str, **values: Value) -> Launch:
     """Posts an entry {1.0f, count}; ``count`` names the placeholder with the number."""
-    peers, report = Placeholder("peers"), Placeholder("report")
-    values |= {"peers": peers, "count": Placeholder(count), "status": status.words(), "report": report}
+    values |= placeholders("peers", "report") | {"count": Placeholder(count), "status": status.words()}
     return launch_of_zeros("post", ascendc.POST_STATUS, "communication", 1, **values)
 
 
 def wait_for_entries(status: Region, timeout_us: int, **values: Value) -> Launch:
     """Waits for an entry from every rank; the counts go to the placeholder "received"."""
-    window, report = Placeholder("window"), Placeholder("report")
-    values |= {
-        "window": window,
-        "recv_counts": Placeholder("received"),
-        "status": status.words(),
-        "report": report,
-    }
-    values |= {"num_local_experts": 1, "timeout_us": timeout_us}
+    values |= placeholders("window", "report") | {"recv_counts": Placeholder("received")}
+    values |= {"num_local_experts": 1, "timeout_us": timeout_us, "status": status.words()}
     return launch_of_zeros("wait", ascendc.DISPATCH_WAIT, "communication", 1, **values)

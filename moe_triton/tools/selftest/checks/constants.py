@@ -195,8 +195,7 @@ class _NoLineError(Exception):
 
 
 def _line(what: str, us_by_bytes: Mapping[int, float]) -> Line:
-    line = fit_line(us_by_bytes)
-    if line is None:
+    if (line := fit_line(us_by_bytes)) is None:
         raise _NoLineError(f"{what} do not take longer the larger they are: {us_by_bytes} (bytes: us)")
     return line
 

@@ -66,8 +66,7 @@ def count_devices(place: Place) -> Finding:
         npu = importlib.import_module("torch_npu").npu
         devices = int(npu.device_count())
         name = str(npu.get_device_name(0)) if devices else "none"
-        ranks = asked or devices
-        if ranks > devices:
+        if (ranks := asked or devices) > devices:
             return Finding(wrong=(f"{ranks} ranks were asked for, but there are {devices} devices",))
     figures = {"devices": float(devices), "ranks": float(ranks)}
     facts = {"SoC": name}

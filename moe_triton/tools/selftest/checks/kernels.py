@@ -14,14 +14,9 @@ STAGE = "kernels"
 
 def kernel_checks(settings: Settings) -> list[Check]:
     """A check for each kernel and hidden size: on an NPU, compiling a kernel takes long."""
+    own = functools.partial(Check, stage=STAGE, function=check_kernel, needs=(BACKEND,))
     return [
-        Check(
-            f"kernel {name}, H {hidden}" if hidden else f"kernel {name}",
-            STAGE,
-            check_kernel,
-            (name, hidden),
-            needs=(BACKEND,),
-        )
+        own(f"kernel {name}, H {hidden}" if hidden else f"kernel {name}", arguments=(name, hidden))
         for hidden in (0, *settings.hidden_sizes)
         for name, family in families().items()
         if ("hidden" in family.axes) == bool(hidden)

@@ -74,8 +74,7 @@ def compare_posted(place: Place, case: Case) -> Finding:
 def compare_rounds(place: Place, case: Case) -> Finding:
     """Runs a case and names everything that differs from the reference in any bit."""
     device = place.backend.device
-    smooth = cases.smooth_scales_of(case)
-    if smooth is not None:
+    if (smooth := cases.smooth_scales_of(case)) is not None:
         smooth = smooth.to(device)
     different = min(case.rounds, DIFFERENT_INPUTS)
     expected = [cases.expected_round(case, number) for number in range(different)]
@@ -140,9 +139,8 @@ def torch_npu_checks(ranks: int) -> list[Check]:
 
 def compare_torch_npu(place: Place, quant_mode: int) -> Finding:
     """Dispatch and combine of the second version of torch_npu's operators."""
-    plain = plain_case(place.settings, place.num_ranks)
-    case = dataclasses.replace(plain, quantize=BY_QUANT_MODE[quant_mode].name)
-    settings = place.settings
+    settings, quantize = place.settings, BY_QUANT_MODE[quant_mode].name
+    case = dataclasses.replace(plain_case(settings, place.num_ranks), quantize=quantize)
     torch_npu_ops.configure(backend=settings.backend, relaxed=True, timeout_s=settings.wait_s)
     group_name = torch_npu_ops.group_name()
     group = (group_name, place.num_ranks, place.rank, case.config.num_experts)

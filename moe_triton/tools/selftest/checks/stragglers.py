@@ -56,15 +56,13 @@ def come_late(place: Place, delay_ms: int) -> Finding:
 
 def judge_waits(findings: Sequence[Finding]) -> Finding:
     """No rank may have ended a dispatch before the late rank began it; and how long the others waited."""
-    merged = of_rank_0(findings)
-    if merged.wrong:
+    if (merged := of_rank_0(findings)).wrong:
         return merged
     waits, wrong = [], []
     for late in range(len(findings)):
         began = findings[late].samples["begin_ms"][late]
         for rank, finding in enumerate(findings):
-            ended = finding.samples["end_ms"][late]
-            if ended < began:
+            if (ended := finding.samples["end_ms"][late]) < began:
                 wrong.append(f"rank {rank} had its rows {began - ended:.1f} ms before rank {late} sent any")
             if rank != late:
                 waits.append(ended - finding.samples["begin_ms"][late])

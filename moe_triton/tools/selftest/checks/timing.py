@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -35,16 +36,9 @@ SCHEME, ROWS, BF16 = "scheme", "rows", "bf16"
 
 def timing_checks(settings: Settings, ranks: int) -> list[Check]:
     """By scheme and tokens per rank, not quantised and quantised; a quick run takes the first scheme."""
+    own = partial(Check, stage=STAGE, function=time_rounds, ranks=ranks, needs=(FIRST,), merge=over_all_ranks)
     return [
-        Check(
-            f"{scheme}, BS {tokens}, {quantize or 'bf16'}",
-            STAGE,
-            time_rounds,
-            (scheme, tokens, quantize),
-            ranks=ranks,
-            needs=(FIRST,),
-            merge=over_all_ranks,
-        )
+        own(f"{scheme}, BS {tokens}, {quantize or 'bf16'}", arguments=(scheme, tokens, quantize))
         for scheme in (SCHEMES[:1] if settings.quick else SCHEMES)
         for quantize in (None, "int8")
         for tokens in (QUICK_BATCHES if settings.quick else BATCHES)
