@@ -5,8 +5,7 @@
 // (moe_triton/core/call_program.py): what an operator's arguments must be, which plan they select, its outputs and
 // the contents of its placeholders. Any other call, wrong or only rare, returns None before it has changed anything;
 // Python then raises the error, or runs it.
-#ifndef MOE_CALLS_CALL_PROGRAM_H
-#define MOE_CALLS_CALL_PROGRAM_H
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -150,5 +149,3 @@ Ref MakeTensor(const Torch& torch, PyObject* spec, const int64_t* registers, con
 }
 
 }  // namespace moe::calls
-
-#endif  // MOE_CALLS_CALL_PROGRAM_H

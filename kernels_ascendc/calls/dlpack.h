@@ -1,7 +1,6 @@
 // What of DLPack 1.x we use: its tensors, and the table through which C exchanges them with an array library's
 // Python objects (dmlc.github.io/dlpack, "C API"; Python finds it as `__dlpack_c_exchange_api__` of a type).
-#ifndef MOE_CALLS_DLPACK_H
-#define MOE_CALLS_DLPACK_H
+#pragma once
 
 #include <cstdint>
 
@@ -57,5 +56,3 @@ struct ExchangeApi {
 };
 
 }  // namespace dlpack
-
-#endif  // MOE_CALLS_DLPACK_H

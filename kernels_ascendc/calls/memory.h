@@ -1,7 +1,6 @@
 // Memory for outputs, used again once nobody holds it: a fresh output of some megabytes costs more in page faults,
 // and again in giving its pages back, than the copy into it.
-#ifndef MOE_CALLS_MEMORY_H
-#define MOE_CALLS_MEMORY_H
+#pragma once
 
 #include <algorithm>
 #include <atomic>
@@ -194,5 +193,3 @@ private:
 };
 
 }  // namespace moe::calls
-
-#endif  // MOE_CALLS_MEMORY_H

@@ -1,6 +1,5 @@
 // The body of Python's `OutputPool`: a buffer's memory for outputs, shared by Python's calls and whole calls.
-#ifndef MOE_CALLS_OUTPUT_POOL_H
-#define MOE_CALLS_OUTPUT_POOL_H
+#pragma once
 
 #include <memory>
 
@@ -19,5 +18,3 @@ struct OutputPool {
 extern PyTypeObject output_pool_type;
 
 }  // namespace moe::calls
-
-#endif  // MOE_CALLS_OUTPUT_POOL_H

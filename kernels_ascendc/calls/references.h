@@ -1,6 +1,5 @@
 // Owners of Python objects and of a lock in Python, and Python objects around ours.
-#ifndef MOE_CALLS_REFERENCES_H
-#define MOE_CALLS_REFERENCES_H
+#pragma once
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -109,5 +108,3 @@ private:
 };
 
 }  // namespace moe::calls
-
-#endif  // MOE_CALLS_REFERENCES_H

@@ -1,7 +1,6 @@
 // How often each operator has run, which zone that makes it, and where a full wait must come between: the record, and
 // what moe_triton/runtime/rounds.py does with it.
-#ifndef MOE_CALLS_ROUNDS_H
-#define MOE_CALLS_ROUNDS_H
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -66,5 +65,3 @@ private:
 };
 
 }  // namespace moe::calls
-
-#endif  // MOE_CALLS_ROUNDS_H

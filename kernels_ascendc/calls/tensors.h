@@ -1,6 +1,5 @@
 // Python's tensors, seen and made without torch's headers.
-#ifndef MOE_CALLS_TENSORS_H
-#define MOE_CALLS_TENSORS_H
+#pragma once
 
 #include <array>
 #include <cstddef>
@@ -231,5 +230,3 @@ private:
 };
 
 }  // namespace moe::calls
-
-#endif  // MOE_CALLS_TENSORS_H

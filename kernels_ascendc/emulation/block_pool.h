@@ -1,6 +1,5 @@
 // Blocks as threads: runs n blocks at once, each on a thread of its own, and lets them meet.
-#ifndef MOE_EMULATION_BLOCK_POOL_H
-#define MOE_EMULATION_BLOCK_POOL_H
+#pragma once
 
 #include <sched.h>
 #include <time.h>
@@ -152,5 +151,3 @@ void ParallelFor(uint32_t blocks, Body&& body) {
 }
 
 }  // namespace moe
-
-#endif  // MOE_EMULATION_BLOCK_POOL_H

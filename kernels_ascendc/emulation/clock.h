@@ -1,6 +1,5 @@
 // The clock that all ranks of a machine share.
-#ifndef MOE_EMULATION_CLOCK_H
-#define MOE_EMULATION_CLOCK_H
+#pragma once
 
 #include <time.h>
 
@@ -15,5 +14,3 @@ inline uint64_t MonotonicNs() {
 }
 
 }  // namespace moe
-
-#endif  // MOE_EMULATION_CLOCK_H

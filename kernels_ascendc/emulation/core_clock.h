@@ -12,8 +12,7 @@
 // An instruction leaves its queue when it begins, and S waits while a queue is full. Every time is the end of a chain
 // of spans, of which each began when the one before it ended, and knows what those were spent on. The chain that ends
 // last is the critical path. `autotune/model/kernel_costs/clock.py` calls it.
-#ifndef MOE_EMULATION_CORE_CLOCK_H
-#define MOE_EMULATION_CORE_CLOCK_H
+#pragma once
 
 #include <algorithm>
 #include <array>
@@ -260,5 +259,3 @@ private:
 };
 
 }  // namespace moe::emulation
-
-#endif  // MOE_EMULATION_CORE_CLOCK_H

@@ -1,6 +1,5 @@
 // Launches of the counting build: all blocks on the caller's thread, each in turn up to where it looks for others.
-#ifndef MOE_EMULATION_COUNTING_BLOCKS_H
-#define MOE_EMULATION_COUNTING_BLOCKS_H
+#pragma once
 
 #include <ucontext.h>
 
@@ -170,5 +169,3 @@ int RunBlocks(uint32_t blocks, Kernel&& kernel, const void* = nullptr) {
 }
 
 }  // namespace moe::emulation
-
-#endif  // MOE_EMULATION_COUNTING_BLOCKS_H

@@ -1,6 +1,5 @@
 // A block in the counting build: every operation takes effect at once, on a memory without rows, and is noted.
-#ifndef MOE_EMULATION_COUNTING_CORE_H
-#define MOE_EMULATION_COUNTING_CORE_H
+#pragma once
 
 #include <algorithm>
 #include <exception>
@@ -380,5 +379,3 @@ private:
 inline Core& ThisCore() { return *current_core; }
 
 }  // namespace moe::emulation
-
-#endif  // MOE_EMULATION_COUNTING_CORE_H

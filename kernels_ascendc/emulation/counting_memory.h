@@ -4,8 +4,7 @@
 // an argument points to. Of a segment there is what the host has given, a table, and above it what kernels have stored,
 // where that is known. What was copied from memory that nobody knows, rows, is unknown wherever it goes, until a
 // kernel's control flow asks for it, which is an error. Segment 0 is this process's own memory.
-#ifndef MOE_EMULATION_COUNTING_MEMORY_H
-#define MOE_EMULATION_COUNTING_MEMORY_H
+#pragma once
 
 #include <algorithm>
 #include <array>
@@ -300,5 +299,3 @@ struct RankMemory {
 };
 
 }  // namespace moe::emulation
-
-#endif  // MOE_EMULATION_COUNTING_MEMORY_H

@@ -3,8 +3,7 @@
 // A writer counts a flag after writing it. A sleeper reads the count before it polls its flags, publishes the count at
 // which to wake it, and reads the count once more before it sleeps. All of this is sequentially consistent, so either
 // the sleeper sees the last count or the writer sees the request.
-#ifndef MOE_EMULATION_DOORBELL_H
-#define MOE_EMULATION_DOORBELL_H
+#pragma once
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -67,5 +66,3 @@ inline Doorbell* DoorbellOf(const LaunchSettings& settings, const void* pointer)
 }
 
 }  // namespace moe::emulation
-
-#endif  // MOE_EMULATION_DOORBELL_H

@@ -1,6 +1,5 @@
 // A block in the fast build: every operation takes effect at once, in program order.
-#ifndef MOE_EMULATION_FAST_CORE_H
-#define MOE_EMULATION_FAST_CORE_H
+#pragma once
 
 #include <atomic>
 #include <memory>
@@ -232,5 +231,3 @@ inline thread_local Core* current_core = nullptr;
 inline Core& ThisCore() { return *current_core; }
 
 }  // namespace moe::emulation
-
-#endif  // MOE_EMULATION_FAST_CORE_H

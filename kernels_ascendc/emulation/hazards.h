@@ -8,8 +8,7 @@
 //
 // What is not ordered is an error at once, in every order in which things happen to end: some of them no chance finds.
 // Only for flags in GM, those that `RaiseFlags` writes, a poll is enough.
-#ifndef MOE_EMULATION_HAZARDS_H
-#define MOE_EMULATION_HAZARDS_H
+#pragma once
 
 #include <algorithm>
 #include <array>
@@ -207,5 +206,3 @@ inline Hazards& ThreadHazards() {
 }
 
 }  // namespace moe::emulation
-
-#endif  // MOE_EMULATION_HAZARDS_H

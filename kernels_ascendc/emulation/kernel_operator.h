@@ -5,8 +5,7 @@
 // code see GM through a cache that nothing keeps coherent, refuses accesses to the same bytes that nothing
 // orders, and checks everything else that it can, so that a kernel that is wrong on an NPU is wrong here too.
 // *counting* (MOE_EMULATION_COUNTING) notes what each block does and moves no rows: a model prices it.
-#ifndef MOE_EMULATION_KERNEL_OPERATOR_H
-#define MOE_EMULATION_KERNEL_OPERATOR_H
+#pragma once
 
 #include "types.h"
 #ifdef MOE_EMULATION_STRICT
@@ -24,5 +23,3 @@
 #include "run_blocks.h"
 #endif
 #include "tensors.h"
-
-#endif  // MOE_EMULATION_KERNEL_OPERATOR_H

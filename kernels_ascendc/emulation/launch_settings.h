@@ -1,6 +1,5 @@
 // The host's settings of its launches: how to wait, how to copy, and where the windows of the group are.
-#ifndef MOE_EMULATION_LAUNCH_SETTINGS_H
-#define MOE_EMULATION_LAUNCH_SETTINGS_H
+#pragma once
 
 #include <cstdint>
 
@@ -68,5 +67,3 @@ inline FoundWindow WindowOf(const LaunchSettings& settings, const void* pointer)
 }
 
 }  // namespace moe
-
-#endif  // MOE_EMULATION_LAUNCH_SETTINGS_H

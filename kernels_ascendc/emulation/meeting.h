@@ -1,6 +1,5 @@
 // SyncAll among the blocks of one launch.
-#ifndef MOE_EMULATION_MEETING_H
-#define MOE_EMULATION_MEETING_H
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -96,5 +95,3 @@ private:
 };
 
 }  // namespace moe::emulation
-
-#endif  // MOE_EMULATION_MEETING_H

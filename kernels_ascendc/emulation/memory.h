@@ -1,6 +1,5 @@
 // How bytes move between UB and memory that peers use at the same time.
-#ifndef MOE_EMULATION_MEMORY_H
-#define MOE_EMULATION_MEMORY_H
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -119,5 +118,3 @@ struct FlaggedBlock {
 };
 
 }  // namespace moe::emulation
-
-#endif  // MOE_EMULATION_MEMORY_H

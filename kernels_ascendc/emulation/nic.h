@@ -1,6 +1,5 @@
 // The NIC of a rank: a thread that carries out what cores post to queues, asleep while there is nothing to do.
-#ifndef MOE_EMULATION_NIC_H
-#define MOE_EMULATION_NIC_H
+#pragma once
 
 #include <pthread.h>
 #include <sched.h>
@@ -183,5 +182,3 @@ inline bool PostTo(Nic* nic, const Meeting& meeting, uint32_t block, const PostI
 }  // namespace emulation
 
 }  // namespace moe
-
-#endif  // MOE_EMULATION_NIC_H

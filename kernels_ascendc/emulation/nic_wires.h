@@ -3,8 +3,7 @@
 // The promise of a queue: the pieces of a message arrive in any order, and only the first piece of the next message on
 // the same queue comes after all of it; a queue may keep order inside messages as well. `TimedWires` keeps all order
 // and takes the time that posts and a link take; `RandomWires` keeps no order but the promised one.
-#ifndef MOE_EMULATION_NIC_WIRES_H
-#define MOE_EMULATION_NIC_WIRES_H
+#pragma once
 
 #include <algorithm>
 #include <deque>
@@ -266,5 +265,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_EMULATION_NIC_WIRES_H

@@ -1,6 +1,5 @@
 // Copies, flags, barriers, and the few vector operations that flags need.
-#ifndef MOE_EMULATION_OPERATIONS_H
-#define MOE_EMULATION_OPERATIONS_H
+#pragma once
 
 #include <array>
 #include <chrono>
@@ -411,5 +410,3 @@ inline void CopyBlocksInOrder(const AscendC::GlobalTensor<uint8_t>& dst, const A
 }
 
 }  // namespace moe::emulation
-
-#endif  // MOE_EMULATION_OPERATIONS_H

@@ -2,8 +2,7 @@
 //
 // Windows in shared memory are written at the speed of the core that writes, so nothing else can use that core until
 // the bytes are there. Over a link a device sends while it computes. A sleeping sender leaves the core in the same way.
-#ifndef MOE_EMULATION_PACED_LINK_H
-#define MOE_EMULATION_PACED_LINK_H
+#pragma once
 
 #include <sys/prctl.h>
 #include <time.h>
@@ -92,5 +91,3 @@ inline void NapUntil(uint64_t ns) {
 }
 
 }  // namespace moe
-
-#endif  // MOE_EMULATION_PACED_LINK_H

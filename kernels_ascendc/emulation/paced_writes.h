@@ -3,8 +3,7 @@
 // A block that is too far ahead of the link sleeps. What peers poll is held back until the link has carried it and the
 // latency is over, in the order of its writing, while the block goes on; longer copies are not read before a later
 // flag (`CopyBytes`), so they need no holding. Before a block meets others, polls or ends, all that it wrote arrives.
-#ifndef MOE_EMULATION_PACED_WRITES_H
-#define MOE_EMULATION_PACED_WRITES_H
+#pragma once
 
 #include <algorithm>
 #include <atomic>
@@ -112,5 +111,3 @@ private:
 };
 
 }  // namespace moe::emulation
-
-#endif  // MOE_EMULATION_PACED_WRITES_H

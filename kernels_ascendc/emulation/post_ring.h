@@ -1,6 +1,5 @@
 // The queue of one peer: a ring of items that one core at a time fills and the NIC empties.
-#ifndef MOE_EMULATION_POST_RING_H
-#define MOE_EMULATION_POST_RING_H
+#pragma once
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -119,5 +118,3 @@ private:
 static_assert(sizeof(std::atomic<Sleep>) == sizeof(uint32_t), "a futex is a plain word");
 
 }  // namespace moe
-
-#endif  // MOE_EMULATION_POST_RING_H

@@ -1,6 +1,5 @@
 // TPipe, TQueBind and TBuf: who owns which part of UB, and the flags between its producer and consumer.
-#ifndef MOE_EMULATION_QUEUES_H
-#define MOE_EMULATION_QUEUES_H
+#pragma once
 
 #include <array>
 #include <exception>
@@ -222,5 +221,3 @@ private:
 }  // namespace AscendC
 
 inline AscendC::TPipe* GetTPipePtr() { return moe::emulation::ThisCore().pipe; }
-
-#endif  // MOE_EMULATION_QUEUES_H

@@ -1,6 +1,5 @@
 // SplitMix64: as good as needed here, and quick to seed for every block of every launch.
-#ifndef MOE_EMULATION_RANDOM_H
-#define MOE_EMULATION_RANDOM_H
+#pragma once
 
 #include <cstdint>
 
@@ -24,5 +23,3 @@ private:
 };
 
 }  // namespace moe::emulation
-
-#endif  // MOE_EMULATION_RANDOM_H

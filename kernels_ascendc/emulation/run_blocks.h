@@ -1,6 +1,5 @@
 // Launches: every block a thread with a UB of its own; a failed check becomes the launch's result.
-#ifndef MOE_EMULATION_RUN_BLOCKS_H
-#define MOE_EMULATION_RUN_BLOCKS_H
+#pragma once
 
 #include <exception>
 #include <memory>
@@ -71,5 +70,3 @@ int RunBlocks(uint32_t blocks, Kernel&& kernel, const void* stream = nullptr) {
 }
 
 }  // namespace moe::emulation
-
-#endif  // MOE_EMULATION_RUN_BLOCKS_H

@@ -6,8 +6,7 @@
 //   the memory: reading it is an error;
 // - stores stay here until they are cleaned, or until the line is written back at any time; a line is written back
 //   whole, over what others have written beside it.
-#ifndef MOE_EMULATION_SCALAR_CACHE_H
-#define MOE_EMULATION_SCALAR_CACHE_H
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -142,5 +141,3 @@ private:
 };
 
 }  // namespace moe::emulation
-
-#endif  // MOE_EMULATION_SCALAR_CACHE_H

@@ -1,7 +1,6 @@
 // A block in the strict build. Each pipe takes its instructions in order; their effects happen late, in pieces, and
 // in any order that flags and barriers allow. A seed decides which.
-#ifndef MOE_EMULATION_STRICT_CORE_H
-#define MOE_EMULATION_STRICT_CORE_H
+#pragma once
 
 #include <time.h>
 
@@ -370,5 +369,3 @@ inline thread_local Core* current_core = nullptr;
 inline Core& ThisCore() { return *current_core; }
 
 }  // namespace moe::emulation
-
-#endif  // MOE_EMULATION_STRICT_CORE_H

@@ -1,6 +1,5 @@
 // GlobalTensor and LocalTensor: memory that peers see, and this block's own UB.
-#ifndef MOE_EMULATION_TENSORS_H
-#define MOE_EMULATION_TENSORS_H
+#pragma once
 
 #include <cstring>
 
@@ -99,5 +98,3 @@ private:
 };
 
 }  // namespace AscendC
-
-#endif  // MOE_EMULATION_TENSORS_H

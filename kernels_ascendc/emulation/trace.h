@@ -2,8 +2,7 @@
 //
 // Where torch's profiler looks at the calling thread, the same launches are ranges in it. Without either,
 // a block only checks a null pointer.
-#ifndef MOE_EMULATION_TRACE_H
-#define MOE_EMULATION_TRACE_H
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -263,5 +262,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_EMULATION_TRACE_H

@@ -1,6 +1,5 @@
 // How bytes that were posted get to a peer's window: the one place that a transport between hosts has to fill in.
-#ifndef MOE_EMULATION_TRANSPORT_H
-#define MOE_EMULATION_TRANSPORT_H
+#pragma once
 
 #include <algorithm>
 #include <atomic>
@@ -74,5 +73,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_EMULATION_TRANSPORT_H

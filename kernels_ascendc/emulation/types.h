@@ -1,6 +1,5 @@
 // Names, constants and parameter structs of the API.
-#ifndef MOE_EMULATION_TYPES_H
-#define MOE_EMULATION_TYPES_H
+#pragma once
 
 #include <cstdint>
 
@@ -83,5 +82,3 @@ struct UbAddress {
 };
 
 }  // namespace moe::emulation
-
-#endif  // MOE_EMULATION_TYPES_H

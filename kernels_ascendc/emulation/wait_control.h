@@ -3,8 +3,7 @@
 //
 // Only the thread that launched does this, and only after some time without flags. Python's functions are passed as
 // addresses, since programs without Python load this library too.
-#ifndef MOE_EMULATION_WAIT_CONTROL_H
-#define MOE_EMULATION_WAIT_CONTROL_H
+#pragma once
 
 #include <pthread.h>
 
@@ -100,5 +99,3 @@ inline void LookUpFromWait(WaitControl& control) {
 }
 
 }  // namespace moe
-
-#endif  // MOE_EMULATION_WAIT_CONTROL_H

@@ -1,8 +1,7 @@
 // Which blocks of a launch have begun: what all of them look up as they begin must not change before.
 //
 // A SyncAll would keep each of them waiting for all others. Here one block looks, when it needs to know.
-#ifndef MOE_BEGUN_BLOCKS_H
-#define MOE_BEGUN_BLOCKS_H
+#pragma once
 
 #include "waits.h"
 
@@ -64,5 +63,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_BEGUN_BLOCKS_H

@@ -2,8 +2,7 @@
 //
 // Both flags are made of the round's number, so that nothing has to be cleared: FLAG1 stands where nothing but headers
 // ever is; FLAG2 stands where an earlier round may have left rows, and is more than a word, which rows may hold.
-#ifndef MOE_BLOCK_FORMAT_H
-#define MOE_BLOCK_FORMAT_H
+#pragma once
 
 #include "flags.h"
 
@@ -155,5 +154,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_BLOCK_FORMAT_H

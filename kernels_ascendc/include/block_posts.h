@@ -7,8 +7,7 @@
 //
 // A rank's block is one message: its rows and both flags. Where queues keep no order inside a message, FLAG2 has a
 // message and a place of its own.
-#ifndef MOE_BLOCK_POSTS_H
-#define MOE_BLOCK_POSTS_H
+#pragma once
 
 #include "block_format.h"
 #include "posts.h"
@@ -192,5 +191,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_BLOCK_POSTS_H

@@ -1,7 +1,6 @@
 // Blocks in a group inside one server, step 2: FLAG2 of each rank's block, behind its last row. It needs no barrier of
 // its own: a phase comes after all blocks' copies (PhaseRunner).
-#ifndef MOE_BLOCKS_END_H
-#define MOE_BLOCKS_END_H
+#pragma once
 
 #include "block_format.h"
 
@@ -29,5 +28,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_BLOCKS_END_H

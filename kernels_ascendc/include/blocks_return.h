@@ -1,8 +1,7 @@
 // Combine by blocks, step 1: to each rank a header, and the results of its rows in the order in which they came in its
 // block: by expert. FLAG2 follows when all blocks' copies are complete: by blocks_end. Blocks that are posted are made
 // in the out part, and get FLAG2 here (block_posts.h).
-#ifndef MOE_BLOCKS_RETURN_H
-#define MOE_BLOCKS_RETURN_H
+#pragma once
 
 #include "block_posts.h"
 #include "row_copy.h"
@@ -93,5 +92,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_BLOCKS_RETURN_H

@@ -1,8 +1,7 @@
 // Dispatch by blocks, step 1: to each rank a header with its counts, then its rows, which lie one after the other, by
 // expert. FLAG2 follows when all blocks' copies are complete: by blocks_end. Blocks that are posted are made in the out
 // part, and get FLAG2 here (block_posts.h).
-#ifndef MOE_BLOCKS_SEND_H
-#define MOE_BLOCKS_SEND_H
+#pragma once
 
 #include "block_posts.h"
 #include "send_rows.h"
@@ -134,5 +133,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_BLOCKS_SEND_H

@@ -3,8 +3,7 @@
 // nothing else is looked at before it.
 //
 // Counts come from peers: one that is out of bounds names no place, and is reported at once.
-#ifndef MOE_BLOCKS_WAIT_H
-#define MOE_BLOCKS_WAIT_H
+#pragma once
 
 #include "block_format.h"
 #include "entry_order.h"
@@ -143,5 +142,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_BLOCKS_WAIT_H

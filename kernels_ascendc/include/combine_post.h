@@ -3,8 +3,7 @@
 //
 // Two zones of the out part are enough: who combines in a zone again has seen flags of every rank that were posted
 // after that rank had ended the combine before in it.
-#ifndef MOE_COMBINE_POST_H
-#define MOE_COMBINE_POST_H
+#pragma once
 
 #include "posts.h"
 #include "row_copy.h"
@@ -100,5 +99,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_COMBINE_POST_H

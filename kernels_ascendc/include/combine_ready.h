@@ -2,8 +2,7 @@
 //
 // A rank that is late must not keep others from sending: a block that has waited as long as it took to send a part
 // sends the next one before it waits on.
-#ifndef MOE_COMBINE_READY_H
-#define MOE_COMBINE_READY_H
+#pragma once
 
 #include "combine_send.h"
 #include "result_flags.h"
@@ -318,5 +317,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_COMBINE_READY_H

@@ -1,7 +1,6 @@
 // Combine, steps 1 and 2: every result back to its token's slot, its flag right after it; or no flags,
 // where the receivers wait for whole ranks and a post_status follows.
-#ifndef MOE_COMBINE_SEND_H
-#define MOE_COMBINE_SEND_H
+#pragma once
 
 #include "row_copy.h"
 
@@ -195,5 +194,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_COMBINE_SEND_H

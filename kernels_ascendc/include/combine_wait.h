@@ -1,6 +1,5 @@
 // Combine, step 3: waits for each token until its own results are there.
-#ifndef MOE_COMBINE_WAIT_H
-#define MOE_COMBINE_WAIT_H
+#pragma once
 
 #include "result_flags.h"
 #include "waits.h"
@@ -150,5 +149,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_COMBINE_WAIT_H

@@ -1,6 +1,5 @@
 // Counts that peers wrote, clamped, and sums of them by vector instructions.
-#ifndef MOE_COUNT_SUMS_H
-#define MOE_COUNT_SUMS_H
+#pragma once
 
 #include "flags.h"
 
@@ -88,5 +87,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_COUNT_SUMS_H

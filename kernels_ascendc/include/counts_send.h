@@ -1,7 +1,6 @@
 // Direct dispatch, before any row: how many rows this rank has for every shared rank and expert, to all
 // ranks. From the counts of all, each rank finds where its own rows begin in everybody's output.
-#ifndef MOE_COUNTS_SEND_H
-#define MOE_COUNTS_SEND_H
+#pragma once
 
 #include "status_entries.h"
 
@@ -61,5 +60,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_COUNTS_SEND_H

@@ -2,8 +2,7 @@
 // ranks in this rank's window. What later steps read of these counts comes after the rows: no peer waits for it.
 //
 // No flags: the post_status that follows comes when all blocks' copies are complete.
-#ifndef MOE_DIRECT_SEND_H
-#define MOE_DIRECT_SEND_H
+#pragma once
 
 #include "send_rows.h"
 
@@ -204,5 +203,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_DIRECT_SEND_H

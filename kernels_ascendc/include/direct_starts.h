@@ -6,8 +6,7 @@
 //     + the sum over the sources s < rank of count[s, n].
 // Of a receiver with two entries, counts {{2, 1}, {3, 0}, {1, 4}} of three sources: rank 1's rows begin at 2
 // for the first one, behind source 0's, and at 6 + 1 for the second one.
-#ifndef MOE_DIRECT_STARTS_H
-#define MOE_DIRECT_STARTS_H
+#pragma once
 
 #include "flags.h"
 
@@ -114,5 +113,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_DIRECT_STARTS_H

@@ -7,8 +7,7 @@
 // along says nothing here that the entries have not said.
 //
 // Two zones of the out part are enough, too: a peer's entries of dispatch i + 1 say that it has received dispatch i.
-#ifndef MOE_DISPATCH_POST_H
-#define MOE_DISPATCH_POST_H
+#pragma once
 
 #include "posts.h"
 #include "status_entries.h"
@@ -108,5 +107,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_DISPATCH_POST_H

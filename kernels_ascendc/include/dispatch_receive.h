@@ -4,8 +4,7 @@
 // No launch comes behind that could clear the status entries and turn the zone. One block does it when all blocks have
 // begun: then each of them has seen all entries, or has none to see, and knows the zone. Two zones are enough for the
 // reasons that inband_receive.h gives.
-#ifndef MOE_DISPATCH_RECEIVE_H
-#define MOE_DISPATCH_RECEIVE_H
+#pragma once
 
 #include "begun_blocks.h"
 #include "count_sums.h"
@@ -252,5 +251,3 @@ class DispatchReceive : public ReceiveRows<DispatchReceiveArgs, RowFlags<Dispatc
 class InbandCollect : public ReceiveRows<InbandCollectArgs, InbandRows<InbandCollectArgs>> {};
 
 }  // namespace moe
-
-#endif  // MOE_DISPATCH_RECEIVE_H

@@ -3,8 +3,7 @@
 //
 // Two zones are enough for the reasons that inband_receive.h gives: entries go out before rows here, too, and a
 // dispatch ends only when every row that was sent to it has come.
-#ifndef MOE_DISPATCH_ROWS_H
-#define MOE_DISPATCH_ROWS_H
+#pragma once
 
 #include "row_flags.h"
 
@@ -127,5 +126,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_DISPATCH_ROWS_H

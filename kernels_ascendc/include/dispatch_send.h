@@ -1,8 +1,7 @@
 // Dispatch, steps 1 and 2: a status entry to every expert's rank, then rows to their experts' slots.
 //
 // An entry carries a count only. It announces no rows, so it waits for none: blocks need no SyncAll.
-#ifndef MOE_DISPATCH_SEND_H
-#define MOE_DISPATCH_SEND_H
+#pragma once
 
 #include "begun_blocks.h"
 #include "send_rows.h"
@@ -36,5 +35,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_DISPATCH_SEND_H

@@ -3,8 +3,7 @@
 //
 // Rows of an entry are sent in their order, so those that have come are the first ones, or some of them: a part takes
 // as far as there is none missing.
-#ifndef MOE_DISPATCH_TAKE_H
-#define MOE_DISPATCH_TAKE_H
+#pragma once
 
 #include "row_flags.h"
 
@@ -124,5 +123,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_DISPATCH_TAKE_H

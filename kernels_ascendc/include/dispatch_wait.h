@@ -1,8 +1,7 @@
 // Dispatch, step 3: waits for a status entry from every rank for every local expert, reads the counts, and clears the
 // entries, unless one has another call word: its rows are not those that this rank expects. A source whose rows were
 // lost on their way counts as one that did not come in time. Where counts have an end, one that cannot be is reported.
-#ifndef MOE_DISPATCH_WAIT_H
-#define MOE_DISPATCH_WAIT_H
+#pragma once
 
 #include "entry_order.h"
 #include "waits.h"
@@ -220,5 +219,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_DISPATCH_WAIT_H

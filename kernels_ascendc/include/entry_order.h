@@ -1,7 +1,6 @@
 // Dispatch's status entries have numbers by expert, then by source: n = expert * ranks + source, the order of all
 // tables. In a window they lie by source, then by expert, without gaps: what one rank posts is contiguous.
-#ifndef MOE_ENTRY_ORDER_H
-#define MOE_ENTRY_ORDER_H
+#pragma once
 
 #include "flags.h"
 
@@ -95,5 +94,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_ENTRY_ORDER_H

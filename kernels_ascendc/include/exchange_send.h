@@ -1,7 +1,6 @@
 // Consecutive rows, with their scales, to one peer's slots, and a header of words that go along. No flags:
 // a post_status follows.
-#ifndef MOE_EXCHANGE_SEND_H
-#define MOE_EXCHANGE_SEND_H
+#pragma once
 
 #include "row_copy.h"
 
@@ -104,5 +103,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_EXCHANGE_SEND_H

@@ -15,8 +15,7 @@
 //                                         precedes it; or by earlier launches, which end with one, too
 //                                         (MOE_LAUNCHER). The same holds for what dispatch_post and combine_post
 //                                         post; the flags behind it stay behind it in their queue (posts.h).
-#ifndef MOE_FLAGS_H
-#define MOE_FLAGS_H
+#pragma once
 
 #include "kernel_operator.h"
 #include "moe_layout.h"
@@ -346,5 +345,3 @@ protected:
 };
 
 }  // namespace moe
-
-#endif  // MOE_FLAGS_H

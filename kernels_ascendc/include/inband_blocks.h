@@ -2,8 +2,7 @@
 //
 // Offsets in a slot are multiples of 32 and so is 480: no 32-byte unit of it lies in two blocks, and the
 // stamp, which comes last, is whole in the last block.
-#ifndef MOE_INBAND_BLOCKS_H
-#define MOE_INBAND_BLOCKS_H
+#pragma once
 
 #include "flags.h"
 
@@ -27,5 +26,3 @@ __aicore__ inline uint64_t PlaceInBlocks(int64_t offset) {
 }
 
 }  // namespace moe
-
-#endif  // MOE_INBAND_BLOCKS_H

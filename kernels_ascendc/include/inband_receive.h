@@ -8,8 +8,7 @@
 // to i's zone, and nothing sent for i can land later: p has seen all of it. What a dispatch does for
 // combines (docs/protocol.md, "Which programmes are safe") rests on the entries alone and holds as well. A
 // dispatch that timed out or reported rows breaks the argument: the host rebuilds the communicator.
-#ifndef MOE_INBAND_RECEIVE_H
-#define MOE_INBAND_RECEIVE_H
+#pragma once
 
 #include "inband_blocks.h"
 #include "waits.h"
@@ -299,5 +298,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_INBAND_RECEIVE_H

@@ -1,6 +1,5 @@
 // Flags in band of a dispatch's rows: where they are, and zeros in their places.
-#ifndef MOE_INBAND_ROWS_H
-#define MOE_INBAND_ROWS_H
+#pragma once
 
 #include "inband_blocks.h"
 #include "row_flags.h"
@@ -155,5 +154,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_INBAND_ROWS_H

@@ -1,8 +1,7 @@
 // Dispatch with flags in band, steps 1 and 2: rows cut into 512-byte blocks that carry their own flags.
 //
 // A status entry carries a count only. It announces no rows, so it waits for none: blocks need no SyncAll.
-#ifndef MOE_INBAND_SEND_H
-#define MOE_INBAND_SEND_H
+#pragma once
 
 #include "begun_blocks.h"
 #include "inband_blocks.h"
@@ -144,5 +143,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_INBAND_SEND_H

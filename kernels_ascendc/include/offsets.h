@@ -1,8 +1,7 @@
 // Dispatch, between waiting and arranging: from the counts of all entries, where the rows of each end in the output,
 // how many rows each expert has, and which slot each row is in. This block has seen all counts, or a SyncAll or an
 // earlier launch is before it.
-#ifndef MOE_OFFSETS_H
-#define MOE_OFFSETS_H
+#pragma once
 
 #include "count_sums.h"
 #include "source_starts.h"
@@ -335,5 +334,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_OFFSETS_H

@@ -1,8 +1,7 @@
 // Combine by hierarchy, step 3: the partial rows of a server's tokens back to it, to the rank that they came from, in
 // the order in which they came; behind the last one the end flag. Those of this rank's own tokens lie in its own
 // window. The sums were made by an earlier launch.
-#ifndef MOE_PARTIALS_SEND_H
-#define MOE_PARTIALS_SEND_H
+#pragma once
 
 #include "returns_lost.h"
 #include "row_copy.h"
@@ -93,5 +92,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_PARTIALS_SEND_H

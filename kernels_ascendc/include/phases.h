@@ -6,8 +6,7 @@
 // blocks behind those: neither reads what the others write, and none begins with a SyncAll. A phase that must not run
 // on what is not there is left out by all blocks if one of them reported something in the phase before it; or, where it
 // only waits for more of the same, by a block whose own waits gave up before.
-#ifndef MOE_PHASES_H
-#define MOE_PHASES_H
+#pragma once
 
 #include "flags.h"
 #include "moe_fused.h"
@@ -139,5 +138,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_PHASES_H

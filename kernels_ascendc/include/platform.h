@@ -1,6 +1,5 @@
 // What differs between an AI core and a host that emulates one.
-#ifndef MOE_PLATFORM_H
-#define MOE_PLATFORM_H
+#pragma once
 
 #include "kernel_operator.h"
 #include "moe_layout.h"
@@ -137,5 +136,3 @@ __aicore__ inline void CopyBlocksInOrder(const AscendC::GlobalTensor<uint8_t>& t
 }
 
 }  // namespace moe
-
-#endif  // MOE_PLATFORM_H

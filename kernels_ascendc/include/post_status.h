@@ -4,8 +4,7 @@
 // It needs no barrier of its own: a phase comes after all blocks' copies (PhaseRunner), and a kernel starts when the
 // one before it on the stream has ended, and each of ours ends when its copies have (MOE_LAUNCHER). To a queued rank it
 // is posted, by the core that has posted to it before: what that one posted is there.
-#ifndef MOE_POST_STATUS_H
-#define MOE_POST_STATUS_H
+#pragma once
 
 #include "posts.h"
 #include "status_entries.h"
@@ -69,5 +68,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_POST_STATUS_H

@@ -1,6 +1,5 @@
 // Messages to ranks that only queues reach: one core at a time on a queue, what is posted complete before.
-#ifndef MOE_POSTS_H
-#define MOE_POSTS_H
+#pragma once
 
 #include "waits.h"
 
@@ -123,5 +122,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_POSTS_H

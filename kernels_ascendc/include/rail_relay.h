@@ -7,8 +7,7 @@
 //
 // Words come from a peer: an id, token or position out of bounds names no place. Its source counts as lost from there
 // on, as one whose end flag does not come: its entries say so, lest receivers take this rank for the missing one.
-#ifndef MOE_RAIL_RELAY_H
-#define MOE_RAIL_RELAY_H
+#pragma once
 
 #include "rails.h"
 #include "row_copy.h"
@@ -396,5 +395,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_RAIL_RELAY_H

@@ -4,8 +4,7 @@
 // A block posts for its servers alone. A token is one message, or all of a server's are; the end flag is one of its
 // own. Two zones of the out part are enough: an entry of a dispatch says that its source has begun it, and so ended the
 // one before; whoever begins a third has seen entries of every rank in the second (moe_triton/schemes/hierarchy).
-#ifndef MOE_RAIL_SEND_H
-#define MOE_RAIL_SEND_H
+#pragma once
 
 #include "rails.h"
 
@@ -197,5 +196,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_RAIL_SEND_H

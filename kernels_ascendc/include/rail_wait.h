@@ -2,8 +2,7 @@
 // partial rows, which this rank knows, or the rank without which there are none, and its call word if that is why.
 //
 // Words come from a peer: another count, or a rank that is not of the peer's server, names nothing.
-#ifndef MOE_RAIL_WAIT_H
-#define MOE_RAIL_WAIT_H
+#pragma once
 
 #include "rails.h"
 
@@ -82,5 +81,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_RAIL_WAIT_H

@@ -1,6 +1,5 @@
 // Ranks of the same number on each server, which exchange tokens and partial rows, and the end flags of both.
-#ifndef MOE_RAILS_H
-#define MOE_RAILS_H
+#pragma once
 
 #include "block_format.h"
 #include "posts.h"
@@ -108,5 +107,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_RAILS_H

@@ -1,6 +1,5 @@
 // Which results come back for a token, and the flags that say so: an entry each, whose words are the round's number.
-#ifndef MOE_RESULT_FLAGS_H
-#define MOE_RESULT_FLAGS_H
+#pragma once
 
 #include "flags.h"
 
@@ -98,5 +97,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_RESULT_FLAGS_H

@@ -1,8 +1,7 @@
 // Combine by hierarchy, where a rank of this server is missing or made another call: who waits for partial rows from
 // here hears without whom there are none, lest it takes this rank for the missing one. All blocks have ended their
 // waits (PhaseRunner).
-#ifndef MOE_RETURNS_LOST_H
-#define MOE_RETURNS_LOST_H
+#pragma once
 
 #include "rails.h"
 
@@ -71,5 +70,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_RETURNS_LOST_H

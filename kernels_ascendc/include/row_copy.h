@@ -1,6 +1,5 @@
 // Whole rows from this rank's memory to slots of any rank, through UB, and what goes with them from there.
-#ifndef MOE_ROW_COPY_H
-#define MOE_ROW_COPY_H
+#pragma once
 
 #include "flags.h"
 
@@ -108,5 +107,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_ROW_COPY_H

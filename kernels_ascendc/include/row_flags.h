@@ -1,6 +1,5 @@
 // Flags in the stamps of a dispatch's rows: where they are, who is waited for, and zeros in their places.
-#ifndef MOE_ROW_FLAGS_H
-#define MOE_ROW_FLAGS_H
+#pragma once
 
 #include "entry_order.h"
 #include "waits.h"
@@ -254,5 +253,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_ROW_FLAGS_H

@@ -1,6 +1,5 @@
 // What a dispatch sends from where to where: tasks of blocks, tables of indices, slots, stamps.
-#ifndef MOE_SEND_PLAN_H
-#define MOE_SEND_PLAN_H
+#pragma once
 
 #include "direct_starts.h"
 
@@ -338,5 +337,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_SEND_PLAN_H

@@ -1,7 +1,6 @@
 // Dispatch, steps 1 and 2: each row, with a stamp, to every place that it goes to. In a slot of its own the stamp is
 // the row's flag as well.
-#ifndef MOE_SEND_ROWS_H
-#define MOE_SEND_ROWS_H
+#pragma once
 
 #include "row_copy.h"
 #include "send_plan.h"
@@ -99,5 +98,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_SEND_ROWS_H

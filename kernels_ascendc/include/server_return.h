@@ -1,8 +1,7 @@
 // Combine by hierarchy, step 1: the results of each entry to the rank of this server that relayed its rows. In that
 // rank's window they lie where the rows lay in the slots of all of this server's ranks: by source, expert and number.
 // A flag for the whole rank follows (post_status).
-#ifndef MOE_SERVER_RETURN_H
-#define MOE_SERVER_RETURN_H
+#pragma once
 
 #include "rails.h"
 #include "row_copy.h"
@@ -76,5 +75,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_SERVER_RETURN_H

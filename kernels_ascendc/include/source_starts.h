@@ -1,7 +1,6 @@
 // How many rows each source has for the experts before one: where its rows for that expert begin in its block.
 // Of two sources that have {2, 1} rows for expert 0 and {0, 3} for expert 1: expert 2's begin at {2, 4}.
-#ifndef MOE_SOURCE_STARTS_H
-#define MOE_SOURCE_STARTS_H
+#pragma once
 
 #include "flags.h"
 
@@ -64,5 +63,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_SOURCE_STARTS_H

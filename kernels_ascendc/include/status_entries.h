@@ -1,6 +1,5 @@
 // Status entries {1.0f, count, call word, 0...}: made in UB, written to the ranks that wait for them.
-#ifndef MOE_STATUS_ENTRIES_H
-#define MOE_STATUS_ENTRIES_H
+#pragma once
 
 #include "flags.h"
 
@@ -158,5 +157,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_STATUS_ENTRIES_H

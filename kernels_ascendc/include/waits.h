@@ -1,6 +1,5 @@
 // What the waiting kernels share: deadlines, polling of flags, sums of them, and times of arrival.
-#ifndef MOE_WAITS_H
-#define MOE_WAITS_H
+#pragma once
 
 #include "flags.h"
 
@@ -243,5 +242,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_WAITS_H

@@ -9,8 +9,7 @@
 // MOE_KERNEL_BEGIN              the first statement of its body
 // MOE_LAUNCH(name, ...)         the statements of its launcher
 // moe::SCHEDULE_MODE            1: blocks start together; 0: the compiler cannot say so
-#ifndef MOE_LAUNCH_H
-#define MOE_LAUNCH_H
+#pragma once
 
 #include "moe_layout.h"
 
@@ -59,5 +58,3 @@ constexpr uint32_t SCHEDULE_MODE = 0;
     return 0
 
 #endif
-
-#endif  // MOE_LAUNCH_H

@@ -126,11 +126,11 @@ def render(tables: Tables) -> str:
     structs = "\n".join(_struct(kernel) for kernel in (*tables.kernels, FusedKernel.HEAD))
     return (
         f"{_GENERATED}"
-        "#ifndef MOE_LAYOUT_H\n#define MOE_LAYOUT_H\n\n#include <cstdint>\n\n"
+        "#pragma once\n\n#include <cstdint>\n\n"
         "// kernel_operator.h, CANN's or the emulation's, comes first: __aicore__ is defined there.\n\n"
         "namespace moe {\n\n"
         f"{constants}\n// The index of each word.\n{records}\n{regions}\n{structs}\n"
-        "}  // namespace moe\n\n#endif  // MOE_LAYOUT_H\n"
+        "}  // namespace moe\n"
     )
 
 
@@ -142,11 +142,11 @@ def render_abi(tables: Tables) -> str:
     return (
         f"{_GENERATED}"
         "// The argument structs as Python packs them, and what a library says of them when it is loaded.\n"
-        '#ifndef MOE_ABI_H\n#define MOE_ABI_H\n\n#include <cstddef>\n\n#include "moe_layout.h"\n\n'
+        '#pragma once\n\n#include <cstddef>\n\n#include "moe_layout.h"\n\n'
         f"namespace moe {{\n\n{regions}\n{structs}\n"
         "// See moe_triton/core/abi.py.\n"
         f'inline const char* AbiText() {{\n    return ""\n{lines};\n}}\n\n'
-        "}  // namespace moe\n\n#endif  // MOE_ABI_H\n"
+        "}  // namespace moe\n"
     )
 
 
@@ -157,9 +157,9 @@ def render_fused(fused_kernels: Sequence[FusedKernel]) -> str:
     fused = "\n".join(f"{_fused_struct(kernel)}\n{_fused_run(kernel)}" for kernel in fused_kernels)
     return (
         f"{_GENERATED}"
-        '#ifndef MOE_FUSED_H\n#define MOE_FUSED_H\n\n#include "moe_layout.h"\n\n'
+        '#pragma once\n\n#include "moe_layout.h"\n\n'
         f"namespace moe {{\n\n{classes}\n{fused}\n"
-        "}  // namespace moe\n\n#endif  // MOE_FUSED_H\n"
+        "}  // namespace moe\n"
     )
 
 

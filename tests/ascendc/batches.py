@@ -15,7 +15,6 @@ from .library import BUILDS, LAUNCHER, LAUNCHERS, Library, Patch, compiled, patc
 
 ALIKE = ("emulation/", "include/moe_layout.h")  # in all mutants of a library
 ONCE = "#ifdef MOE_EMULATION\n"  # from here on the file of launchers has what a library has once
-GUARD = re.compile(r"^#ifndef (MOE_\w+_H)$", re.MULTILINE)
 MACROS = "MOE_LAUNCHER", "MOE_FUSED_LAUNCHER", "MOE_KERNEL", "MOE_KERNEL_BEGIN", "MOE_LAUNCH"
 
 Wrong = tuple[tuple[Patch, ...], Collection[str]]
@@ -36,8 +35,7 @@ def build_batch(mutants: Sequence[Wrong]) -> Path:
     """
     true = patched([])
     texts = {name: text for name, text in true.items() if name.startswith(ALIKE)}
-    guards = [guard for name, text in true.items() if name not in texts for guard in GUARD.findall(text)]
-    forget = "".join(f"#undef {name}\n" for name in ("moe", *MACROS, *guards))
+    forget = "".join(f"#undef {name}\n" for name in ("moe", *MACROS))
     batch = '#include "kernel_operator.h"\n'
     for number, (patches, launchers) in enumerate(mutants):
         texts |= _of_one(number, patched(patches), launchers)
@@ -62,7 +60,9 @@ def _of_one(number: int, texts: dict[str, str], launchers: Collection[str]) -> d
     # These are in no namespace.
     for name in (LAUNCHERS, "launch/launch.h"):
         own[name] = re.sub(r"\b(moe_##name|name##_kernel)\b", rf"{_prefix(number)}##\1", own[name])
-    return {f"{_folder(number)}/{Path(name).name}": text for name, text in own.items()}
+    # To `#pragma once` files of the same text are one, wherever they lie: the last line tells mutants apart.
+    last = f"// {_folder(number)}\n"
+    return {f"{_folder(number)}/{Path(name).name}": text + last for name, text in own.items()}
 
 
 def _folder(number: int) -> str:

@@ -4,8 +4,7 @@
 //
 // __aicore__ is CUDA's `device`: a kernel that calls a function without it does not pass. __gm__ is an address
 // space: a GM address does not turn into a pointer of UB or of the host.
-#ifndef MOE_TESTS_KERNEL_OPERATOR_H
-#define MOE_TESTS_KERNEL_OPERATOR_H
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -183,5 +182,3 @@ __aicore__ void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, 
 }  // namespace AscendC
 
 __aicore__ AscendC::TPipe* GetTPipePtr();
-
-#endif  // MOE_TESTS_KERNEL_OPERATOR_H

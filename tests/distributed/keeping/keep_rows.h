@@ -1,6 +1,5 @@
 // Rows to this rank's own window, from the last one to the first.
-#ifndef MOE_TESTS_KEEP_ROWS_H
-#define MOE_TESTS_KEEP_ROWS_H
+#pragma once
 
 #include "row_copy.h"
 
@@ -33,5 +32,3 @@ private:
 };
 
 }  // namespace moe
-
-#endif  // MOE_TESTS_KEEP_ROWS_H

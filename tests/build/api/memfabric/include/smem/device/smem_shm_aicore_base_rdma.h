@@ -1,7 +1,6 @@
 // The declaration of the one function of memfabric-hybrid's device API that the kernels use, as release 1.3.0
 // documents it. See kernel_operator.h.
-#ifndef MOE_TESTS_SMEM_SHM_AICORE_BASE_RDMA_H
-#define MOE_TESTS_SMEM_SHM_AICORE_BASE_RDMA_H
+#pragma once
 
 #include "kernel_operator.h"
 
@@ -9,5 +8,3 @@ template <typename T>
 __aicore__ void smem_shm_roce_write(__gm__ T* source, __gm__ T* destination, uint32_t rank, uint32_t queue_pair,
                                     uint64_t bytes, AscendC::LocalTensor<uint64_t> scratch64,
                                     AscendC::LocalTensor<uint32_t> scratch32);
-
-#endif  // MOE_TESTS_SMEM_SHM_AICORE_BASE_RDMA_H
