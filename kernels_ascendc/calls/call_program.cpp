@@ -80,12 +80,10 @@ PyObject* AddPlan(PyObject* object, PyObject* tuple) {
     if (!AreSteps(read.steps, count) || !AreIn(read.placeholders, count) || !AreIn(read.kept, count)) return nullptr;
     if (read.mark.count != 0 &&
         (read.mark.count != 2 || read.mark[0] >= PyTuple_GET_SIZE(outputs) || read.mark[1] >= count)) {
-        Refuse("one of the outputs is marked, with a register");
-        return nullptr;
+        return PyErr_Format(PyExc_ValueError, "one of the outputs is marked, with a register");
     }
     if (read.key.count != Items<uint16_t>(program.key.get()).count || read.kept.count > MAX_KEPT) {
-        Refuse("a plan's key is of another size, or its handle keeps too much");
-        return nullptr;
+        return PyErr_Format(PyExc_ValueError, "a plan's key is of another size, or its handle keeps too much");
     }
     if (PyList_Append(program.plans.get(), tuple) != 0) return nullptr;
     Py_RETURN_NONE;
@@ -94,9 +92,7 @@ PyObject* AddPlan(PyObject* object, PyObject* tuple) {
 // Replaces the plans, and returns the previous ones.
 PyObject* Swap(PyObject* object, PyObject* plans) {
     if (!PyList_Check(plans)) return PyErr_Format(PyExc_TypeError, "plans come as a list");
-    Ref& mine = BodyOf<CallProgram>(object).plans;
-    Ref before = std::exchange(mine, Ref::Of(plans));
-    return before.Release();
+    return std::exchange(BodyOf<CallProgram>(object).plans, Ref::Of(plans)).Release();
 }
 
 PyObject* Get(PyObject* object, PyObject* name) {
@@ -124,21 +120,6 @@ PyMethodDef product_methods[] = {
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
-
-PreparedPlan::PreparedPlan(PyObject* tuple)
-    : key(PyTuple_GET_ITEM(tuple, 0)),
-      values(PyTuple_GET_ITEM(tuple, 1)),
-      steps(PyTuple_GET_ITEM(tuple, 2)),
-      placeholders(PyTuple_GET_ITEM(tuple, 3)),
-      plan(PyTuple_GET_ITEM(tuple, 4)),
-      executable(PyTuple_GET_ITEM(tuple, 5)),
-      outputs(PyTuple_GET_ITEM(tuple, 6)),
-      output_type(PyTuple_GET_ITEM(tuple, 7)),
-      bindings(PyTuple_GET_ITEM(tuple, 8)),
-      kept(PyTuple_GET_ITEM(tuple, 9)),
-      kept_tensors(PyTuple_GET_ITEM(tuple, 10)),
-      handle_fields(PyTuple_GET_ITEM(tuple, 11)),
-      mark(PyTuple_GET_ITEM(tuple, 12)) {}
 
 PyTypeObject call_program_type =
     BoxType<CallProgram>("moe_calls.CallProgram", "An operator of one rank in one native call.", New, methods);

@@ -85,22 +85,25 @@ struct Items {
 
 // One plan that a program can run: the Python tuple of these, borrowed. A spec is a `TensorSpec` as bytes.
 struct PreparedPlan {
-    explicit PreparedPlan(PyObject* tuple);
+    explicit PreparedPlan(PyObject* plan_tuple) : tuple(plan_tuple) {}
 
-    Items<int64_t> key;  // what the program's key registers hold then
-    Items<int64_t> values;  // of the registers behind the program's, at first
-    Items<Step> steps;
-    Items<uint16_t> placeholders;  // registers
-    Items<uint64_t> plan;  // address
-    PyObject* executable;  // owns the plan
-    PyObject* outputs;  // tuple of specs and of objects as they are; the handle follows where there is one
-    PyObject* output_type;  // of a tuple; None for the only output itself
-    PyObject* bindings;  // tuple of (name, spec or register): what tells why a run failed
-    Items<uint16_t> kept;  // registers that the handle keeps
-    PyObject* kept_tensors;  // dict of what the handle makes: specs over what is kept, and numbers of its registers;
-                             // or None for no handle
-    PyObject* handle_fields;  // tuple of (name, object)
-    Items<uint16_t> mark;  // which output is marked, and the register of its mark; or nothing
+    PyObject* At(Py_ssize_t i) const { return PyTuple_GET_ITEM(tuple, i); }
+
+    PyObject* tuple;
+    Items<int64_t> key{At(0)};     // what the program's key registers hold then
+    Items<int64_t> values{At(1)};  // of the registers behind the program's, at first
+    Items<Step> steps{At(2)};
+    Items<uint16_t> placeholders{At(3)};  // registers
+    Items<uint64_t> plan{At(4)};          // address
+    PyObject* executable = At(5);         // owns the plan
+    PyObject* outputs = At(6);  // tuple of specs and of objects as they are; the handle follows where there is one
+    PyObject* output_type = At(7);  // of a tuple; None for the only output itself
+    PyObject* bindings = At(8);     // tuple of (name, spec or register): what tells why a run failed
+    Items<uint16_t> kept{At(9)};    // registers that the handle keeps
+    PyObject* kept_tensors = At(10);  // dict of what the handle makes: specs over what is kept, and numbers of its
+                                      // registers; or None for no handle
+    PyObject* handle_fields = At(11);  // tuple of (name, object)
+    Items<uint16_t> mark{At(12)};      // which output is marked, and the register of its mark; or nothing
 };
 
 // What a run keeps for later ones, as memory: tensors are made from it on first access.

@@ -11,18 +11,15 @@ constexpr const char* CAPSULE_NAME = "dlpack_exchange_api";
 constexpr int32_t DEVICE_CPU = 1;
 
 struct Version {
-    uint32_t major;
-    uint32_t minor;
+    uint32_t major, minor;
 };
 
 struct Device {
-    int32_t type;
-    int32_t id;
+    int32_t type, id;
 };
 
 struct DataType {
-    uint8_t code;
-    uint8_t bits;
+    uint8_t code, bits;
     uint16_t lanes;
 };
 

@@ -44,8 +44,6 @@ class Pool : public std::enable_shared_from_this<Pool> {
 public:
     // Keeps so many bytes for later, or what the latest calls have had in use at once, if that is more.
     explicit Pool(size_t limit) : limit_(limit) {}
-    Pool(const Pool&) = delete;
-    Pool& operator=(const Pool&) = delete;
     ~Pool() {
         while (!shelves_.empty()) DropOldest();
     }
@@ -128,16 +126,11 @@ private:
 
     // Where there is no memory, what is kept is given up for it.
     Block* Allocate(size_t num_bytes) {
-        void* data = std::aligned_alloc(ALIGNMENT, num_bytes);
-        while (data == nullptr && !shelves_.empty()) {
-            DropOldest();
-            data = std::aligned_alloc(ALIGNMENT, num_bytes);
+        for (;; DropOldest()) {
+            auto* const data = static_cast<std::byte*>(std::aligned_alloc(ALIGNMENT, num_bytes));
+            if (data != nullptr) return new Block{{0}, num_bytes, data, nullptr};
+            if (shelves_.empty()) return nullptr;
         }
-        if (data == nullptr) return nullptr;
-        auto* const block = new Block;
-        block->num_bytes = num_bytes;
-        block->data = static_cast<std::byte*>(data);
-        return block;
     }
 
     void FreeOneOf(Shelf& shelf) {

@@ -44,10 +44,7 @@ Ref Empty(const OutputPool& self, PyObject* spec) {
         num_bytes *= static_cast<size_t>(size);
     }
     const Hold memory(self.pool->Take(num_bytes));
-    if (!memory) {
-        PyErr_NoMemory();
-        return Ref();
-    }
+    if (!memory) return Ref(PyErr_NoMemory());
     return self.torch->Make(memory, memory.data(), of_code, shape);
 }
 

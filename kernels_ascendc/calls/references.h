@@ -22,8 +22,6 @@ public:
         std::swap(object_, other.object_);
         return *this;
     }
-    Ref(const Ref&) = delete;
-    Ref& operator=(const Ref&) = delete;
     ~Ref() { Py_XDECREF(object_); }
 
     static Ref Of(PyObject* object) {

@@ -164,12 +164,8 @@ public:
         managed.manager = lent;
         managed.deleter = [](dlpack::ManagedTensor* self) { delete static_cast<Lent*>(self->manager); };
         const auto code = static_cast<uint16_t>(dtype);
-        managed.tensor.data = data;
-        managed.tensor.device = {dlpack::DEVICE_CPU, 0};
-        managed.tensor.ndim = shape.ndim;
-        managed.tensor.dtype = {static_cast<uint8_t>(code >> 8), static_cast<uint8_t>(code & 0xff), 1};
-        managed.tensor.shape = lent->sizes.data();
-        managed.tensor.strides = lent->strides.data();
+        const dlpack::DataType type{static_cast<uint8_t>(code >> 8), static_cast<uint8_t>(code & 0xff), 1};
+        managed.tensor = {data, {dlpack::DEVICE_CPU, 0}, shape.ndim, type, lent->sizes.data(), lent->strides.data(), 0};
         void* object = nullptr;
         if (api_->object_from_managed(&managed, &object) != 0) return Ref();
         return Ref(static_cast<PyObject*>(object));

@@ -84,8 +84,7 @@ private:
 
     // Other blocks may be waiting for peers after this thread's own block has ended.
     static void LookUp() {
-        WaitControl* const control = ControlOfThread();
-        if (control != nullptr) LookUpFromWait(*control);
+        if (WaitControl* const control = ControlOfThread()) LookUpFromWait(*control);
     }
 
     void Serve(uint32_t index, uint64_t seen) {

@@ -13,19 +13,6 @@
 
 namespace moe::emulation {
 
-// The ranks of a group, and what the last launch's blocks did.
-struct CountedGroup {
-    explicit CountedGroup(uint32_t num_ranks) : ranks(num_ranks) {}
-
-    std::vector<RankMemory> ranks;
-    uint64_t rank = 0;
-    Mode mode = Mode::LOGGED;
-    uint64_t number = 0;
-    std::vector<Log> logs;
-    std::vector<uint64_t> awaited;
-    bool waits = false;  // of the last blind launch: whether it goes on looking
-};
-
 // Where this thread's launches run.
 inline CountedGroup*& ThreadGroup() {
     thread_local CountedGroup* group = nullptr;
@@ -130,13 +117,13 @@ int RunBlocks(uint32_t blocks, Kernel&& kernel, const void* = nullptr) {
     }
     if (!HasCoreForEach(blocks)) return 1;
     group->awaited.clear();
-    CountedLaunch launch{&group->ranks, group->rank, group->mode, group->number, &group->awaited, 0, 0, 0,
-                         &Turns::Yield, false,       false};
+    group->waits = false;
     group->logs.resize(blocks);
+    CountedLaunch launch{*group, &Turns::Yield};
     std::string why;
     const Turns::Body body = [&](uint32_t block) {
         group->logs[block].clear();
-        Core core(block, blocks, launch, UbOf(block), group->logs[block]);
+        Core core(block, blocks, launch, UbOf(block));
         try {
             current_core = &core;
             kernel();
@@ -162,7 +149,6 @@ int RunBlocks(uint32_t blocks, Kernel&& kernel, const void* = nullptr) {
         launch.is_over = launch.is_over || is_stuck || !why.empty();
     }
     current_core = outer;
-    group->waits = launch.waits;
     if (why.empty()) return 0;
     LastError() = why;
     return 1;

@@ -57,19 +57,27 @@ enum class Mode : uint32_t {
     BLIND,   // up to its first look for what others send, which finds nothing; nothing is stored
 };
 
-// Of one launch, on one rank of a group.
+// The ranks of a group, and what the last launch's blocks did.
+struct CountedGroup {
+    explicit CountedGroup(uint32_t num_ranks) : ranks(num_ranks) {}
+
+    std::vector<RankMemory> ranks;
+    uint64_t rank = 0;  // that launches run on
+    Mode mode = Mode::LOGGED;
+    uint64_t number = 0;  // among the launches of its plan
+    std::vector<Log> logs;
+    std::vector<uint64_t> awaited;  // writers of what is looked at in the own window
+    bool waits = false;             // blind blocks have looked in vain
+};
+
+// While it runs.
 struct CountedLaunch {
-    std::vector<RankMemory>* ranks;
-    uint64_t rank;
-    Mode mode;
-    uint64_t number;                  // among the launches of its plan
-    std::vector<uint64_t>* awaited;   // writers of what is looked at in the own window
-    uint64_t changes;  // stores, posts, blocks that ended
-    uint32_t syncing;  // blocks that wait for the others
-    uint64_t syncs;
+    CountedGroup& group;
     void (*let_run)();  // other blocks go on
-    bool waits;         // blind blocks have looked in vain
-    bool is_over;       // blocks that have not ended never will
+    uint64_t changes = 0;  // stores, posts, blocks that ended
+    uint32_t syncing = 0;  // blocks that wait for the others
+    uint64_t syncs = 0;
+    bool is_over = false;  // blocks that have not ended never will
 };
 
 // A blind block has looked, or its launch is over.
@@ -78,15 +86,10 @@ struct HasEnded : std::exception {};
 class Core;
 inline thread_local Core* current_core = nullptr;
 
-class Core {
+class Core : public CoreOfBlock {
 public:
-    Core(uint32_t index, uint32_t count, CountedLaunch& launch, uint8_t* ub, Log& log)
-        : block(index), blocks(count), launch_(launch), ub_{ub, {}}, log_(log) {}
-
-    const uint32_t block;
-    const uint32_t blocks;
-    AscendC::TPipe* pipe = nullptr;
-    TracedBlock* traced = nullptr;
+    Core(uint32_t index, uint32_t count, CountedLaunch& launch, uint8_t* ub)
+        : CoreOfBlock{index, count}, launch_(launch), ub_{ub, {}} {}
 
     uint8_t* Ub(UbAddress address) { return ub_.bytes + address.offset; }
 
@@ -119,7 +122,7 @@ public:
 
     void CopyIn(UbAddress to, const uint8_t* from, uint64_t bytes) {
         const auto address = reinterpret_cast<uint64_t>(from);
-        const bool is_own = SegmentOf(address) == launch_.rank + 1;
+        const bool is_own = SegmentOf(address) == group_.rank + 1;
         has_looked_ = has_looked_ || (is_own && is_looking_);
         NoteCopy(Did::LOAD, PIPE_MTE2, address, bytes);
         if (IsReal(address)) {
@@ -127,15 +130,15 @@ public:
             ub_.unknown.Set(to.offset, bytes, false);
             return;
         }
-        if (is_own && has_looked_ && launch_.mode == Mode::BLIND) {
+        if (is_own && has_looked_ && group_.mode == Mode::BLIND) {
             std::memset(ub_.bytes + to.offset, 0, bytes);
             ub_.unknown.Set(to.offset, bytes, false);
             return;
         }
         MemoryAt(address).Load(ub_, to.offset, address, bytes);
-        if (launch_.mode != Mode::SILENT && ub_.unknown.HasAny(to.offset, bytes)) log_[copy_].flags |= ROWS;
-        if (is_own && has_looked_ && launch_.mode == Mode::LOGGED) {
-            MemoryAt(address).AddWriters(address, bytes, *launch_.awaited);
+        if (group_.mode != Mode::SILENT && ub_.unknown.HasAny(to.offset, bytes)) log_[copy_].flags |= ROWS;
+        if (is_own && has_looked_ && group_.mode == Mode::LOGGED) {
+            MemoryAt(address).AddWriters(address, bytes, group_.awaited);
         }
     }
 
@@ -143,12 +146,12 @@ public:
         const auto address = reinterpret_cast<uint64_t>(to);
         NoteCopy(Did::STORE, PIPE_MTE3, address, bytes);
         ++launch_.changes;
-        if (launch_.mode == Mode::BLIND) return;
+        if (group_.mode == Mode::BLIND) return;
         if (IsReal(address)) {
             std::memcpy(to, ub_.bytes + from.offset, bytes);
         } else if (Takes(address)) {
             MemoryAt(address).Store(ub_, address, from.offset, bytes, WriterOf(copy_));
-            if (IsRank(address) && SegmentOf(address) - 1 != launch_.rank) RankAt(address).written += bytes;
+            if (IsRank(address) && SegmentOf(address) - 1 != group_.rank) RankAt(address).written += bytes;
         }
     }
 
@@ -172,7 +175,7 @@ public:
         NoteScalar(to, WRITES);
         ++launch_.changes;
         const auto address = reinterpret_cast<uint64_t>(to);
-        if (launch_.mode == Mode::BLIND) return;
+        if (group_.mode == Mode::BLIND) return;
         if (IsReal(address)) {
             *to = value;
         } else if (Takes(address)) {
@@ -224,9 +227,9 @@ public:
 
     // It has looked in vain. A look that has left nothing behind is no part of what a launch does that finds all there.
     void Poll(uint32_t, const void*, uint64_t, Awaited) {
-        const bool is_alone = launch_.mode == Mode::SILENT && blocks == 1;
-        const bool waits = launch_.mode == Mode::BLIND && has_looked_;
-        launch_.waits = launch_.waits || waits;
+        const bool is_alone = group_.mode == Mode::SILENT && blocks == 1;
+        const bool waits = group_.mode == Mode::BLIND && has_looked_;
+        group_.waits = group_.waits || waits;
         if (is_alone || waits) throw HasEnded();
         has_found_ = false;
         if (++polls_ > MOST_POLLS) launch_.is_over = true;
@@ -242,9 +245,9 @@ public:
         Note({Did::POST, PIPE_S, 0, 0, static_cast<uint32_t>(item.bytes), item.remote});
         ++launch_.changes;
         ++own_changes_;
-        Nic* const nic = SettingsOfThread().nic;  // of ranks with memory of their own
-        if (nic != nullptr) return nic->Post(item);
-        if (launch_.mode != Mode::BLIND && Takes(item.remote)) {
+        // Of ranks with memory of their own.
+        if (Nic* const nic = SettingsOfThread().nic) return nic->Post(item);
+        if (group_.mode != Mode::BLIND && Takes(item.remote)) {
             const uint64_t writer = WriterOf(log_.size()) | uint64_t{1} << Writer::POSTED;
             MemoryAt(item.remote).Receive(MemoryAt(item.local), item.remote, item.local, item.bytes, writer);
             RankAt(item.remote).posted += item.bytes;
@@ -287,34 +290,34 @@ private:
     // This process's own memory is for launches outside of any group.
     bool IsReal(uint64_t address) {
         const bool is_real = SegmentOf(address) == 0;
-        Require(!is_real || launch_.ranks->empty(), "it follows an address that no argument points to");
+        Require(!is_real || group_.ranks.empty(), "it follows an address that no argument points to");
         return is_real;
     }
 
-    bool IsRank(uint64_t address) const { return SegmentOf(address) <= launch_.ranks->size(); }
+    bool IsRank(uint64_t address) const { return SegmentOf(address) <= group_.ranks.size(); }
 
     // Other ranks' windows are in their memory, all else in this one's.
     RankMemory& RankAt(uint64_t address) const {
-        return (*launch_.ranks)[IsRank(address) ? SegmentOf(address) - 1 : launch_.rank];
+        return group_.ranks[IsRank(address) ? SegmentOf(address) - 1 : group_.rank];
     }
 
     Memory& MemoryAt(uint64_t address) const { return RankAt(address).memory; }
 
     // Of what is stored now, with the number of its record.
     uint64_t WriterOf(size_t record) const {
-        const uint64_t number = launch_.mode == Mode::SILENT ? 0 : record;
+        const uint64_t number = group_.mode == Mode::SILENT ? 0 : record;
         return number << Writer::RECORD | uint64_t{block} << Writer::BLOCK | uint64_t{step_} << Writer::STEP |
-               launch_.rank << Writer::RANK | (launch_.number + 1) << Writer::LAUNCH;
+               group_.rank << Writer::RANK | (group_.number + 1) << Writer::LAUNCH;
     }
 
     bool Takes(uint64_t address) const {
         const uint64_t rank = SegmentOf(address) - 1;
-        return !IsRank(address) || rank == launch_.rank || (*launch_.ranks)[rank].takes;
+        return !IsRank(address) || rank == group_.rank || group_.ranks[rank].takes;
     }
 
     void Note(const Record& record) {
         may_merge_ = false;
-        if (launch_.mode == Mode::SILENT) return;
+        if (group_.mode == Mode::SILENT) return;
         log_.push_back(record);
         if (has_looked_) log_.back().flags |= LOOKS;
     }
@@ -322,7 +325,7 @@ private:
     // Pieces of one instruction are one copy.
     void NoteCopy(Did did, pipe_t of, uint64_t address, uint64_t bytes) {
         if (did == Did::STORE) ++own_changes_;
-        if (launch_.mode == Mode::SILENT) return;
+        if (group_.mode == Mode::SILENT) return;
         if (copy_ != NONE) {
             log_[copy_].amount += static_cast<uint32_t>(bytes);
             return;
@@ -349,7 +352,7 @@ private:
         } else {
             Require(!ub_.unknown.HasAny(at.offset, bytes), "what it does depends on memory that nobody knows");
         }
-        if (launch_.mode == Mode::SILENT) return;
+        if (group_.mode == Mode::SILENT) return;
         if (may_merge_) {
             ++log_.back().amount;
             return;
@@ -359,8 +362,9 @@ private:
     }
 
     CountedLaunch& launch_;
+    CountedGroup& group_ = launch_.group;
+    Log& log_ = group_.logs[block];
     UnifiedBuffer ub_;
-    Log& log_;
     Instruction instruction_{};
     size_t copy_ = NONE;
     bool may_merge_ = false;

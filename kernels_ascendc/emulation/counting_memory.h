@@ -29,39 +29,32 @@ public:
     Unknown() { units_.fill(~uint64_t{0}); }
 
     bool HasAny(uint64_t offset, uint64_t bytes) const {
-        return Scan(offset, bytes, [](uint64_t word, uint64_t bits) { return (word & bits) != 0; });
+        return Scan(offset, bytes, [this](uint64_t word, uint64_t bits) { return (units_[word] & bits) != 0; });
     }
 
     bool HasOthers(uint64_t offset, uint64_t bytes) const {
-        return Scan(offset, bytes, [](uint64_t word, uint64_t bits) { return (word & bits) != bits; });
+        return Scan(offset, bytes, [this](uint64_t word, uint64_t bits) { return (units_[word] & bits) != bits; });
     }
 
     void Set(uint64_t offset, uint64_t bytes, bool is_unknown) {
-        if (bytes == 0) return;
-        const uint64_t last = (offset + bytes - 1) / UNIT_BYTES;
-        for (uint64_t unit = offset / UNIT_BYTES; unit <= last;) {
-            const uint64_t bits = BitsFrom(unit, last);
-            uint64_t& word = units_[unit / BITS];
-            word = is_unknown ? word | bits : word & ~bits;
-            unit = (unit / BITS + 1) * BITS;
-        }
+        Scan(offset, bytes, [this, is_unknown](uint64_t word, uint64_t bits) {
+            units_[word] = is_unknown ? units_[word] | bits : units_[word] & ~bits;
+            return false;
+        });
     }
 
 private:
     static constexpr uint64_t BITS = 64;
 
-    static uint64_t BitsFrom(uint64_t unit, uint64_t last) {
-        const uint64_t begin = unit % BITS;
-        const uint64_t count = std::min(last - unit + 1, BITS - begin);
-        return (count == BITS ? ~uint64_t{0} : (uint64_t{1} << count) - 1) << begin;
-    }
-
+    // Tests words, by their numbers and these bytes' bits in them, up to the first of which it holds.
     template <typename Test>
-    bool Scan(uint64_t offset, uint64_t bytes, Test&& test) const {
+    static bool Scan(uint64_t offset, uint64_t bytes, Test&& test) {
         if (bytes == 0) return false;
         const uint64_t last = (offset + bytes - 1) / UNIT_BYTES;
         for (uint64_t unit = offset / UNIT_BYTES; unit <= last; unit = (unit / BITS + 1) * BITS) {
-            if (test(units_[unit / BITS], BitsFrom(unit, last))) return true;
+            const uint64_t count = std::min(last - unit + 1, BITS - unit % BITS);
+            const uint64_t bits = count == BITS ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
+            if (test(unit / BITS, bits << unit % BITS)) return true;
         }
         return false;
     }
@@ -119,7 +112,7 @@ public:
     }
 
     void Store(const UnifiedBuffer& ub, uint64_t to, uint32_t from, uint64_t bytes, uint64_t writer) {
-        if (ub.unknown.HasAny(from, UNIT_BYTES) && ContentsAt(to) != Contents::UNKNOWN) {
+        if (ub.unknown.HasAny(from, UNIT_BYTES) && SegmentAt(to).contents != Contents::UNKNOWN) {
             Line& line = Make(to / LINE);
             const auto bit = static_cast<uint8_t>(1U << to % LINE / UNIT_BYTES);
             line.rows |= bit;
@@ -194,28 +187,24 @@ private:
         uint64_t writers[LINE / UNIT_BYTES];
     };
 
-    const Segment* SegmentAt(uint64_t address) const {
+    const Segment& SegmentAt(uint64_t address) const {
+        static constexpr Segment unsaid{0, Contents::ZEROS, nullptr, 0};
         for (const Segment& segment : segments_) {
-            if (segment.number == SegmentOf(address)) return &segment;
+            if (segment.number == SegmentOf(address)) return segment;
         }
-        return nullptr;
-    }
-
-    Contents ContentsAt(uint64_t address) const {
-        const Segment* const segment = SegmentAt(address);
-        return segment == nullptr ? Contents::ZEROS : segment->contents;
+        return unsaid;
     }
 
     // How many bytes from an address on the host has given, which are copied.
-    static uint64_t ReadContents(const Segment* segment, uint64_t from, uint8_t* to, uint64_t bytes) {
-        if (segment == nullptr || segment->contents == Contents::ZEROS) {
+    static uint64_t ReadContents(const Segment& segment, uint64_t from, uint8_t* to, uint64_t bytes) {
+        if (segment.contents == Contents::ZEROS) {
             std::memset(to, 0, bytes);
             return bytes;
         }
         const uint64_t offset = from & ((uint64_t{1} << SEGMENT_SHIFT) - 1);
-        if (segment->contents == Contents::UNKNOWN || offset >= segment->size) return 0;
-        const uint64_t known = std::min(bytes, segment->size - offset);
-        std::memcpy(to, segment->bytes + offset, known);
+        if (segment.contents == Contents::UNKNOWN || offset >= segment.size) return 0;
+        const uint64_t known = std::min(bytes, segment.size - offset);
+        std::memcpy(to, segment.bytes + offset, known);
         return known;
     }
 
@@ -249,12 +238,10 @@ private:
         line.stored |= static_cast<uint8_t>(1U << unit);
     }
 
-    static uint64_t Hash(uint64_t number) { return number * 0x9E3779B97F4A7C15ULL >> 20; }
-
     // Where its line's place is, or would be.
     uint64_t PlaceOf(uint64_t number) const {
         const uint64_t mask = places_.size() - 1;  // a power of two
-        uint64_t place = Hash(number) & mask;
+        uint64_t place = (number * 0x9E3779B97F4A7C15ULL >> 20) & mask;
         while (places_[place] != 0 && lines_[places_[place] - 1].number != number) place = (place + 1) & mask;
         return place;
     }

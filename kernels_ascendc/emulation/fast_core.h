@@ -15,21 +15,15 @@
 
 namespace moe::emulation {
 
-class Core {
+class Core : public CoreOfBlock {
 public:
     Core(uint32_t index, uint32_t count, Meeting& meeting, uint8_t* ub, const LaunchSettings& settings)
-        : block(index),
-          blocks(count),
+        : CoreOfBlock{index, count},
           meeting_(meeting),
           ub_(ub),
           settings_(settings),
           cached_left_(settings.cached_bytes / count),
           paced_(settings.link == nullptr ? nullptr : std::make_unique<PacedWrites>(settings, meeting)) {}
-
-    const uint32_t block;
-    const uint32_t blocks;
-    AscendC::TPipe* pipe = nullptr;
-    TracedBlock* traced = nullptr;  // null where nothing is traced or profiled
 
     uint8_t* Ub(UbAddress address) {
         Settle();
@@ -48,7 +42,7 @@ public:
         if (bytes >= ROW_BYTES) {
             lazy_ = {from, to.offset, bytes};
         } else {
-            Copy(ub_ + to.offset, from, bytes);
+            CopyInOrder(ub_ + to.offset, from, bytes);
         }
     }
 
@@ -68,27 +62,27 @@ public:
         if (paced_ != nullptr && paced_->Pace(to, bytes) && bytes <= LONGEST_POLLED_BYTES) {
             paced_->Hold(to, source, bytes);
         } else if (bytes < ROW_BYTES) {
-            Copy(to, source, bytes);
+            CopyInOrder(to, source, bytes);
         } else if (bytes <= cached_left_) {
             cached_left_ -= bytes;
-            Copy(to, source, bytes);
+            CopyInOrder(to, source, bytes);
         } else {
             std::atomic_thread_fence(std::memory_order_acq_rel);
             StreamBytes(to, source, bytes);
         }
     }
 
-    // Each block's flag after its data: the fences of `Copy` are the only ordering that peers need.
+    // Each block's flag after its data: the fences of `CopyInOrder` are the only ordering that peers need.
     void CopyBlocksOut(uint8_t* to, UbAddress from, uint32_t blocks, FlaggedBlock block) {
         Settle();
         const uint8_t* source = ub_ + from.offset;
         const bool held = paced_ != nullptr && paced_->Pace(to, uint64_t{blocks} * block.bytes);
         for (uint32_t b = 0; b < blocks; ++b, to += block.bytes, source += block.bytes) {
-            Copy(to, source, block.data_bytes);
+            CopyInOrder(to, source, block.data_bytes);
             if (held) {
                 paced_->Hold(to + block.data_bytes, source + block.data_bytes, block.bytes - block.data_bytes);
             } else {
-                Copy(to + block.data_bytes, source + block.data_bytes, block.bytes - block.data_bytes);
+                CopyInOrder(to + block.data_bytes, source + block.data_bytes, block.bytes - block.data_bytes);
             }
         }
     }
@@ -198,17 +192,9 @@ private:
 
     void Settle() {
         if (lazy_.bytes != 0) {
-            Copy(ub_ + lazy_.offset, lazy_.source, lazy_.bytes);
+            CopyInOrder(ub_ + lazy_.offset, lazy_.source, lazy_.bytes);
             lazy_.bytes = 0;
         }
-    }
-
-    // Peers read and write the same memory: copies become visible in program order, which is all that "data before
-    // flag" needs.
-    static void Copy(uint8_t* to, const uint8_t* from, uint64_t bytes) {
-        std::atomic_thread_fence(std::memory_order_acq_rel);
-        CopyBytes(to, from, bytes);
-        std::atomic_thread_fence(std::memory_order_acq_rel);
     }
 
     Meeting& meeting_;

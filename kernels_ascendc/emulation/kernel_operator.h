@@ -22,4 +22,3 @@
 #else
 #include "run_blocks.h"
 #endif
-#include "tensors.h"

@@ -35,14 +35,10 @@ inline const LaunchSettings*& ThreadSettings() {
     return settings;
 }
 
-// No streaming stores, no sleeping on doorbells, no paced link, no queues.
-inline const LaunchSettings& DefaultSettings() {
-    static constexpr LaunchSettings defaults{UINT64_MAX, 200, 20000, 0, nullptr, nullptr, nullptr, nullptr};
-    return defaults;
-}
-
+// By default no streaming stores, no sleeping on doorbells, no paced link, no queues.
 inline const LaunchSettings& SettingsOfThread() {
-    return ThreadSettings() != nullptr ? *ThreadSettings() : DefaultSettings();
+    static constexpr LaunchSettings defaults{UINT64_MAX, 200, 20000, 0, nullptr, nullptr, nullptr, nullptr};
+    return ThreadSettings() != nullptr ? *ThreadSettings() : defaults;
 }
 
 // The control of this thread's waits, or null, as on threads that run blocks for another thread.

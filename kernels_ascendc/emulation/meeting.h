@@ -35,7 +35,7 @@ struct alignas(512) UbMemory {
 
 class Meeting {
 public:
-    explicit Meeting(uint32_t blocks) : launch(NextLaunch()), blocks_(blocks) {}
+    explicit Meeting(uint32_t blocks) : launch(++launches_), blocks_(blocks) {}
 
     const uint64_t launch;  // a number that no other launch of this process has
 
@@ -80,10 +80,7 @@ public:
     const std::string& Why() const { return why_; }
 
 private:
-    static uint64_t NextLaunch() {
-        static std::atomic<uint64_t> launches{0};
-        return ++launches;
-    }
+    static inline std::atomic<uint64_t> launches_{0};
 
     const uint32_t blocks_;
     std::atomic<uint64_t> round_{0};

@@ -111,6 +111,14 @@ inline void CopyBytes(uint8_t* to, const uint8_t* from, uint64_t bytes) {
     }
 }
 
+// Peers read and write the same memory: copies become visible in program order, which is all that "data before flag"
+// needs.
+inline void CopyInOrder(uint8_t* to, const uint8_t* from, uint64_t bytes) {
+    std::atomic_thread_fence(std::memory_order_acq_rel);
+    CopyBytes(to, from, bytes);
+    std::atomic_thread_fence(std::memory_order_acq_rel);
+}
+
 // A block of memory that ends in a flag.
 struct FlaggedBlock {
     uint32_t bytes;

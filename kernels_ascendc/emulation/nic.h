@@ -64,9 +64,6 @@ public:
         Start(given.cpu);
     }
 
-    Nic(const Nic&) = delete;
-    Nic& operator=(const Nic&) = delete;
-
     // What was posted is still delivered: peers wait for it.
     ~Nic() {
         stop_at_ns_.store(MonotonicNs() + LONGEST_END_NS);
@@ -87,8 +84,7 @@ public:
         const uint64_t call = log_ != nullptr ? *log_->call : 0;
         RingEntry entry{item, MonotonicNs(), call, nullptr};
         if (reads_at_once && !is_in_turn_) {
-            const auto* from = reinterpret_cast<const uint8_t*>(item.local);
-            entry.read = std::make_shared<std::vector<uint8_t>>(from, from + item.bytes);
+            entry.read = std::make_shared<std::vector<uint8_t>>(item.Bytes(), item.Bytes() + item.bytes);
         }
         if (!peers_[item.rank].ring->Push(std::move(entry))) return false;
         bell_.Ring(Wakes(item));

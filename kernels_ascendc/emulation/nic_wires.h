@@ -55,8 +55,6 @@ struct Due {
 class Wires {
 public:
     Wires(std::vector<NicPeer>& peers, Transport& transport) : peers_(peers), transport_(transport) {}
-    Wires(const Wires&) = delete;
-    Wires& operator=(const Wires&) = delete;
     virtual ~Wires() = default;
 
     virtual void Take(const RingEntry& entry) = 0;
@@ -67,10 +65,6 @@ protected:
     // Out of memory that has an item's bytes.
     void Put(const PostItem& item, const uint8_t* from, uint64_t first, uint64_t bytes) {
         transport_.Put(item.rank, NicMemory::OffsetOf(item) + first, from + first, bytes);
-    }
-
-    void Put(const PostItem& item, uint64_t first, uint64_t bytes) {
-        Put(item, reinterpret_cast<const uint8_t*>(item.local), first, bytes);
     }
 
     void End(const PostItem& item) {
@@ -116,7 +110,7 @@ public:
     Due Deliver(uint64_t now_ns) override {
         PutUntil(between_, now_ns);
         PutUntil(inside_, now_ns);
-        return NextBetween().With(NextInside());
+        return NextBetween().With({NextOf(inside_, PIECE_BYTES).ns});
     }
 
 private:
@@ -137,7 +131,7 @@ private:
     void PutUntil(std::deque<Flight>& flights, uint64_t now_ns) {
         for (; !flights.empty() && flights.front().due_ns <= now_ns; flights.pop_front()) {
             const Flight& flight = flights.front();
-            Put(flight.item, flight.first, flight.bytes);
+            Put(flight.item, flight.item.Bytes(), flight.first, flight.bytes);
             if (flight.IsLast()) End(flight.item);
         }
     }
@@ -152,8 +146,6 @@ private:
         const uint64_t gathered_ns = gathered * PacedLink::NS_PER_S / link_->bytes_per_second;
         return {between_.front().due_ns + std::min(LATEST_NS, gathered_ns), true};
     }
-
-    Due NextInside() const { return {NextOf(inside_, PIECE_BYTES).ns}; }
 
     // Gathers where all flights together are less than that, and nobody is told of any.
     static Due NextOf(const std::deque<Flight>& flights, uint64_t gathered) {
@@ -223,9 +215,7 @@ private:
     };
 
     struct Candidate {
-        size_t queue;
-        size_t message;
-        size_t piece;
+        size_t queue, message, piece;
     };
 
     void Candidates(size_t queue, std::vector<Candidate>& found) const {
@@ -246,11 +236,8 @@ private:
         Message& message = messages[chosen.message];
         const Piece piece = message.pieces[chosen.piece];
         const PostItem& item = message.entry.item;
-        if (message.entry.read != nullptr) {
-            Put(item, message.entry.read->data(), piece.first, piece.bytes);
-        } else {
-            Put(item, piece.first, piece.bytes);
-        }
+        const auto& read = message.entry.read;
+        Put(item, read != nullptr ? read->data() : item.Bytes(), piece.first, piece.bytes);
         message.pieces.erase(message.pieces.begin() + static_cast<std::ptrdiff_t>(chosen.piece));
         if (!message.pieces.empty()) return;
         // The oldest: its first piece has waited for those before.

@@ -373,31 +373,28 @@ inline bool IsTraced() { return LoggedBlock() != nullptr; }
 // The host and its traces number phases like launches.
 inline void BeginPhase(uint32_t number) {
     if (number == 0) return;
-    WaitControl* const control = ControlOfThread();
-    if (control != nullptr) control->Begin(control->plan, control->launch + 1);
-    TracedBlock* const traced = ThisCore().traced;
-    if (traced != nullptr) traced->NextPhase();
+    if (WaitControl* const control = ControlOfThread()) control->Begin(control->plan, control->launch + 1);
+    if (TracedBlock* const traced = ThisCore().traced) traced->NextPhase();
 }
 
 inline void TraceStep(uint32_t kind) {
-    TracedBlock* const traced = LoggedBlock();
-    if (traced != nullptr) traced->Step(kind);
+    if (TracedBlock* const traced = LoggedBlock()) traced->Step(kind);
     ThisCore().Mark(kind);
 }
 
 constexpr uint64_t NS_PER_CYCLE = 20;
 
 inline void TraceWait(int64_t peer, int64_t start, int32_t us) {
-    TracedBlock* const traced = LoggedBlock();
-    if (traced != nullptr && us > 0) {
+    if (TracedBlock* const traced = us > 0 ? LoggedBlock() : nullptr) {
         traced->WaitedFor(static_cast<uint32_t>(peer), static_cast<uint64_t>(start) * NS_PER_CYCLE,
                           static_cast<uint64_t>(us) * 1000U);
     }
 }
 
 inline void TraceWaitEnds(int64_t peer, int64_t start) {
-    TracedBlock* const traced = LoggedBlock();
-    if (traced != nullptr) traced->WaitEnds(static_cast<uint32_t>(peer), static_cast<uint64_t>(start) * NS_PER_CYCLE);
+    if (TracedBlock* const traced = LoggedBlock()) {
+        traced->WaitEnds(static_cast<uint32_t>(peer), static_cast<uint64_t>(start) * NS_PER_CYCLE);
+    }
 }
 
 // One copy of aligned blocks, each of which arrives with its last bytes, those after `data_bytes`, last.

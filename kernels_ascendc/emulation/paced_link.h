@@ -33,10 +33,7 @@ struct PacedLink {
     // waking late. Naps are as few and as long as the bucket allows, because each costs the core 20 to 40 us in which
     // nobody computes: the timer is set, it interrupts whoever computes, and threads change twice.
     struct Turn {
-        uint64_t begun_ns;
-        uint64_t arrived_ns;
-        uint64_t passed_ns;
-        uint64_t wake_ns;
+        uint64_t begun_ns, arrived_ns, passed_ns, wake_ns;
     };
 
     // How long the link takes for what senders may be ahead of it.

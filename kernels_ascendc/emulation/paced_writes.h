@@ -6,7 +6,6 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <deque>
 #include <vector>
 
@@ -96,9 +95,7 @@ private:
     void Release(uint64_t now_ns) {
         for (; !held_.empty() && held_.front().due_ns <= now_ns; held_.pop_front()) {
             const Held& first = held_.front();
-            std::atomic_thread_fence(std::memory_order_acq_rel);
-            CopyBytes(first.to, first.bytes.data(), first.bytes.size());
-            std::atomic_thread_fence(std::memory_order_acq_rel);
+            CopyInOrder(first.to, first.bytes.data(), first.bytes.size());
             if (first.flags == 0) continue;
             if (Doorbell* const bell = DoorbellOf(settings_, first.to)) bell->Ring(first.flags);
         }

@@ -25,6 +25,7 @@ struct PostItem {
     uint32_t rank;
 
     uint32_t Flags() const { return dtype >> FLAG_SHIFT; }
+    const uint8_t* Bytes() const { return reinterpret_cast<const uint8_t*>(local); }
 };
 
 static_assert(sizeof(PostItem) == 32, "the size of the hardware's");

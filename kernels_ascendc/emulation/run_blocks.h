@@ -9,7 +9,6 @@
 #include "launch_settings.h"
 #include "meeting.h"
 #include "trace.h"
-#include "types.h"
 
 namespace moe::emulation {
 
@@ -32,11 +31,9 @@ template <typename Kernel>
 int RunBlocks(uint32_t blocks, Kernel&& kernel, const void* stream = nullptr) {
     if (!HasCoreForEach(blocks)) return 1;
     Meeting meeting(blocks);
-#ifdef MOE_EMULATION_STRICT
-    const uint64_t seed = Seed()++;
-#endif
     const LaunchSettings& settings = SettingsOfThread();
 #ifdef MOE_EMULATION_STRICT
+    const uint64_t seed = Seed()++;
     // Its operations take effect in an order of their own: times mean nothing there.
     if (settings.link != nullptr) {
         LastError() = "the strict build has no paced link";

@@ -24,17 +24,12 @@
 
 namespace moe::emulation {
 
-class Core {
+class Core : public CoreOfBlock {
 public:
     using Effect = std::function<void()>;
 
     Core(uint32_t index, uint32_t count, Meeting& meeting, uint8_t* ub, Nic* nic, uint64_t seed)
-        : block(index),
-          blocks(count),
-          meeting_(meeting),
-          ub_(ub),
-          nic_(nic),
-          random_(seed * AscendC::UB_BYTES + index) {
+        : CoreOfBlock{index, count}, meeting_(meeting), ub_(ub), nic_(nic), random_(seed * AscendC::UB_BYTES + index) {
         // UB is undefined at the start: filled with garbage, so that no kernel relies on it.
         for (uint32_t at = 0; at < AscendC::UB_BYTES; at += sizeof(uint64_t)) {
             const uint64_t garbage = random_();
@@ -47,11 +42,6 @@ public:
         // Blocks of a launch do not start together.
         if (blocks > 1 && random_.OneIn(4)) Stall();
     }
-
-    const uint32_t block;
-    const uint32_t blocks;
-    AscendC::TPipe* pipe = nullptr;
-    TracedBlock* traced = nullptr;  // null where nothing is traced or profiled
 
     uint8_t* Ub(UbAddress address) { return ub_ + address.offset; }
 

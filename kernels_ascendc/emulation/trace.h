@@ -22,16 +22,13 @@ struct TorchProfiler {
     bool (*is_on)();  // whether a profiler, or another observer, looks at this thread
     int32_t (*start)(const char* name, void* arguments, const void* inputs, uint64_t num_inputs, void** range);
     int32_t (*end)(void* range);
+
+    bool IsOn() const { return is_on != nullptr && is_on(); }
 };
 
 inline TorchProfiler& ProfilerOfProcess() {
     static TorchProfiler profiler{};
     return profiler;
-}
-
-inline bool IsProfiled() {
-    const TorchProfiler& profiler = ProfilerOfProcess();
-    return profiler.is_on != nullptr && profiler.is_on();
 }
 
 // A range from here to the end of its scope. Without a name there is none.
@@ -169,8 +166,6 @@ public:
         block_ = launch->first_core + block;
         begin_ns_ = MonotonicNs();
     }
-    TracedBlock(const TracedBlock&) = delete;
-    TracedBlock& operator=(const TracedBlock&) = delete;
     ~TracedBlock() {
         if (IsLogged()) End(MonotonicNs());
     }
@@ -229,20 +224,16 @@ private:
 
     void End(uint64_t now) {
         EndStep(now);
-        EndWaits(now);
-        Add(begin_ns_, now, TRACE_BLOCK);
-    }
-
-    void EndStep(uint64_t now) {
-        if (step_ != TRACE_BLOCK) Add(step_ns_, now, step_);
-    }
-
-    void EndWaits(uint64_t now) {
         for (uint32_t peer = 0; peer < waits_ns_.size(); ++peer) {
             if (waits_ns_[peer] == 0) continue;
             const uint64_t end = wait_begin_ns_ + waits_ns_[peer];
             Add(wait_begin_ns_, end < now ? end : now, TRACE_WAIT, static_cast<int32_t>(peer));
         }
+        Add(begin_ns_, now, TRACE_BLOCK);
+    }
+
+    void EndStep(uint64_t now) {
+        if (step_ != TRACE_BLOCK) Add(step_ns_, now, step_);
     }
 
     void Add(uint64_t begin_ns, uint64_t end_ns, uint32_t kind, int32_t peer = -1) {
@@ -260,5 +251,17 @@ private:
     uint64_t wait_begin_ns_ = 0;
     std::vector<uint64_t> waits_ns_;  // by peer; 0 for none
 };
+
+namespace emulation {
+
+// What a core of any build has: its block of the launch, and what the kernel and the host have there.
+struct CoreOfBlock {
+    const uint32_t block;
+    const uint32_t blocks;
+    AscendC::TPipe* pipe = nullptr;
+    TracedBlock* traced = nullptr;  // null where nothing is traced or profiled
+};
+
+}  // namespace emulation
 
 }  // namespace moe

@@ -14,9 +14,6 @@ namespace moe {
 // Used by one thread. What a message may overtake is decided by its caller, before the bytes are put.
 class Transport {
 public:
-    Transport() = default;
-    Transport(const Transport&) = delete;
-    Transport& operator=(const Transport&) = delete;
     virtual ~Transport() = default;
 
     // A peer that can be written to from now on.

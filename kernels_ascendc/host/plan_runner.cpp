@@ -1,9 +1,9 @@
 // Walks a plan on the CPU: one call from Python runs every launch of an operator.
 #include <sched.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -74,10 +74,6 @@ private:
     const std::function<void()>* work_ = nullptr;
     bool stopping_ = false;
 };
-
-double MicrosecondsSince(std::chrono::steady_clock::time_point start) {
-    return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
-}
 
 }  // namespace
 
@@ -153,7 +149,8 @@ bool RunLaunch(const MoePlan* plan, Steps steps, uint64_t i, uint32_t first_core
         const auto entry = reinterpret_cast<AscendCEntry>(launch.entry);
         is_good = entry(launch.blocks, stream, launch.words) == 0;
     }
-    plan->durations_us[launch.first] = MicrosecondsSince(start);
+    const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - start;
+    plan->durations_us[launch.first] = took.count();
     return is_good;
 }
 
@@ -232,11 +229,9 @@ int64_t moe_run_plan(const MoePlan* plan, const uint64_t* placeholders) {
         const MoePatch& patch = plan->patches[i];
         *patch.word = ValueOf(patch, placeholders[patch.placeholder]);
     }
-    for (uint64_t i = 0; i < plan->report_words; ++i) {
-        plan->report[i] = 0;
-    }
+    std::fill_n(plan->report, plan->report_words, 0);
     moe::ThreadSettings() = plan->settings;
-    const bool is_profiled = moe::IsProfiled();
+    const bool is_profiled = moe::ProfilerOfProcess().IsOn();
     const moe::ProfiledRange range(is_profiled ? plan->name : nullptr);
     const moe::CallTrace trace(plan->trace, placeholders);
     const int64_t result = trace.End(Walk(plan, is_profiled ? plan->steps : nullptr));
