@@ -35,21 +35,17 @@ public:
     __aicore__ inline int64_t Of(uint64_t rank, uint64_t expert) const {
         const int64_t first = static_cast<int64_t>(rank) * args_->num_local_experts;
         if (starts_.GetValue(static_cast<uint32_t>(first)) == UNKNOWN) {
-            SumExperts(first);
+            int32_t rows = 0;
+            for (int64_t i = first; i < first + args_->num_local_experts; ++i) {
+                starts_.SetValue(static_cast<uint32_t>(i), rows);
+                rows += CountOf(i);
+            }
         }
         return starts_.GetValue(static_cast<uint32_t>(first + static_cast<int64_t>(expert)));
     }
 
 private:
     static constexpr int32_t UNKNOWN = -1;
-
-    __aicore__ inline void SumExperts(int64_t first) const {
-        int32_t rows = 0;
-        for (int64_t expert = first; expert < first + args_->num_local_experts; ++expert) {
-            starts_.SetValue(static_cast<uint32_t>(expert), rows);
-            rows += CountOf(expert);
-        }
-    }
 
     const BlocksSendArgs* args_ = nullptr;
     Table counts_;

@@ -106,7 +106,8 @@ private:
             Order<AscendC::HardEvent::S_MTE2>();
             AscendC::DataCopy(flag_, GlobalAt<int32_t>(at), UNIT_WORDS);
             Order<AscendC::HardEvent::MTE2_S>();
-            if (IS_END ? IsEndFlag() : IsHeaderFlag()) {
+            const uint32_t word = static_cast<uint32_t>(args_.flag_word) % UNIT_WORDS;
+            if (IS_END ? IsEndFlag() : flag_.GetValue(word) == number_) {
                 waited_us_ = Larger(waited_us_, poll.WaitedUs());
                 return true;
             }
@@ -115,10 +116,6 @@ private:
         waited_us_ = deadline_.WaitedUs();
         report_.Add(REPORT_TIMEOUT, rank);
         return false;
-    }
-
-    __aicore__ inline bool IsHeaderFlag() const {
-        return flag_.GetValue(static_cast<uint32_t>(args_.flag_word) % UNIT_WORDS) == number_;
     }
 
     __aicore__ inline bool IsEndFlag() const {

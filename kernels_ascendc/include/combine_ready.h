@@ -47,12 +47,9 @@ public:
         }
     }
 
-    __aicore__ inline int64_t Taken() const {
-        return taken_;
-    }
-
-    __aicore__ inline int64_t Noted() const {
-        return noted_;
+    // How far these launches are, for the next one: so many parts are sent.
+    __aicore__ inline void Keep(PartsProgress& progress, int64_t sent) const {
+        progress.Keep(PartProgress::SENT, sent, taken_, noted_);
     }
 
     // Until this part's places are filled, for so long at most. Says whether they are.
@@ -135,7 +132,8 @@ private:
         // All tokens' flags at once: most of a look at one is the way to memory.
         const uint32_t bytes = static_cast<uint32_t>(num_results_ * STATUS_ENTRY_BYTES);
         const uint32_t gap = static_cast<uint32_t>(args_->status.token_stride) - bytes;
-        AscendC::DataCopyPad(flags_.Entries(), GlobalAt<int32_t>(StatusOf(first)),
+        const uint64_t status = args_->window + args_->status.At(args_->zone, first, 0);
+        AscendC::DataCopyPad(flags_.Entries(), GlobalAt<int32_t>(status),
                              {static_cast<uint16_t>(last - first), bytes, gap, 0, 0}, NoPadding<int32_t>());
         if (is_new || IsTraced()) {
             expected_.Load(first, last);
@@ -146,7 +144,7 @@ private:
         Order<AscendC::HardEvent::MTE2_S>();
         if (is_new) {
             NotePending(first, last);
-        } else if (waited_.IsWanted()) {
+        } else {
             waited_.Load(first * num_results_, (last - first) * num_results_);
         }
     }
@@ -200,11 +198,7 @@ private:
         if (missing > 0) {
             return false;
         }
-        // Of those that have come by now: nobody waits for them.
-        const int64_t stray = flags_.NumStray(token - first, expected);
-        if (stray > 0) {
-            report_->Add(REPORT_STRAY, token, stray);
-        }
+        flags_.ReportStray(token - first, expected, token, *report_);
         return true;
     }
 
@@ -220,9 +214,6 @@ private:
     }
 
     __aicore__ inline void NoteMissing(int64_t token, int64_t first) {
-        if (!waited_.IsWanted()) {
-            return;
-        }
         const int64_t time = (token - first) * num_results_;
         for (int64_t k = 0; IsTraced() && k < num_results_; ++k) {
             if (waited_.IsMissing(time + k)) {
@@ -233,13 +224,7 @@ private:
     }
 
     __aicore__ inline void StoreTimes(int64_t first, int64_t last) {
-        if (waited_.IsWanted()) {
-            waited_.Store(first * num_results_, (last - first) * num_results_);
-        }
-    }
-
-    __aicore__ inline uint64_t StatusOf(int64_t token) const {
-        return args_->window + args_->status.At(args_->zone, token, 0);
+        waited_.Store(first * num_results_, (last - first) * num_results_);
     }
 
     const CombineReadyArgs* args_ = nullptr;
@@ -247,8 +232,7 @@ private:
     int32_t number_ = 0;  // of the round
     ResultFlags flags_;
     ExpectedResults<CombineReadyArgs> expected_;
-    Table pending_;
-    Table found_;
+    Table pending_, found_;
     WaitedTimes waited_;
     Deadline deadline_;
     int64_t num_results_ = 0;
@@ -284,7 +268,7 @@ public:
         if (!is_done) {
             ready_.GiveUp();
         }
-        progress_.Keep(PartProgress::SENT, sent_, ready_.Taken(), ready_.Noted());
+        ready_.Keep(progress_, sent_);
         report_.Write();
     }
 

@@ -56,26 +56,11 @@ private:
     Table words_;
 };
 
-// Where a kernel leaves results for queued ranks: nowhere, or in the out part, by the numbers of their rows.
+// Whether a kernel can leave results for queued ranks in the out part, by the numbers of their rows.
 template <typename Args>
-struct OutRows {
-    __aicore__ static inline bool AreWanted(const Args& /*args*/) {
-        return false;
-    }
-    __aicore__ static inline uint64_t Slot(const Args& /*args*/, uint64_t /*row*/) {
-        return 0;
-    }
-};
-
+inline constexpr bool HAS_OUT_ROWS = false;
 template <>
-struct OutRows<CombineSendArgs> {
-    __aicore__ static inline bool AreWanted(const CombineSendArgs& args) {
-        return args.window != 0;
-    }
-    __aicore__ static inline uint64_t Slot(const CombineSendArgs& args, uint64_t row) {
-        return args.window + args.out_rows.At(args.zone, row);
-    }
-};
+inline constexpr bool HAS_OUT_ROWS<CombineSendArgs> = true;
 
 // A block's share of the rows, each to its slot.
 template <typename Args>
@@ -132,10 +117,12 @@ private:
             report_->Add(REPORT_BAD_ROW, row);
             return;
         }
-        if (OutRows<Args>::AreWanted(*args_) && peers_.IsQueued(rank)) {
-            const uint64_t out = OutRows<Args>::Slot(*args_, static_cast<uint64_t>(row));
-            rows_.Copy(args_->rows + row * args_->row_bytes, &out, 1);
-            return;
+        if constexpr (HAS_OUT_ROWS<Args>) {
+            if (args_->window != 0 && peers_.IsQueued(rank)) {
+                const uint64_t out = args_->window + args_->out_rows.At(zone, row);
+                rows_.Copy(args_->rows + row * args_->row_bytes, &out, 1);
+                return;
+            }
         }
         const uint64_t window = peers_.WindowOf(rank);
         const uint64_t slot = window + args_->slots.At(zone, token, k);

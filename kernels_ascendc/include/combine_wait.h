@@ -42,35 +42,22 @@ private:
         expected_.Load(first_of_chunk_, last);
         Order<AscendC::HardEvent::MTE2_S>();
         for (int64_t token = first_of_chunk_; token < last; ++token) {
-            const int32_t expected = Expect(token);
+            const int32_t expected = expected_.Of(token);
+            for (int64_t k = 0; waited_.IsWanted() && k < num_results_; ++k) {
+                waited_.Expect(TimeOf(token) + k, HasBit(expected, k));
+            }
             if (expected != 0) {
                 ReceiveToken(token, expected);
             }
         }
-        if (waited_.IsWanted()) {
-            waited_.Store(first_of_chunk_ * num_results_, (last - first_of_chunk_) * num_results_);
-        }
+        waited_.Store(first_of_chunk_ * num_results_, (last - first_of_chunk_) * num_results_);
         for (int64_t token = first_of_chunk_; IsTraced() && token < last; ++token) {
-            TraceWaits(token);
-        }
-    }
-
-    __aicore__ inline void TraceWaits(int64_t token) {
-        const int32_t expected = expected_.Of(token);
-        for (int64_t k = 0; k < num_results_; ++k) {
-            if (HasBit(expected, k)) {
-                deadline_.TraceWait(expected_.ExpertOf(token, k), waited_.At(TimeOf(token) + k));
+            for (int64_t k = 0; k < num_results_; ++k) {
+                if (HasBit(expected_.Of(token), k)) {
+                    deadline_.TraceWait(expected_.ExpertOf(token, k), waited_.At(TimeOf(token) + k));
+                }
             }
         }
-    }
-
-    // The results that come back for a token.
-    __aicore__ inline int32_t Expect(int64_t token) {
-        const int32_t expected = expected_.Of(token);
-        for (int64_t k = 0; waited_.IsWanted() && k < num_results_; ++k) {
-            waited_.Expect(TimeOf(token) + k, HasBit(expected, k));
-        }
-        return expected;
     }
 
     __aicore__ inline int64_t TimeOf(int64_t token) const {
@@ -82,7 +69,7 @@ private:
         if (timed_out_) {
             LookOnce(token, address);
         } else if (WaitForResults(token, address, expected)) {
-            ReportStray(token, expected);
+            flags_.ReportStray(0, expected, token, report_);
         } else {
             timed_out_ = true;
             report_.Add(REPORT_TIMEOUT, token, end_ - token);
@@ -107,14 +94,6 @@ private:
         return false;
     }
 
-    // Of those that have come by now: nobody waits for them.
-    __aicore__ inline void ReportStray(int64_t token, int32_t expected) {
-        const int64_t stray = flags_.NumStray(0, expected);
-        if (stray > 0) {
-            report_.Add(REPORT_STRAY, token, stray);
-        }
-    }
-
     // After the deadline: only to record the times of missing results.
     __aicore__ inline void LookOnce(int64_t token, uint64_t address) {
         if (waited_.IsWanted()) {
@@ -125,9 +104,7 @@ private:
     }
 
     __aicore__ inline void NoteMissing(int64_t token) {
-        if (waited_.IsWanted()) {
-            waited_.NoteMissing(TimeOf(token), num_results_, deadline_.WaitedUs());
-        }
+        waited_.NoteMissing(TimeOf(token), num_results_, deadline_.WaitedUs());
     }
 
     __aicore__ inline void LoadFlags(uint64_t address) {

@@ -52,7 +52,11 @@ public:
     // Of the first `count` of those that are clamped.
     __aicore__ inline int64_t SumFirst(int64_t count) {
         if (!sums_are_exact_) {
-            return SumOneByOne(count);
+            int64_t sum = 0;
+            for (int64_t index = first_; index < first_ + count; ++index) {
+                sum += ClampedAt(index);
+            }
+            return sum;
         }
         // The sum before has been read.
         Order<AscendC::HardEvent::S_V>();
@@ -68,19 +72,9 @@ private:
     static constexpr int64_t MAX_EXACT_SUM = 1 << 24;
     static constexpr int64_t REPEAT_ENTRIES = 64;  // that a vector instruction reduces to one
 
-    __aicore__ inline int64_t SumOneByOne(int64_t count) const {
-        int64_t sum = 0;
-        for (int64_t index = first_; index < first_ + count; ++index) {
-            sum += ClampedAt(index);
-        }
-        return sum;
-    }
-
     Table counts_;
     AscendC::LocalTensor<int32_t> clamped_;
-    AscendC::LocalTensor<float> floats_;
-    AscendC::LocalTensor<float> work_;
-    AscendC::LocalTensor<float> sum_;
+    AscendC::LocalTensor<float> floats_, work_, sum_;
     int64_t max_count_ = 0;
     bool sums_are_exact_ = true;
     int64_t first_ = 0;

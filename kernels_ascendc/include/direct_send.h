@@ -52,8 +52,9 @@ private:
                 offsets_.SetValue(at + static_cast<uint32_t>(k), OfRouted(args, token * args.topk + k));
             }
             for (int64_t k = args.topk; k < width; ++k) {
-                const int64_t result = token * num_shared_ + k - args.topk;
-                offsets_.SetValue(at + static_cast<uint32_t>(k), OfShared(args, token, result));
+                const int64_t rank = shared_ranks_.At(token * num_shared_ + k - args.topk);
+                const int64_t offset = Of(args, rank, 0, shared_slots_.At(token), args.num_shared_ranks);
+                offsets_.SetValue(at + static_cast<uint32_t>(k), offset);
             }
         }
         Order<AscendC::HardEvent::S_MTE3>();
@@ -84,10 +85,6 @@ private:
         return Of(args, rank, static_cast<uint32_t>(id) % local_experts, indices_.At(result), args.num_ranks);
     }
 
-    __aicore__ inline int64_t OfShared(const DirectSendArgs& args, int64_t token, int64_t result) const {
-        return Of(args, shared_ranks_.At(result), 0, shared_slots_.At(token), args.num_shared_ranks);
-    }
-
     // 0 where nothing was sent. Counts that nobody can keep lead no further than to the last row.
     __aicore__ inline int64_t Of(const DirectSendArgs& args, int64_t rank, uint64_t expert, int64_t index,
                                  int64_t num_ranks) const {
@@ -104,10 +101,7 @@ private:
     const DirectSendArgs* args_ = nullptr;
     const DirectStarts* starts_ = nullptr;
     Peers peers_;
-    Table ids_;
-    Table indices_;
-    Table shared_ranks_;
-    Table shared_slots_;
+    Table ids_, indices_, shared_ranks_, shared_slots_;
     AscendC::LocalTensor<int32_t> words_;
     AscendC::LocalTensor<int64_t> offsets_;
     int64_t num_shared_ = 0;
@@ -168,8 +162,7 @@ private:
     }
 
     const DirectSendArgs* args_ = nullptr;
-    AscendC::LocalTensor<int32_t> loaded_;
-    AscendC::LocalTensor<int32_t> turned_;
+    AscendC::LocalTensor<int32_t> loaded_, turned_;
     int64_t first_entry_ = 0;
     int64_t num_entries_ = 0;
 };

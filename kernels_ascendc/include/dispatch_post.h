@@ -53,21 +53,23 @@ private:
         const uint64_t entries = place.window + EntryAt(args_, place.source, experts);
         for (int64_t first = 0; first < experts; first += ENTRIES_PER_CHUNK) {
             const int64_t count = Smaller(ENTRIES_PER_CHUNK, experts - first);
-            if (routed < 0) {
-                counts_.Fetch(args_.shared_counts, rank, count);
-            } else {
-                counts_.Fetch(args_.counts, routed * experts + first, count);
-            }
+            const uint64_t counts = routed < 0 ? args_.shared_counts : args_.counts;
+            counts_.Fetch(counts, routed < 0 ? rank : routed * experts + first, count);
             counts_.Begin(0);
             for (int64_t i = 0; i < count; ++i) {
                 if (!PostRows(rank, place, first + i, counts_.At(i))) {
                     return false;
                 }
             }
-            LeaveEntries(entries + first * STATUS_ENTRY_BYTES, count);
+            for (int64_t i = 0; i < count; ++i) {
+                entries_.Set(i, counts_.At(i), call_);
+            }
+            Order<AscendC::HardEvent::S_MTE3>();
+            entries_.Leave(0, entries + first * STATUS_ENTRY_BYTES, count);
         }
         const uint64_t to = peers_.WindowOf(rank) + EntryAt(args_, args_.rank, experts);
-        return poster_.Put(rank, {entries, to, 0, experts * static_cast<int64_t>(STATUS_ENTRY_BYTES), Number(experts)});
+        const int64_t bytes = experts * static_cast<int64_t>(STATUS_ENTRY_BYTES);
+        return poster_.Put(rank, {entries, to, 0, bytes, static_cast<uint32_t>(experts)});
     }
 
     // For one expert: neighbouring slots. Nobody is to be woken for them.
@@ -85,18 +87,6 @@ private:
         const int64_t bytes = (count - 1) * static_cast<int64_t>(args_.slots.index_stride) + args_.slot_bytes;
         const int64_t payload = count * args_.row_bytes;
         return poster_.Put(rank, {local, remote, payload, bytes - payload, 0});
-    }
-
-    __aicore__ inline void LeaveEntries(uint64_t to, int64_t count) {
-        for (int64_t i = 0; i < count; ++i) {
-            entries_.Set(i, counts_.At(i), call_);
-        }
-        Order<AscendC::HardEvent::S_MTE3>();
-        entries_.Leave(0, to, count);
-    }
-
-    __aicore__ static inline uint32_t Number(int64_t flags) {
-        return static_cast<uint32_t>(flags);
     }
 
     Peers peers_;

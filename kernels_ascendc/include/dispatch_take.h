@@ -24,7 +24,7 @@ public:
             const Share places = {first, Smaller(first + Flags::PLACES_PER_CHUNK, share.last)};
             flags_.Load(places);
             LoadTaken(places);
-            if (IsLast()) {
+            if (args_.part + 1 == args_.num_parts) {
                 WaitForAll(places);
             } else {
                 TakeWhatIsThere(places, 0);
@@ -37,10 +37,6 @@ public:
 
 private:
     using Flags = RowFlags<DispatchTakeArgs>;
-
-    __aicore__ inline bool IsLast() const {
-        return args_.part + 1 == args_.num_parts;
-    }
 
     // Of each place, the rows that the parts before have taken.
     __aicore__ inline void LoadTaken(const Share& places) {

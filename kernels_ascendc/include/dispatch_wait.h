@@ -4,6 +4,7 @@
 #pragma once
 
 #include "entry_order.h"
+#include "status_entries.h"
 #include "waits.h"
 
 namespace moe {
@@ -24,7 +25,8 @@ public:
     __aicore__ inline void Process() {
         const int64_t total = args_.num_local_experts * static_cast<int64_t>(args_.status.source_extent);
         const Share share = blocks_.ShareOf(total);
-        call_ = ExpectedCall();
+        // What this launch itself keeps, another block may not have kept yet.
+        call_ = args_.dispatch_word != 0 ? ReadFresh<int32_t>(args_.dispatch_word) : WordOfDispatch(args_);
         KeepWord(args_.kept_zone, args_.zone, blocks_);
         KeepWord(args_.turned, 1 - args_.zone, blocks_);
         deadline_.Start(report_.IsOld() ? 0 : args_.timeout_us);
@@ -48,15 +50,6 @@ public:
 
 private:
     static constexpr int64_t ENTRIES_PER_CHUNK = 1024;
-
-    // What this launch itself keeps, another block may not have kept yet.
-    __aicore__ inline int32_t ExpectedCall() const {
-        if (args_.dispatch_word != 0) {
-            return ReadFresh<int32_t>(args_.dispatch_word);
-        }
-        const int32_t before = args_.combine_kind == 0 ? 0 : ReadFresh<int32_t>(args_.combine_kind);
-        return static_cast<int32_t>(args_.call) | before;
-    }
 
     // Shares and chunks are contiguous in the window.
     __aicore__ inline uint64_t AddressOf(int64_t place) const {

@@ -26,8 +26,8 @@ public:
         zeros_ = NewTensor<float>(pipe, words_);
         piece_blocks_ = Smaller(NumBlocks(args.row_bytes), MAX_PIECE_BLOCKS);
         pipe->InitBuffer(pieces_, 2, static_cast<uint32_t>(piece_blocks_ * BLOCK_DATA_BYTES));
-        scale_stride_ = WholeUnits(args.scale_bytes);
-        columns_ = NewTensor<uint8_t>(pipe, MAX_ROWS * (2 * static_cast<int64_t>(UB_ALIGN) + scale_stride_));
+        const int64_t scale_stride = WholeUnits(args.scale_bytes);
+        columns_ = NewTensor<uint8_t>(pipe, MAX_ROWS * (2 * static_cast<int64_t>(UB_ALIGN) + scale_stride));
         offsets_.Init(pipe, ENTRIES_PER_CHUNK + 1);
         waited_.Init(pipe, args.waited_us, ENTRIES_PER_CHUNK);
     }
@@ -71,9 +71,7 @@ private:
         const int64_t before = first > 0 ? first - 1 : 0;
         offsets_.Fetch(args_.recv_offsets, before, last - before);
         first_entry_ = first;
-        if (waited_.IsWanted()) {
-            waited_.Load(first, last - first);
-        }
+        waited_.Load(first, last - first);
         for (int64_t entry = first; entry < last; ++entry) {
             const Share rows = RowsOfEntry(entry);
             for (int64_t row = rows.first; row < rows.last; ++row) {
@@ -81,9 +79,7 @@ private:
             }
         }
         FinishRows();
-        if (waited_.IsWanted()) {
-            waited_.Store(first, last - first);
-        }
+        waited_.Store(first, last - first);
     }
 
     // The sums are of counts that peers wrote: they cannot make us read past the slots or write past `out_rows`.
@@ -183,9 +179,7 @@ private:
             }
             missing_entry_ = entries_[i];
             report_.Add(REPORT_TIMEOUT, missing_entry_);
-            if (waited_.IsWanted()) {
-                NoteWait(missing_entry_, deadline_.WaitedUs());
-            }
+            NoteWait(missing_entry_, deadline_.WaitedUs());
         }
     }
 
@@ -221,8 +215,8 @@ private:
 
     __aicore__ inline void CopyScalesAndStamps(int64_t first, int64_t count) {
         Order<AscendC::HardEvent::MTE3_MTE2>();
-        LoadScales(first, count);
-        const uint64_t stamp = PlaceInBlocks(args_.stamp_offset);
+        const int64_t stamp = args_.stamp_offset;
+        LoadEach(SCALES, args_.out_scales, args_.scale_offset, args_.scale_bytes, first, count);
         LoadEach(0, args_.out_origins, stamp + Stamp::SOURCE * WORD_BYTES, ORIGIN_BYTES, first, count);
         LoadEach(1, args_.out_weights, stamp + Stamp::WEIGHT * WORD_BYTES, WORD_BYTES, first, count);
         Order<AscendC::HardEvent::MTE2_MTE3>();
@@ -231,28 +225,20 @@ private:
         StoreEach(1, args_.out_weights, WORD_BYTES, first, count);
     }
 
-    // Each row's scales to 32-byte units of their own in UB, as many as they need: a piece out of each block.
-    __aicore__ inline void LoadScales(int64_t first, int64_t count) {
-        for (int64_t i = 0; args_.out_scales != 0 && i < count; ++i) {
-            for (int64_t done = 0; done < args_.scale_bytes;) {
-                const int64_t at = args_.scale_offset + done;
-                const int64_t left =
-                    static_cast<int64_t>(BLOCK_DATA_BYTES) - at % static_cast<int64_t>(BLOCK_DATA_BYTES);
-                const int64_t bytes = Smaller(left, args_.scale_bytes - done);
-                AscendC::DataCopyPad(Column(SCALES)[static_cast<uint32_t>(i * scale_stride_ + done)],
-                                     GlobalAt<uint8_t>(slots_[first + i] + PlaceInBlocks(at)), ExactBytes(bytes),
-                                     NoPadding<uint8_t>());
-                done += bytes;
-            }
-        }
-    }
-
-    // From each row's slot the bytes at `place`, to a 32-byte unit of their own in UB.
-    __aicore__ inline void LoadEach(uint32_t column, uint64_t wanted, uint64_t place, uint32_t bytes, int64_t first,
+    // From each row's slot the bytes from `offset` on, to 32-byte units of their own in UB, as many as they need: a
+    // piece out of each block.
+    __aicore__ inline void LoadEach(uint32_t column, uint64_t wanted, int64_t offset, int64_t bytes, int64_t first,
                                     int64_t count) {
+        constexpr int64_t DATA_BYTES = BLOCK_DATA_BYTES;
         for (int64_t i = 0; wanted != 0 && i < count; ++i) {
-            AscendC::DataCopyPad(Column(column)[static_cast<uint32_t>(i) * UB_ALIGN],
-                                 GlobalAt<uint8_t>(slots_[first + i] + place), ExactBytes(bytes), NoPadding<uint8_t>());
+            for (int64_t done = 0; done < bytes;) {
+                const int64_t at = offset + done;
+                const int64_t piece = Smaller(DATA_BYTES - at % DATA_BYTES, bytes - done);
+                AscendC::DataCopyPad(Column(column)[static_cast<uint32_t>(i * WholeUnits(bytes) + done)],
+                                     GlobalAt<uint8_t>(slots_[first + i] + PlaceInBlocks(at)), ExactBytes(piece),
+                                     NoPadding<uint8_t>());
+                done += piece;
+            }
         }
     }
 
@@ -273,7 +259,7 @@ private:
         AscendC::DataCopyPad(GlobalAt<float>(slot + BLOCK_DATA_BYTES), zeros_, scatter);
     }
 
-    static constexpr uint64_t WORD_BYTES = sizeof(int32_t);
+    static constexpr int64_t WORD_BYTES = sizeof(int32_t);
 
     FlagCounter flags_;
     AscendC::LocalTensor<float> zeros_;
@@ -284,7 +270,6 @@ private:
     Deadline deadline_;
     int64_t num_blocks_ = 0;
     int64_t piece_blocks_ = 1;
-    int64_t scale_stride_ = 0;
     int64_t max_rows_ = 1;
     uint32_t words_ = 0;
     int64_t first_entry_ = 0;

@@ -69,7 +69,8 @@ public:
         const AscendC::DataCopyExtParams gather{static_cast<uint16_t>(num_blocks_), UB_ALIGN, BLOCK_DATA_BYTES, 0, 0};
         for (int64_t i = 0; i < count; ++i) {
             const uint64_t of_row = stamp + static_cast<uint64_t>(i) * Base::args_->slots.index_stride;
-            AscendC::DataCopyPad(FlagsAt(at + i), GlobalAt<float>(FirstFlagOf(of_row)), gather, NoPadding<float>());
+            AscendC::DataCopyPad(Base::stamps_.Entries()[static_cast<uint32_t>(at + i) * words_of_row_],
+                                 GlobalAt<float>(FirstFlagOf(of_row)), gather, NoPadding<float>());
         }
     }
 
@@ -139,10 +140,6 @@ private:
 
     __aicore__ inline uint64_t FirstFlagOf(uint64_t stamp) const {
         return stamp - stamp_place_ + BLOCK_DATA_BYTES;
-    }
-
-    __aicore__ inline AscendC::LocalTensor<float> FlagsAt(int64_t at) const {
-        return Base::stamps_.Entries()[static_cast<uint32_t>(at) * words_of_row_];
     }
 
     Table first_numbers_;

@@ -69,13 +69,9 @@ private:
     static constexpr int64_t LONG_RUN = 32;
     static constexpr uint64_t NO_SLOT = UINT64_MAX;  // -1 in the table
 
-    __aicore__ inline int64_t EndOf(int64_t entry) const {
-        return ends_.GetValue(entry - entries_.first);
-    }
-
     __aicore__ inline void Fill(const Share& piece) {
         for (int64_t row = piece.first; row < piece.last;) {
-            const int64_t end = EndOf(entry_);
+            const int64_t end = ends_.GetValue(entry_ - entries_.first);
             const int64_t last = Smaller(end, piece.last);
             const Share run = {row - piece.first, last - piece.first};
             if (source_ == args_.kept_rank) {
@@ -163,10 +159,7 @@ private:
     Share entries_ = {0, 0};
     int64_t first_row_ = 0;
     // Where filling goes on.
-    int64_t entry_ = 0;
-    int64_t entry_row_ = 0;
-    int64_t source_ = 0;
-    int64_t expert_ = 0;
+    int64_t entry_ = 0, entry_row_ = 0, source_ = 0, expert_ = 0;
 };
 
 // Entry n = expert * ranks + source. Blocks share the entries, as those of DispatchWait do; each sums the counts before
@@ -327,10 +320,7 @@ private:
     AscendC::LocalTensor<int32_t> stats_;
     Share share_ = {0, 0};
     // The next entry, and the rows before it and before the first entry of its expert.
-    int64_t expert_ = 0;
-    int64_t source_ = 0;
-    int64_t row_ = 0;
-    int64_t expert_row_ = 0;
+    int64_t expert_ = 0, source_ = 0, row_ = 0, expert_row_ = 0;
 };
 
 }  // namespace moe

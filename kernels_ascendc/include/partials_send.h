@@ -8,14 +8,10 @@
 
 namespace moe {
 
-class PartialsSend : Kernel<PartialsSendArgs> {
+class PartialsSend : RailKernel<PartialsSendArgs> {
 public:
     __aicore__ inline void Init(const PartialsSendArgs& args, AscendC::TPipe* pipe) {
-        Kernel::Init(args, pipe);
-        rail_.Init(args);
-        peers_.Init(args.peers, args.num_servers * args.ranks_per_server);
-        poster_.Init(pipe, &peers_, &report_, args.traffic, args.timeout_us);
-        ends_.Init(pipe);
+        RailKernel::Init(args, pipe);
         rows_.Init(pipe, args.row_bytes);
     }
 
@@ -84,10 +80,6 @@ private:
         Order<AscendC::HardEvent::MTE3_S>();
     }
 
-    Rail rail_;
-    Peers peers_;
-    Poster poster_;
-    EndFlags ends_;
     RowCopy rows_;
 };
 

@@ -43,15 +43,20 @@ public:
         if (num_ran_ > 0 && is_guarded && !is_left_out_) {
             is_left_out_ = AnyReported(report_before_);
         }
-        if ((!is_guarded || !is_left_out_) && (!goes_on || !has_failed_)) {
+        const bool runs = (!is_guarded || !is_left_out_) && (!goes_on || !has_failed_);
+        if (runs || MAY_SPLIT) {
             Kernel kernel;
-            Begin<MAY_SPLIT>(kernel, args);
-            kernel.Process();
-            has_failed_ = has_failed_ || HasFailed(kernel, 0);
-        } else if constexpr (MAY_SPLIT) {
-            Kernel kernel;
-            Begin<MAY_SPLIT>(kernel, args);
-            LeaveOut(kernel, 0);
+            if constexpr (MAY_SPLIT) {
+                kernel.Init(args, pipe_, blocks_);
+            } else {
+                kernel.Init(args, pipe_);
+            }
+            if (runs) {
+                kernel.Process();
+                has_failed_ = has_failed_ || HasFailed(kernel, 0);
+            } else {
+                LeaveOut(kernel, 0);
+            }
         }
         // Copies of this phase are complete before the next one's, and no buffer of it is in use any more.
         Finish();
@@ -63,15 +68,6 @@ public:
     }
 
 private:
-    template <bool MAY_SPLIT, typename Kernel, typename Args>
-    __aicore__ inline void Begin(Kernel& kernel, const Args& args) {
-        if constexpr (MAY_SPLIT) {
-            kernel.Init(args, pipe_, blocks_);
-        } else {
-            kernel.Init(args, pipe_);
-        }
-    }
-
     // Of kernels that can tell.
     template <typename Kernel>
     __aicore__ static inline auto HasFailed(const Kernel& kernel, int) -> decltype(kernel.HasFailed()) {

@@ -12,9 +12,6 @@ public:
     __aicore__ inline void Init(AscendC::TPipe* pipe, uint64_t at) {
         at_ = at;
         words_ = NewTensor<int64_t>(pipe, TRAFFIC_WORDS);
-        for (uint32_t i = 0; i < TRAFFIC_WORDS; ++i) {
-            numbers_[i] = 0;
-        }
     }
 
     __aicore__ inline void Add(uint32_t field, int64_t number) {
@@ -37,7 +34,7 @@ public:
 private:
     uint64_t at_ = 0;
     AscendC::LocalTensor<int64_t> words_;
-    int64_t numbers_[TRAFFIC_WORDS];
+    int64_t numbers_[TRAFFIC_WORDS] = {};
 };
 
 // The bytes of a message: those of rows, and what goes with them.
@@ -86,7 +83,11 @@ public:
         constexpr uint64_t NO_WINDOW = 0;
         for (PollLoop poll(deadline_, NO_WINDOW, static_cast<int64_t>(rank), 1); poll.Next();) {
             if (Post(static_cast<uint32_t>(rank), message.local, message.remote, bytes, message.flags, scratch)) {
-                Count(peers_->IsInside(rank) ? Traffic::POSTS_INSIDE : Traffic::POSTS_BETWEEN, message);
+                // From the field of posts on: posts, payload, framing.
+                const uint32_t posts = peers_->IsInside(rank) ? Traffic::POSTS_INSIDE : Traffic::POSTS_BETWEEN;
+                traffic_.Add(posts, 1);
+                traffic_.Add(posts + Traffic::PAYLOAD_BETWEEN - Traffic::POSTS_BETWEEN, message.payload);
+                traffic_.Add(posts + Traffic::FRAMING_BETWEEN - Traffic::POSTS_BETWEEN, message.framing);
                 return true;
             }
         }
@@ -105,13 +106,6 @@ public:
     }
 
 private:
-    // From the field of posts on: posts, payload, framing.
-    __aicore__ inline void Count(uint32_t first, const Message& message) {
-        traffic_.Add(first, 1);
-        traffic_.Add(first + Traffic::PAYLOAD_BETWEEN - Traffic::POSTS_BETWEEN, message.payload);
-        traffic_.Add(first + Traffic::FRAMING_BETWEEN - Traffic::POSTS_BETWEEN, message.framing);
-    }
-
     static constexpr uint32_t SCRATCH_BYTES = 2 * UB_ALIGN;  // of a post
 
     const Peers* peers_ = nullptr;

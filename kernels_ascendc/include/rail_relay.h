@@ -75,15 +75,6 @@ private:
         return (server * args_.ranks_per_server + receiver) % AscendC::GetBlockNum() == AscendC::GetBlockIdx();
     }
 
-    __aicore__ inline bool HasOwn(int64_t server) const {
-        for (int64_t receiver = 0; receiver < args_.ranks_per_server; ++receiver) {
-            if (IsOwn(server, receiver)) {
-                return true;
-            }
-        }
-        return false;
-    }
-
     __aicore__ inline void Begin() {
         number_ = RoundNumber(args_);
         KeepNumber(args_, number_);
@@ -92,7 +83,10 @@ private:
         AscendC::Duplicate(stamps_, 0, static_cast<int32_t>(2 * args_.topk * STAMP_WORDS));
         Order<AscendC::HardEvent::V_S>();
         for (int64_t server = 0; server < args_.num_servers; ++server) {
-            const bool has_own = HasOwn(server);
+            bool has_own = false;
+            for (int64_t receiver = 0; receiver < args_.ranks_per_server; ++receiver) {
+                has_own = has_own || IsOwn(server, receiver);
+            }
             next_.Set(server, 0);
             totals_.Set(server, has_own ? UNKNOWN : DONE);
             left_ += has_own ? 1 : 0;
@@ -377,11 +371,7 @@ private:
     Table next_;    // token of each server's rank
     Table totals_;  // of each; UNKNOWN before its end flag, DONE behind its entries
     Table counts_;  // (S, L * localE) rows of each for each expert of this server
-    Table heads_;
-    Table end_;
-    Table head_;
-    Table route_;
-    Table total_;
+    Table heads_, end_, head_, route_, total_;
     StatusEntries entries_;
     AscendC::TQueBind<AscendC::TPosition::VECIN, AscendC::TPosition::VECOUT, 2> rows_;
     AscendC::LocalTensor<int32_t> stamps_;

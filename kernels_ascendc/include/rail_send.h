@@ -10,14 +10,10 @@
 
 namespace moe {
 
-class RailSend : Kernel<RailSendArgs> {
+class RailSend : RailKernel<RailSendArgs> {
 public:
     __aicore__ inline void Init(const RailSendArgs& args, AscendC::TPipe* pipe) {
-        Kernel::Init(args, pipe);
-        rail_.Init(args);
-        peers_.Init(args.peers, args.num_servers * args.ranks_per_server);
-        poster_.Init(pipe, &peers_, &report_, args.traffic, args.timeout_us);
-        ends_.Init(pipe);
+        RailKernel::Init(args, pipe);
         counts_.Init(pipe, static_cast<uint32_t>(args.num_servers));
         ids_.Init(pipe, static_cast<uint32_t>(TOKENS_PER_CHUNK * args.num_servers));
         slot_ = NewTensor<uint8_t>(pipe, args.slot_bytes);
@@ -117,23 +113,19 @@ private:
         const uint64_t row = args_.rows + static_cast<uint64_t>(token * args_.row_stride);
         SetHead(RailHead::TOKEN, static_cast<int32_t>(token));
         AscendC::DataCopy(slot_[RAIL_HEAD_BYTES], GlobalAt<uint8_t>(row), static_cast<uint32_t>(args_.row_bytes));
-        AscendC::DataCopyPad(slot_[At(args_.words_offset)],
+        AscendC::DataCopyPad(slot_[args_.words_offset],
                              GlobalAt<uint8_t>(args_.route_words + static_cast<uint64_t>(token * word_bytes)),
                              ExactBytes(word_bytes), NoPadding<uint8_t>());
-        AscendC::DataCopyPad(slot_[At(args_.weights_offset)],
+        AscendC::DataCopyPad(slot_[args_.weights_offset],
                              GlobalAt<uint8_t>(args_.topk_weights + static_cast<uint64_t>(token * args_.topk * WORD)),
                              ExactWords(args_.topk), NoPadding<uint8_t>());
         if (args_.row_scale != 0) {
-            AscendC::DataCopy(slot_[At(args_.scale_offset)],
+            AscendC::DataCopy(slot_[args_.scale_offset],
                               GlobalAt<uint8_t>(row + static_cast<uint64_t>(args_.row_scale)),
-                              At(args_.slot_bytes - args_.scale_offset));
+                              static_cast<uint32_t>(args_.slot_bytes - args_.scale_offset));
         }
         Order<AscendC::HardEvent::S_MTE3>();
         Order<AscendC::HardEvent::MTE2_MTE3>();
-    }
-
-    __aicore__ static inline uint32_t At(int64_t offset) {
-        return static_cast<uint32_t>(offset);
     }
 
     // Where nobody looks for it; or in this rank's own in part, where other blocks do. There, too, the next token's
@@ -185,12 +177,7 @@ private:
         }
     }
 
-    Rail rail_;
-    Peers peers_;
-    Poster poster_;
-    EndFlags ends_;
-    Table counts_;
-    Table ids_;
+    Table counts_, ids_;
     AscendC::LocalTensor<uint8_t> slot_;
     bool owns_any_ = false;
 };

@@ -74,8 +74,7 @@ private:
     }
 
     Rail rail_;
-    Table end_;
-    Table seen_;
+    Table end_, seen_;
     Deadline deadline_;
     int32_t number_ = 0;
 };

@@ -1,7 +1,6 @@
 // Ranks of the same number on each server, which exchange tokens and partial rows, and the end flags of both.
 #pragma once
 
-#include "block_format.h"
 #include "posts.h"
 
 namespace moe {
@@ -53,10 +52,7 @@ public:
     }
 
 private:
-    int64_t num_servers_ = 1;
-    int64_t ranks_ = 1;
-    int64_t server_ = 0;
-    int64_t number_ = 0;
+    int64_t num_servers_ = 1, ranks_ = 1, server_ = 0, number_ = 0;
 };
 
 // {round, count, call word, 1 + the rank that is lost, its call word}: made in UB, one at a time. A flag to this rank
@@ -104,6 +100,24 @@ private:
     }
 
     AscendC::LocalTensor<int32_t> words_;
+};
+
+// What kernels have in common that send by rails.
+template <typename Args>
+class RailKernel : protected Kernel<Args> {
+protected:
+    __aicore__ inline void Init(const Args& args, AscendC::TPipe* pipe) {
+        Kernel<Args>::Init(args, pipe);
+        rail_.Init(args);
+        peers_.Init(args.peers, args.num_servers * args.ranks_per_server);
+        poster_.Init(pipe, &peers_, &this->report_, args.traffic, args.timeout_us);
+        ends_.Init(pipe);
+    }
+
+    Rail rail_;
+    Peers peers_;
+    Poster poster_;
+    EndFlags ends_;
 };
 
 }  // namespace moe

@@ -45,8 +45,7 @@ public:
 private:
     const Args* args_ = nullptr;
     int64_t num_results_ = 0;
-    Table ids_;
-    Table active_;
+    Table ids_, active_;
 };
 
 __aicore__ inline bool HasBit(int32_t bits, int64_t k) {
@@ -81,13 +80,15 @@ public:
         return missing;
     }
 
-    // Results that have come by now and that nobody expects.
-    __aicore__ inline int64_t NumStray(int64_t index, int32_t expected) const {
+    // Results that have come by now and that nobody expects, nor waits for.
+    __aicore__ inline void ReportStray(int64_t index, int32_t expected, int64_t token, Report& report) const {
         int64_t stray = 0;
         for (int64_t k = 0; k < num_results_; ++k) {
             stray += !HasBit(expected, k) && IsThere(index, k) ? 1 : 0;
         }
-        return stray;
+        if (stray > 0) {
+            report.Add(REPORT_STRAY, token, stray);
+        }
     }
 
 private:

@@ -31,14 +31,10 @@ __aicore__ inline LostRank FirstLost(const Args& args) {
     return lost;
 }
 
-class ReturnsLost : Kernel<ReturnsLostArgs> {
+class ReturnsLost : RailKernel<ReturnsLostArgs> {
 public:
     __aicore__ inline void Init(const ReturnsLostArgs& args, AscendC::TPipe* pipe) {
-        Kernel::Init(args, pipe);
-        rail_.Init(args);
-        peers_.Init(args.peers, args.num_servers * args.ranks_per_server);
-        poster_.Init(pipe, &peers_, &report_, args.traffic, args.timeout_us);
-        ends_.Init(pipe);
+        RailKernel::Init(args, pipe);
     }
 
     __aicore__ inline void Process() {
@@ -62,11 +58,6 @@ private:
             }
         }
     }
-
-    Rail rail_;
-    Peers peers_;
-    Poster poster_;
-    EndFlags ends_;
 };
 
 }  // namespace moe

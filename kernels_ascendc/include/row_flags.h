@@ -107,11 +107,6 @@ public:
         return words_.GetValue(static_cast<uint32_t>(at * STAMP_WORDS + Stamp::FLAG)) == FLAG_BITS;
     }
 
-    // In UB, of a stamp that is loaded.
-    __aicore__ inline AscendC::LocalTensor<uint8_t> StampAt(int64_t at) const {
-        return words_[static_cast<uint32_t>(at * STAMP_WORDS)].template ReinterpretCast<uint8_t>();
-    }
-
     // So many stamps fit into UB.
     __aicore__ inline int64_t MaxRows() const {
         return MAX_STAMPS;
@@ -137,7 +132,7 @@ public:
     // In UB, of a row that is there: behind it, or at its stamp's place.
     __aicore__ inline AscendC::LocalTensor<uint8_t> OriginOf(const AscendC::LocalTensor<uint8_t>& /*row*/,
                                                              int64_t at) const {
-        return StampAt(at);
+        return words_[static_cast<uint32_t>(at * STAMP_WORDS)].template ReinterpretCast<uint8_t>();
     }
 
     // The flags alone: where rows come from stands beside them. A sum of them came before, and with it the vector
@@ -177,9 +172,7 @@ public:
         report_->Add(REPORT_TIMEOUT, order_.NumberAt(place));
         counts_.SetValue(EntryOrder::UnitAt(place - places_.first), -1);
         is_missing_ = true;
-        if (IsTimed()) {
-            NoteWait(place, deadline, deadline.WaitedUs());
-        }
+        NoteWait(place, deadline, deadline.WaitedUs());
     }
 
 protected:
@@ -208,11 +201,9 @@ private:
     }
 
     __aicore__ inline void LoadTimes() {
-        const int64_t count = IsTimed() ? places_.last - places_.first : 0;
+        const int64_t count = places_.last - places_.first;
         if (args_->waited_us == 0) {
-            for (int64_t i = 0; i < count; ++i) {
-                waited_.Set(i, 0);
-            }
+            waited_.Load(0, count);
             return;
         }
         const AscendC::LocalTensor<int32_t> units = time_buffer_.Get<int32_t>();

@@ -322,12 +322,7 @@ private:
     Blocks blocks_ = Blocks::OfLaunch();
     To to_;
     Peers peers_;
-    Table ids_;
-    Table indices_;
-    Table weights_;
-    Table shared_ranks_;
-    Table shared_slots_;
-    Table scales_;
+    Table ids_, indices_, weights_, shared_ranks_, shared_slots_, scales_;
     Task task_{};
     Task shared_task_{};  // that follows, with results of shared experts only
     int64_t num_shared_ = 0;

@@ -70,7 +70,12 @@ private:
             FinishRow();
         }
         for (uint32_t i = 0; i < visit.num_slots; ++i) {
-            SendStamp(visit.stamps[i], stamps[i * STAMP_WORDS]);
+            const AscendC::GlobalTensor<int32_t> to = GlobalAt<int32_t>(visit.stamps[i]);
+            if constexpr (IS_FLAGGED) {
+                RaiseFlags(to, stamps[i * STAMP_WORDS], STAMP_WORDS, 1);
+            } else {
+                AscendC::DataCopy(to, stamps[i * STAMP_WORDS], STAMP_WORDS);
+            }
         }
         double_buffer_.Give();
     }
@@ -78,14 +83,6 @@ private:
     // MTE3 starts copies in order and may end them in another: the flag starts when the row has ended.
     __aicore__ inline void FinishRow() {
         AscendC::PipeBarrier<PIPE_MTE3>();
-    }
-
-    __aicore__ inline void SendStamp(uint64_t to, const AscendC::LocalTensor<int32_t>& stamp) {
-        if constexpr (IS_FLAGGED) {
-            RaiseFlags(GlobalAt<int32_t>(to), stamp, STAMP_WORDS, 1);
-        } else {
-            AscendC::DataCopy(GlobalAt<int32_t>(to), stamp, STAMP_WORDS);
-        }
     }
 
     RowCopy rows_;

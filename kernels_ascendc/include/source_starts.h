@@ -34,7 +34,7 @@ public:
     __aicore__ inline void Add(const Counts& counts, const Share& entries) {
         int64_t entry = entries.first;
         for (; entry < entries.last && entry % num_ranks_ != 0; ++entry) {
-            AddOne(counts, entry);
+            AddTo(entry % num_ranks_, counts.ClampedAt(entry));
         }
         if (num_ranks_ % ENTRIES_PER_UNIT == 0 && counts.HasVector() && entries.first % ENTRIES_PER_UNIT == 0) {
             Order<AscendC::HardEvent::S_V>();
@@ -46,17 +46,12 @@ public:
             Order<AscendC::HardEvent::V_S>();
         }
         for (; entry < entries.last; ++entry) {
-            AddOne(counts, entry);
+            AddTo(entry % num_ranks_, counts.ClampedAt(entry));
         }
     }
 
 private:
     static constexpr int64_t ENTRIES_PER_UNIT = UB_ALIGN / sizeof(int32_t);
-
-    template <typename Counts>
-    __aicore__ inline void AddOne(const Counts& counts, int64_t entry) {
-        AddTo(entry % num_ranks_, counts.ClampedAt(entry));
-    }
 
     AscendC::LocalTensor<int32_t> starts_;
     int64_t num_ranks_ = 1;

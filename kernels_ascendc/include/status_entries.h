@@ -86,13 +86,11 @@ public:
         KeepWord(args_->dispatch_word, call_, blocks_);
         entries_.Clear();
         for (int64_t first = entries.first; first < entries.last;) {
-            const int64_t end = first < shared ? Smaller(shared, entries.last) : entries.last;
+            const bool is_shared = first < shared;
+            const int64_t end = is_shared ? Smaller(shared, entries.last) : entries.last;
             const int64_t last = Smaller(first + ENTRIES_PER_CHUNK, end);
-            if (first < shared) {
-                counts_.Fetch(args_->shared_counts, first, last - first);
-            } else {
-                counts_.Fetch(args_->counts, first - shared, last - first);
-            }
+            const uint64_t counts = is_shared ? args_->shared_counts : args_->counts;
+            counts_.Fetch(counts, is_shared ? first : first - shared, last - first);
             counts_.Begin(0);
             PostEntries(first, last);
             first = last;
@@ -102,12 +100,6 @@ public:
 private:
     static constexpr int64_t ENTRIES_PER_CHUNK = 512;
     static constexpr int64_t ENTRIES_PER_COPY = MAX_POLLED_BYTES / STATUS_ENTRY_BYTES;
-
-    struct Receiver {
-        int64_t rank;
-        int64_t num_experts;
-        int64_t expert;
-    };
 
     __aicore__ inline int64_t LocalExperts() const {
         return static_cast<int64_t>(args_->slots.expert_extent);
@@ -125,27 +117,17 @@ private:
         }
         Order<AscendC::HardEvent::S_MTE3>();
         for (int64_t entry = first; entry < last;) {
-            const Receiver to = ReceiverOf(entry);
-            const int64_t left = Smaller(to.num_experts - to.expert, last - entry);
-            const int64_t number = Smaller(left, ENTRIES_PER_COPY);
-            if (args_->out_offset == 0 || !peers_.IsQueued(to.rank)) {
-                entries_.Send(entry - first, AddressAt(to), number);
+            const int64_t routed = entry - args_->num_shared_ranks;
+            const int64_t experts = routed < 0 ? 1 : LocalExperts();  // of the receiver
+            const int64_t expert = routed < 0 ? 0 : routed % experts;
+            const int64_t rank = routed < 0 ? entry : args_->num_shared_ranks + routed / experts;
+            const int64_t number = Smaller(Smaller(experts - expert, last - entry), ENTRIES_PER_COPY);
+            if (args_->out_offset == 0 || !peers_.IsQueued(rank)) {
+                const uint64_t to = peers_.WindowOf(rank) + EntryAt(*args_, args_->rank, experts);
+                entries_.Send(entry - first, to + expert * STATUS_ENTRY_BYTES, number);
             }
             entry += number;
         }
-    }
-
-    __aicore__ inline Receiver ReceiverOf(int64_t entry) const {
-        const int64_t routed = entry - args_->num_shared_ranks;
-        if (routed < 0) {
-            return {entry, 1, 0};
-        }
-        const int64_t local_experts = LocalExperts();
-        return {args_->num_shared_ranks + routed / local_experts, local_experts, routed % local_experts};
-    }
-
-    __aicore__ inline uint64_t AddressAt(const Receiver& to) const {
-        return peers_.WindowOf(to.rank) + EntryAt(*args_, args_->rank, to.num_experts) + to.expert * STATUS_ENTRY_BYTES;
     }
 
     const Args* args_ = nullptr;

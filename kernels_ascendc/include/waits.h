@@ -149,20 +149,21 @@ private:
         return static_cast<int64_t>(sum_.GetValue(0));
     }
 
-    AscendC::LocalTensor<float> entries_;
-    AscendC::LocalTensor<float> work_;
-    AscendC::LocalTensor<float> sum_;
+    AscendC::LocalTensor<float> entries_, work_, sum_;
 };
 
 // Microseconds until each of some contiguous entries was seen. Recorded only if the caller wants them, at an address,
 // or for a trace.
-class WaitedTimes {
+class WaitedTimes : Table {
 public:
+    using Table::At;
+    using Table::Set;
+
     __aicore__ inline void Init(AscendC::TPipe* pipe, uint64_t address, uint32_t max_entries) {
         address_ = address;
         is_wanted_ = address != 0 || IsTraced();
         if (IsWanted()) {
-            times_ = NewTensor<int32_t>(pipe, max_entries);
+            Table::Init(pipe, max_entries);
         }
     }
 
@@ -170,33 +171,23 @@ public:
         return is_wanted_;
     }
 
-    __aicore__ inline int32_t At(int64_t i) const {
-        return times_.GetValue(i);
-    }
-
     __aicore__ inline void Load(int64_t first, int64_t count) {
         if (address_ == 0) {
-            for (int64_t i = 0; i < count; ++i) {
+            for (int64_t i = 0; is_wanted_ && i < count; ++i) {
                 Set(i, 0);
             }
             return;
         }
-        Order<AscendC::HardEvent::S_MTE2>();
-        AscendC::DataCopyPad(times_, GlobalAt<int32_t>(address_)[first], ExactWords(count), NoPadding<int32_t>());
-        Order<AscendC::HardEvent::MTE2_S>();
+        Fetch(address_, first, count);
+        Begin(0);
     }
 
     __aicore__ inline void Store(int64_t first, int64_t count) {
-        if (address_ == 0) {
-            return;
+        if (address_ != 0) {
+            Begin(first);
+            Table::Store(address_, count);
+            Begin(0);
         }
-        Order<AscendC::HardEvent::S_MTE3>();
-        AscendC::DataCopyPad(GlobalAt<int32_t>(address_)[first], times_, ExactWords(count));
-        Order<AscendC::HardEvent::MTE3_S>();
-    }
-
-    __aicore__ inline void Set(int64_t i, int32_t us) {
-        times_.SetValue(i, us);
     }
 
     __aicore__ inline void Expect(int64_t i, bool is_expected = true) {
@@ -204,7 +195,9 @@ public:
     }
 
     __aicore__ inline void Raise(int64_t i, int32_t us) {
-        Set(i, Larger(us, At(i)));
+        if (is_wanted_) {
+            Set(i, Larger(us, At(i)));
+        }
     }
 
     // Records the time of entries that are set in `entries` and were expected but not seen before.
@@ -220,7 +213,7 @@ public:
     }
 
     __aicore__ inline void NoteMissing(int64_t first, int64_t count, int32_t us) {
-        for (int64_t i = first; i < first + count; ++i) {
+        for (int64_t i = first; is_wanted_ && i < first + count; ++i) {
             if (IsMissing(i)) {
                 Set(i, us);
             }
@@ -236,7 +229,6 @@ private:
     // Whoever records waits passes over what nobody waits for.
     static constexpr int32_t NOTHING_EXPECTED = -2;
 
-    AscendC::LocalTensor<int32_t> times_;
     uint64_t address_ = 0;
     bool is_wanted_ = false;
 };

@@ -247,7 +247,7 @@ MUTANTS = (
     ),
     Mutant(
         "entries of shared ranks as far apart as those of others",
-        (Patch(STATUS_ENTRIES, "return {entry, 1, 0};", "return {entry, LocalExperts(), 0};"),),
+        (Patch(STATUS_ENTRIES, "routed < 0 ? 1 : LocalExperts()", "LocalExperts()"),),
         case_of(tokens=(4, 4, 4), shared=(1, 1), hidden=64),
     ),
     Mutant(

@@ -29,7 +29,7 @@ _NEGATIVE = HostileBlockCase(tokens=(2, 3, 2), header=-1, timeout_us=MUTANT_TIME
 _UNFINISHED = HostileBlockCase(tokens=(2, 3, 2), header=0, has_end=False, timeout_us=20_000)
 _SENT = "    run.template Phase<BlocksSend>(0, args.phase_0, false, false, false);\n"
 _WAITED = "    run.template Phase<BlocksWait>(2, args.phase_2, false, false, false);\n"
-_CHECK_HEADER = "return flag_.GetValue(static_cast<uint32_t>(args_.flag_word) % UNIT_WORDS) == number_;"
+_CHECK_HEADER = "flag_.GetValue(word) == number_"
 
 FLAGS = (
     Mutant(
@@ -134,7 +134,7 @@ COUNTS = (
 PLACES = (
     Mutant(
         "rows of experts over one another",
-        (Patch(STARTS, "            rows += CountOf(expert);\n", ""),),
+        (Patch(STARTS, "                rows += CountOf(i);\n", ""),),
         case_of(),
     ),
     Mutant(

@@ -55,8 +55,8 @@ TABLES = (
         (
             Patch(
                 STATUS_ENTRIES,
-                "counts_.Fetch(args_->shared_counts, first, last - first);",
-                "counts_.Fetch(args_->counts, first, last - first);",
+                "is_shared ? args_->shared_counts : args_->counts",
+                "args_->counts",
             ),
         ),
         _SHARED,
@@ -86,9 +86,9 @@ TABLES = (
         (
             Patch(
                 WAITS,
-                "        Order<AscendC::HardEvent::S_MTE3>();\n"
-                "        AscendC::DataCopyPad(GlobalAt<int32_t>(address_)",
-                "        AscendC::DataCopyPad(GlobalAt<int32_t>(address_)",
+                "Table::Store(address_, count);",
+                "AscendC::DataCopyPad(GlobalAt<int32_t>(address_)[first], Entries(), ExactWords(count));\n"
+                "            Order<AscendC::HardEvent::MTE3_S>();",
             ),
         ),
         case_of(timed=True, hidden=64),

@@ -256,8 +256,8 @@ INBAND_MUTANTS = (
         (
             Patch(
                 INBAND_RECEIVE,
-                "Smaller(left, args_.scale_bytes - done)",
-                "args_.scale_bytes - done",
+                "Smaller(DATA_BYTES - at % DATA_BYTES, bytes - done)",
+                "bytes - done",
             ),
         ),
         case_of(inband=True, hidden=900, scaled=True, num_scales=57, tokens=(3, 3)),
@@ -298,14 +298,7 @@ INBAND_MUTANTS = (
     ),
     Mutant(
         "times of other entries raised",
-        (
-            Patch(
-                INBAND_RECEIVE,
-                "        if (waited_.IsWanted()) {\n            waited_.Load(first, last - first);\n       "
-                " }\n",
-                "",
-            ),
-        ),
+        (Patch(INBAND_RECEIVE, "        waited_.Load(first, last - first);\n", ""),),
         _INBAND_TIMED,
     ),
 )

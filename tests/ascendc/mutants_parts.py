@@ -115,8 +115,8 @@ PART_MUTANTS = (
         (
             Patch(
                 COMBINE_READY,
-                "progress_.Keep(PartProgress::SENT, sent_,",
-                "progress_.Keep(PartProgress::SENT, args_.part + 1,",
+                "ready_.Keep(progress_, sent_);",
+                "ready_.Keep(progress_, args_.part + 1);",
             ),
         ),
         _PARTS,
@@ -148,7 +148,7 @@ PART_MUTANTS = (
         (
             Patch(
                 COMBINE_READY,
-                "        } else if (waited_.IsWanted()) {\n"
+                "        } else {\n"
                 "            waited_.Load(first * num_results_, (last - first) * num_results_);\n        }\n",
                 "        }\n",
             ),

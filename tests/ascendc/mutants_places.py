@@ -105,7 +105,7 @@ TABLES = (
         (
             Patch(
                 DIRECT_SEND,
-                "Of(args, shared_ranks_.At(result), 0, shared_slots_.At(token)",
+                "Of(args, rank, 0, shared_slots_.At(token)",
                 "Of(args, 0, 0, 0",
             ),
         ),

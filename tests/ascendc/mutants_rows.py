@@ -111,8 +111,8 @@ ROW_MUTANTS = (
         (
             Patch(
                 ROW_FLAGS,
-                "        if (args_->waited_us == 0) {\n            for",
-                "        time_buffer_.Get<int32_t>();\n        if (args_->waited_us == 0) {\n            for",
+                "            waited_.Load(0, count);\n",
+                "            time_buffer_.Get<int32_t>();\n            waited_.Load(0, count);\n",
             ),
         ),
         case_of(),
@@ -134,7 +134,13 @@ ROW_MUTANTS = (
     ),
     Mutant(
         "a last part that does not wait",
-        (Patch(DISPATCH_TAKE, "            if (IsLast()) {\n", "            if (false) {\n"),),
+        (
+            Patch(
+                DISPATCH_TAKE,
+                "            if (args_.part + 1 == args_.num_parts) {\n",
+                "            if (false) {\n",
+            ),
+        ),
         _PARTS,
     ),
     Mutant(
