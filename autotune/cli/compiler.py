@@ -97,9 +97,7 @@ def gate(
     if sample and update:
         rule = "it keeps whole chips or whole kernels, never a sample"
         raise ArgumentError("update", True, rule, "Leave out --sample.")
-    pairs = _pairs(soc or (), kernel or (), sample, seed)
-    with progress("cases", len(pairs)) as work:
-        rows_by_chip = runner.run(pairs, lambda soc, row: work.advance(f"{soc} {row['case']}"))
+    rows_by_chip = _compile(_pairs(soc or (), kernel or (), sample, seed))
     is_whole = not (kernel or sample)
     changes = {
         chip: golden.compare(golden.read(chip, golden.FOLDER), rows, is_whole=is_whole)
@@ -134,6 +132,11 @@ def _pairs(socs: Sequence[str], kernels: Sequence[str], is_sample: bool, seed: i
     else:
         pairs = [(soc, case) for soc in chips for case in table.table().values()]
     return [(soc, c) for soc, c in pairs if soc in chips and (not families or c.family.name in families)]
+
+
+def _compile(pairs: Sequence[tuple[str, Case]]) -> dict[str, list[golden.Row]]:
+    with progress("cases", len(pairs)) as work:
+        return runner.run(pairs, lambda soc, row: work.advance(f"{soc} {row['case']}"))
 
 
 def _summary(
