@@ -80,11 +80,12 @@ def straggle(
             buffer.combine(y, out.handle, inputs.topk_weights)
 
 
-def traced_straggler(groups: Groups, num_ranks: int, path: Path, *settings: Any) -> list[Span]:
+def traced_straggler(groups: Groups, num_ranks: int, folder: Path, *settings: Any) -> list[Span]:
     """The events of `straggle`, in which every other rank waited longest for the straggler."""
     *others, straggler = range(num_ranks)
     asked = [(rank, operator) for rank in others for operator in ("dispatch #1", "combine #1")]
     for nap_s in NAPS_S:
+        path = folder / f"{nap_s}.json"
         groups(num_ranks).run(straggle, str(path), nap_s, *settings)
         events = read(path)
         longest = [longest_wait(events, *of) for of in asked]
@@ -133,7 +134,7 @@ def test_a_trace_has_every_rank_and_step_and_names_the_straggler(
     ranks: Groups, tmp_path: Path, num_ranks: int, comm_alg: str, num_blocks: int, kernels: str
 ) -> None:
     changes = {"num_blocks": num_blocks, "kernels": kernels}
-    events = traced_straggler(ranks, num_ranks, tmp_path / "trace.json", comm_alg, changes)
+    events = traced_straggler(ranks, num_ranks, tmp_path, comm_alg, changes)
     check_nesting(events)
     blocks = range(num_blocks)
     names = {(e["pid"], e["tid"], e["args"]["name"]) for e in events if e["name"] == "thread_name"}
@@ -149,7 +150,7 @@ def test_a_trace_has_every_rank_and_step_and_names_the_straggler(
 
 def test_parts_that_run_beside_each_other_have_cores_of_their_own(ranks: Groups, tmp_path: Path) -> None:
     tuning = Tuning(communication_blocks=1, dispatch_tokens=1, combine_tokens=1)
-    events = traced_straggler(ranks, 2, tmp_path / "trace.json", "fullmesh_v1", {"num_blocks": 2}, tuning)
+    events = traced_straggler(ranks, 2, tmp_path, "fullmesh_v1", {"num_blocks": 2}, tuning)
     check_nesting(events)
     steps = Counter(s["name"] for s in spans_of(events, pid=0) if s["args"].get("of") == "dispatch #1")
     assert steps["send"] == 4  # parts of one token, each on one core
