@@ -47,8 +47,8 @@ WORD_MUTANTS = (
         (
             Patch(
                 STATUS_ENTRIES,
-                "static_cast<int32_t>(args.call) | before;",
-                "static_cast<int32_t>(args.call);",
+                "call_ = WordOfDispatch(*args_);",
+                "call_ = static_cast<int32_t>(args_->call);",
             ),
         ),
         case_of(),
