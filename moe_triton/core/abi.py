@@ -32,15 +32,24 @@ REPORT = "report"
 """The placeholder for where an Ascend C kernel reports."""
 
 # What both sides count with, beside the arguments. The generated header has them by these names.
-_NAMES = (
-    (records, "PROTOCOL_VERSION UB_ALIGN BLOCK_BYTES BLOCK_DATA_BYTES FLAG_BITS TRAILER_MARK LOST_COUNT"),
-    (records, "POSITION_SHIFT"),
-    (ascendc, "REPORT_TIMEOUT REPORT_BAD_ROW REPORT_MISMATCH REPORT_STRAY MAX_BLOCKS MAX_POST_PARTS"),
-    (reach, "QUEUED_BIT INSIDE_BIT"),
-    (ascendc, " ".join(name for name in vars(ascendc) if name.startswith("TRACE_"))),
-)
 CONSTANTS: dict[str, int] = {
-    name: getattr(module, name) for module, names in _NAMES for name in names.split()
+    "PROTOCOL_VERSION": records.PROTOCOL_VERSION,
+    "UB_ALIGN": records.UB_ALIGN,
+    "BLOCK_BYTES": records.BLOCK_BYTES,
+    "BLOCK_DATA_BYTES": records.BLOCK_DATA_BYTES,
+    "FLAG_BITS": records.FLAG_BITS,
+    "TRAILER_MARK": records.TRAILER_MARK,
+    "LOST_COUNT": records.LOST_COUNT,
+    "POSITION_SHIFT": records.POSITION_SHIFT,
+    "REPORT_TIMEOUT": ascendc.REPORT_TIMEOUT,
+    "REPORT_BAD_ROW": ascendc.REPORT_BAD_ROW,
+    "REPORT_MISMATCH": ascendc.REPORT_MISMATCH,
+    "REPORT_STRAY": ascendc.REPORT_STRAY,
+    "MAX_BLOCKS": ascendc.MAX_BLOCKS,
+    "MAX_POST_PARTS": ascendc.MAX_POST_PARTS,
+    "QUEUED_BIT": reach.QUEUED_BIT,
+    "INSIDE_BIT": reach.INSIDE_BIT,
+    **{name: value for name, value in vars(ascendc).items() if name.startswith("TRACE_")},
 }
 _CONSTANTS_LINE = "constants"
 

@@ -44,8 +44,11 @@ class ArgumentError(MoeTritonError, ValueError):
     def __init__(
         self, argument: str, value: object, rule: str, remedy: str, *, code: int = TILING_FAILED
     ) -> None:
-        self.argument, self.value, self.code = argument, value, code
-        self.rule, self.remedy = rule, remedy
+        self.argument = argument
+        self.value = value
+        self.rule = rule
+        self.remedy = remedy
+        self.code = code
         said = f"{argument} is {_shown(value)}, but {rule}. {remedy} [{code}]"
         # What files hold may be no text that can be printed: JSON has halves of characters.
         super().__init__(said.encode(errors="backslashreplace").decode())

@@ -102,7 +102,7 @@ class BufferPlans:
     ) -> None:
         self._communicator, self._host, self._buffer_id = communicator, host, buffer_id
         context, c = communicator.context, communicator.config
-        self._context = CallSite(Deployment(c, context.rank), lambda: communicator, context.exchange_rank)
+        self._context = CallSite(Deployment(c, context.rank), lambda: communicator)
         self._tables = communicator.scheme.tables_of(c)
         words = self._tables.num_words if self._tables else 0
         self._attributes = attributes_of(c, context.rank, context.exchange_rank, special, words)

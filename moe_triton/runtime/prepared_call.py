@@ -50,12 +50,10 @@ class CallSite:
     Attributes:
         deployment: the ranks that take part.
         access: leads to their communicator, which it makes with them when a call first needs it.
-        exchange_rank: this rank's number among two tensor-parallel ranks, or None.
     """
 
     deployment: Deployment
     access: Callable[[], Communicator]
-    exchange_rank: int | None
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,9 +32,14 @@ INDEXES = "expand_idx", "origins"
 
 @dataclass(frozen=True)
 class GroupSite(CallSite):
-    """Where the calls of a plan run: on the windows of a group."""
+    """Where the calls of a plan run: on the windows of a group.
+
+    Attributes:
+        exchange_rank: this rank's number among two tensor-parallel ranks, or None.
+    """
 
     access: Access
+    exchange_rank: int | None
 
 
 class FunctionPlan(PreparedCall):
