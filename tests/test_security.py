@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from moe_triton import EPBuffer
-from moe_triton.backends.cpu import window
+from moe_triton.backends.cpu import shared_memory, window
 from moe_triton.backends.cpu.window import PREFIX, SharedWindow
 from moe_triton.core.errors import WindowError
 from moe_triton.processes import RankGroup
@@ -65,7 +65,7 @@ def test_a_name_that_is_no_windows_is_neither_opened_nor_removed(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     touched: list[object] = []
-    monkeypatch.setattr(window, "SHM", tmp_path)
+    monkeypatch.setattr(shared_memory, "USUAL", tmp_path)
     monkeypatch.setattr(window, "_unlink", touched.append)
     monkeypatch.setattr(window, "_map", lambda *arguments: touched.append(arguments))
     meeting = Meeting(None, 5.0)
@@ -76,19 +76,15 @@ def test_a_name_that_is_no_windows_is_neither_opened_nor_removed(
 
 
 @pytest.mark.parametrize("change", [{"mode": 0o640}, {"link": True}])
-def test_a_file_that_is_not_as_windows_are_is_not_mapped(
-    change: dict[str, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(window, "SHM", tmp_path)
+def test_a_file_that_is_not_as_windows_are_is_not_mapped(change: dict[str, int], tmp_path: Path) -> None:
     path, size = tmp_path / "file", 4096 + window.DOORBELL_BYTES
     path.write_bytes(bytes(size))
     path.chmod(change.get("mode", 0o600))
-    name = "file"
     if "link" in change:
         (tmp_path / "link").symlink_to(path)
-        name = "link"
+        path = tmp_path / "link"
     with pytest.raises((WindowError, OSError)):
-        window._map(name, 4096)
+        window._map(path, 4096)
 
 
 def test_the_tests_that_the_page_names_exist() -> None:

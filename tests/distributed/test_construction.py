@@ -37,7 +37,7 @@ from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.construction import Order
 from moe_triton.torch_npu_ops import settings
 from tests.distributed.cases import inputs_of, small_case
-from tests.distributed.failures import new_prefix
+from tests.distributed.failures import SHM, new_prefix
 from tests.distributed.interrupted import messages
 from tests.distributed.workers import compare_rounds, make_buffer, one_round
 from tests.torch_npu_ops.setting import fresh, make_round
@@ -230,7 +230,7 @@ def fail_often(rank: int, num_ranks: int, prefix: str, folder: str) -> list[str]
             f"{name}: {before[name]}, then {after[name]}" for name in before if after[name] > before[name]
         ]
         dist.barrier()
-        left += [path.name for path in window.SHM.glob(f"{prefix}*")]
+        left += [path.name for path in SHM.glob(f"{prefix}*")]
     return left
 
 

@@ -7,7 +7,7 @@ import os
 import secrets
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ import torch.distributed as dist
 from moe_triton import CommunicationTimeoutError, ConfigMismatchError, WindowError
 from moe_triton.backends.cpu import window
 from moe_triton.backends.cpu.room import Limit
-from moe_triton.backends.cpu.window import SHM, UNLOCKED, SharedWindow, _create_locked
+from moe_triton.backends.cpu.shared_memory import USUAL as SHM
+from moe_triton.backends.cpu.shared_memory import VARIABLE
+from moe_triton.backends.cpu.window import UNLOCKED, SharedWindow, _create_locked
 from moe_triton.core.threads import Deadline
 from moe_triton.processes import RankFailedError, RankGroup, run_ranks
 from moe_triton.rendezvous.attempts import Attempt
@@ -83,21 +85,21 @@ def test_a_window_has_its_name_only_when_it_is_locked(prefix: str, monkeypatch: 
         lock(file, operation)
 
     monkeypatch.setattr(fcntl, "flock", look)
-    made = _create_locked(name)
+    made = _create_locked(SHM / name)
     assert leftovers(prefix) == [name]
     monkeypatch.undo()
     monkeypatch.setattr(window, "PREFIX", prefix)
-    window.remove_stale()
+    window.remove_stale(SHM)
     assert leftovers(prefix) == [name]
     os.close(made)
-    window.remove_stale()
+    window.remove_stale(SHM)
     assert leftovers(prefix) == []
 
 
 def die_with_a_name(rank: int, num_ranks: int, prefix: str) -> str:
     """All ranks are killed while windows have names."""
     window.PREFIX = prefix
-    window._map = lambda name, num_bytes: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+    window._map = lambda path, num_bytes: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
     make()
     return "alive"
 
@@ -113,7 +115,7 @@ def late(rank: int, num_ranks: int, prefix: str) -> Any:
     """Rank 1 dies when all windows are made."""
     window.PREFIX = prefix
     if rank == 1:
-        window._map = lambda name, num_bytes: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+        window._map = lambda path, num_bytes: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
     with pytest.raises(CommunicationTimeoutError) as caught:
         make(Meeting(None, 2.0))
     return caught.value.missing_ranks, str(caught.value)
@@ -188,11 +190,12 @@ MALFORMED: dict[str, list[bytes]] = {
     "rank 1 sent name 5": [b'{"purpose": "name of the window", "message": {"name": 5, "cgroups": []}}'],
     "rank 1 sent cgroups None": [named(b"")],
     "rank 1 sent private None": [named(b', "cgroups": []')],
+    "rank 1 sent folder None": [named(b', "cgroups": [], "private": 0')],
     "a peer named its window": [
         b'{"purpose": "name of the window", "message": {"name": "../etc/passwd", "cgroups": [[], {}]}}'
     ],
     "rank 1 sent failure 5": [
-        named(b', "cgroups": [1], "private": 0'),
+        named(b', "cgroups": [1], "private": 0, "folder": "/dev/shm"'),
         b'{"purpose": "there is room for windows", "message": {"failure": 5}}',
     ],
     "which is no message of ours": [b"[" * 60000],
@@ -213,3 +216,52 @@ def send_nonsense(rank: int, num_ranks: int, said: str) -> str:
 @pytest.mark.parametrize("said", MALFORMED)
 def test_a_malformed_message_is_an_error_of_ours(said: str) -> None:
     assert said in run_ranks(send_nonsense, 2, (said,))[0]
+
+
+def window_in(rank: int, num_ranks: int, folders: list[str]) -> str | list[str]:
+    """Names in this rank's folder while windows are made, or why there are none."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, folders[rank])
+        seen: list[str] = []
+        map_ = window._map
+
+        def look(path: Path, num_bytes: int) -> Any:
+            seen.extend(each.name for each in Path(folders[rank]).iterdir())
+            return map_(path, num_bytes)
+
+        patch.setattr(window, "_map", look)
+        try:
+            made = make()
+        except WindowError as error:
+            return str(error)
+        made.tensor()[rank] = 1
+        made.barrier()
+        made.close()
+        return sorted(set(seen))
+
+
+@pytest.fixture
+def own_folder() -> Iterator[Path]:
+    folder = SHM / f"moe_test-{secrets.token_hex(8)}"
+    folder.mkdir(mode=0o700)
+    yield folder
+    assert not list(folder.iterdir())
+    folder.rmdir()
+
+
+def test_windows_are_made_in_the_folder_that_is_set(ranks: Groups, own_folder: Path) -> None:
+    first, second = ranks(2).run(window_in, [str(own_folder)] * 2)
+    assert first == second
+    assert len(first) == 2
+
+
+def test_ranks_that_have_set_different_folders_say_so(ranks: Groups, own_folder: Path) -> None:
+    for said in ranks(2).run(window_in, [str(SHM), str(own_folder)]):
+        assert f"windows would be made in {SHM} on rank 0, {own_folder} on rank 1" in said
+        assert f"Set {VARIABLE} alike" in said
+
+
+def test_a_folder_of_one_rank_that_is_none_is_an_error_on_all(ranks: Groups, tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing")
+    for said in ranks(2).run(window_in, [str(SHM), missing]):
+        assert f"rank 1: {VARIABLE} is {missing}, but it must be a folder: No such file" in said

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from moe_triton.backends.cpu import shared_memory
 from moe_triton.backends.cpu.nic import Nic, NicSettings
 from moe_triton.backends.cpu.paced_link import PacedLink
 from moe_triton.backends.cpu.room import Limit, available_memory, cgroup_limits
@@ -24,7 +25,6 @@ from moe_triton.core.reach import Queues, token_of
 from moe_triton.rendezvous.agreement import raise_together
 from moe_triton.rendezvous.meeting import Meeting, values_of
 
-SHM = Path("/dev/shm")
 PREFIX = "moe_triton-"
 # Behind each window: the doorbell that its rank sleeps on until flags arrive (`doorbell.h`).
 DOORBELL_BYTES = 4096
@@ -62,40 +62,46 @@ class SharedWindow:
     def __init__(self, num_bytes: int, meeting: Meeting, private_bytes: int = 0) -> None:
         self._meeting = meeting
         self._views: list[torch.Tensor] = []
-        remove_stale()
+        folder, failure = _chosen_folder()
+        remove_stale(folder)
         name = f"{PREFIX}{os.getuid()}-{secrets.token_hex(12)}"
         limits = cgroup_limits()
-        mine = {"name": name, "cgroups": [limit.key for limit in limits], "private": private_bytes}
+        keys = [limit.key for limit in limits]
+        mine = {"name": name, "folder": str(folder), "cgroups": keys, "private": private_bytes}
         said = meeting.exchange(mine, "name of the window")
         names = values_of(said, "name", str)
         if not all(_is_name(n) for n in names):
             raise WindowError(f"a peer named its window {names}, which no rank of this package does")
         cgroups, private = values_of(said, "cgroups", list), values_of(said, "private", int)
+        failure = failure or _disagreement(values_of(said, "folder", str))
         members = [(frozenset(map(str, keys)), own) for keys, own in zip(cgroups, private, strict=True)]
+        paths = [folder / each for each in names]
         try:
-            self._build(num_bytes, name, names, _shortage(num_bytes, members, limits))
+            self._build(
+                num_bytes, folder / name, paths, failure or _shortage(folder, num_bytes, members, limits)
+            )
         except BaseException:
             self._views = []
             raise
         finally:
             # On success every rank has mapped all windows; on failure no name may be left behind.
-            _unlink(names)
+            _unlink(paths)
         self.base = self._views[meeting.rank].data_ptr()
         self.peers = tuple(view.data_ptr() for view in self._views)
 
-    def _build(self, num_bytes: int, name: str, names: list[str], shortage: str) -> None:
+    def _build(self, num_bytes: int, path: Path, paths: list[Path], shortage: str) -> None:
         meeting = self._meeting
         failure, fd = "", -1
         try:
             # Before any rank takes memory: a process that touches a page of a full tmpfs is killed.
             raise_together(meeting, shortage, "there is room for windows")
             try:
-                fd = _create(name, num_bytes)
+                fd = _create(path, num_bytes)
             except WindowError as error:
                 failure = str(error)
             raise_together(meeting, failure, "the window is made")
             try:
-                self._views = [_map(n, num_bytes) for n in names]
+                self._views = [_map(each, num_bytes) for each in paths]
             except (OSError, WindowError) as error:
                 failure = f"cannot map a peer's window: {error}"
             raise_together(meeting, failure, "the windows are mapped")
@@ -156,14 +162,30 @@ class QueuedWindow(SharedWindow):
         super().close()
 
 
+def _chosen_folder() -> tuple[Path, str]:
+    """Where this rank makes its window; and why it cannot, if so."""
+    try:
+        return shared_memory.folder(), ""
+    except WindowError as error:
+        return shared_memory.USUAL, str(error)
+
+
+def _disagreement(folders: Sequence[str]) -> str:
+    """Why ranks would not find each other's windows; empty if they do."""
+    if len(set(folders)) == 1:
+        return ""
+    each = ", ".join(f"{folder} on rank {rank}" for rank, folder in enumerate(folders))
+    return f"windows would be made in {each}. Set {shared_memory.VARIABLE} alike for all ranks."
+
+
 def _is_name(name: str) -> bool:
     """Whether this is the name of a window: a peer must not make us open or remove other files."""
     return name.startswith(PREFIX) and SUFFIX.fullmatch(name.removeprefix(PREFIX)) is not None
 
 
-def remove_stale() -> None:
+def remove_stale(folder: Path) -> None:
     """Removes windows whose creators are gone: nobody holds their lock."""
-    for path in SHM.glob(f"{PREFIX}{os.getuid()}-*"):
+    for path in folder.glob(f"{PREFIX}{os.getuid()}-*"):
         try:
             if path.suffix == UNLOCKED and time.time() - path.stat().st_mtime < STALE_AFTER_S:
                 continue
@@ -179,11 +201,11 @@ def remove_stale() -> None:
             os.close(fd)
 
 
-def _create(name: str, num_bytes: int) -> int:
+def _create(path: Path, num_bytes: int) -> int:
     try:
-        fd = _create_locked(name)
+        fd = _create_locked(path)
     except OSError as error:
-        raise WindowError(f"cannot create a window in {SHM}: {error}") from error
+        raise WindowError(f"cannot create a window in {path.parent}: {error}") from error
     try:
         # Reserves the pages: running out of memory later would be a SIGBUS inside a kernel.
         os.posix_fallocate(fd, 0, num_bytes + DOORBELL_BYTES)
@@ -198,9 +220,9 @@ def _create(name: str, num_bytes: int) -> int:
     return fd
 
 
-def _create_locked(name: str) -> int:
+def _create_locked(path: Path) -> int:
     """An empty file. It is locked before it gets its name, so a file without a lock has no living owner."""
-    path, unlocked = SHM / name, SHM / f"{name}{UNLOCKED}"
+    unlocked = path.with_name(path.name + UNLOCKED)
     fd = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -212,18 +234,21 @@ def _create_locked(name: str) -> int:
     return fd
 
 
-def _shortage(num_bytes: int, members: Sequence[tuple[Set[str], int]], limits: Iterable[Limit]) -> str:
+def _shortage(
+    folder: Path, num_bytes: int, members: Sequence[tuple[Set[str], int]], limits: Iterable[Limit]
+) -> str:
     """Why the windows and calls of all ranks do not fit on this machine; empty if they do.
 
     Args:
+        folder: of windows.
         num_bytes: of one window.
         members: of each rank, the keys of the limits that it is under, and the bytes that its calls take.
         limits: on this rank's memory.
     """
-    usage = os.statvfs(SHM)
+    usage = os.statvfs(folder)
     of_all = [own for _, own in members]
     room = [
-        (f"{SHM} has", usage.f_bavail * usage.f_frsize, [0] * len(members)),
+        (f"{folder} has", usage.f_bavail * usage.f_frsize, [0] * len(members)),
         ("this machine has", available_memory(), of_all),
     ]
     for limit in limits:
@@ -237,14 +262,14 @@ def _shortage(num_bytes: int, members: Sequence[tuple[Set[str], int]], limits: I
     return ""
 
 
-def _map(name: str, num_bytes: int) -> torch.Tensor:
+def _map(path: Path, num_bytes: int) -> torch.Tensor:
     size = num_bytes + DOORBELL_BYTES
-    fd = os.open(SHM / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         status = os.fstat(fd)
         if status.st_uid != os.getuid() or status.st_mode & 0o077 or status.st_size != size:
             raise WindowError(
-                f"{name} belongs to user {status.st_uid}, has mode {status.st_mode & 0o777:o} and "
+                f"{path.name} belongs to user {status.st_uid}, has mode {status.st_mode & 0o777:o} and "
                 f"{status.st_size} bytes; expected user {os.getuid()}, mode 600 and {size} bytes"
             )
         mapping = mmap.mmap(fd, size, mmap.MAP_SHARED)
@@ -257,6 +282,6 @@ def _map(name: str, num_bytes: int) -> torch.Tensor:
     return torch.frombuffer(mapping, dtype=torch.uint8, count=num_bytes)
 
 
-def _unlink(names: Iterable[str]) -> None:
-    for name in names:
-        (SHM / name).unlink(missing_ok=True)
+def _unlink(paths: Iterable[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
