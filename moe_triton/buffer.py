@@ -156,7 +156,7 @@ class EPBuffer(Owner, Uncopied):
         try:
             self._plans = BufferPlans(self._communicator, make_host(backend), self._id, special)
             self._sent = self._plans.sent.calls
-            self._calls = None
+            self._calls, self._posts = None, self._communicator.memory.posts
             if exchange is None and not self.config.num_special_experts:
                 self._calls = self._communicator.make_calls(self._id, DispatchOutput, DispatchHandle)
         except BaseException:
@@ -291,8 +291,8 @@ class EPBuffer(Owner, Uncopied):
                 quantize, x, topk_idx, smooth_scales, topk_weights, cumulative_local_expert_recv_stats
             )
             if output is not None:
-                self._latest_dtype = output.handle.dtype
-                if self._communicator.memory.posts:
+                self._latest_dtype = x.dtype
+                if self._posts:
                     output.handle.note_traffic(self.traffic("dispatch"))
                 return output
         self._communicator.check_usable()
