@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from moe_triton import ArgumentError, Tuning
 from moe_triton.backends import CAPABILITIES
+from moe_triton.backends.cpu import row_copies
 from moe_triton.backends.cpu.executable import settings_of
 from moe_triton.core.ascendc import MAX_BLOCKS
 from moe_triton.core.config import Config
 from moe_triton.core.plan import Part, Plan
 from moe_triton.core.row_formats import AS_THEY_ARE, INT8
-from moe_triton.core.tuning import ALL_BYTES, usual_on_cpu
+from moe_triton.core.tuning import usual_on_cpu
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes import product_of, scheme_type
 from moe_triton.schemes.fullmesh.scheme import Fullmesh
@@ -131,7 +132,7 @@ def test_what_is_left_open_suits_the_machine() -> None:
     assert settings_of(Tuning(spins=3), 2) == usual._replace(spins=3)
     assert settings_of(Tuning(cached_bytes=0, spins=0, yields=0), 2)[:3] == (0, 0, 0)
     assert usual.link is None
-    assert usual.cached_bytes == ALL_BYTES
+    assert usual.cached_bytes == row_copies.chosen().cached_bytes(2)
     # More ranks share, from some number on, the same cores.
     assert settings_of(Tuning(), 1024).yields < settings_of(Tuning(), 1).yields
 

@@ -160,6 +160,8 @@ public:
     }
 
     // What lies behind a load's last byte, in its unit, is as unknown as the rest of it.
+    uint64_t PieceBytes(uint64_t bytes, uint32_t) const { return bytes; }
+
     void Spoil(UbAddress, uint32_t) {}
     void Discard(UbAddress, uint32_t) {}
 

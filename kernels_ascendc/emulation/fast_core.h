@@ -22,8 +22,13 @@ public:
           meeting_(meeting),
           ub_(ub),
           settings_(settings),
+          copy_row_(settings.copy_row == nullptr ? CopyByLibrary : settings.copy_row),
           cached_left_(settings.cached_bytes / count),
           paced_(settings.link == nullptr ? nullptr : std::make_unique<PacedWrites>(settings, meeting)) {}
+
+    Core(const Core&) = delete;
+    Core& operator=(const Core&) = delete;
+    ~Core() { PublishRows(); }  // also where the block has failed
 
     uint8_t* Ub(UbAddress address) {
         Settle();
@@ -59,26 +64,41 @@ public:
                 Settle();
             }
         }
-        if (paced_ != nullptr && paced_->Pace(to, bytes) && bytes <= LONGEST_POLLED_BYTES) {
-            paced_->Hold(to, source, bytes);
-        } else if (bytes < ROW_BYTES) {
-            CopyInOrder(to, source, bytes);
+        const bool held = paced_ != nullptr && paced_->Pace(to, bytes);
+        if (bytes <= LONGEST_POLLED_BYTES) {
+            PublishRows();
+            if (held) {
+                paced_->Hold(to, source, bytes);
+            } else {
+                CopyInOrder(to, source, bytes);
+            }
         } else if (bytes <= cached_left_) {
             cached_left_ -= bytes;
-            CopyInOrder(to, source, bytes);
+            CopyInOrder(to, source, bytes, copy_row_);
         } else {
             std::atomic_thread_fence(std::memory_order_acq_rel);
             StreamBytes(to, source, bytes);
+            has_streamed_ = true;
         }
+    }
+
+    // In what pieces a row goes to so many places, a piece to each of them before the next piece. Through the caches it
+    // is copied whole. What is streamed comes from memory once, while stores to several places drain side by side.
+    uint64_t PieceBytes(uint64_t bytes, uint32_t places) const {
+        constexpr uint64_t STREAMED_PIECE_BYTES = 4096;
+        static_assert(STREAMED_PIECE_BYTES > LONGEST_POLLED_BYTES, "a piece is no entry");
+        return places > 1 && bytes * places > cached_left_ ? STREAMED_PIECE_BYTES : bytes;
     }
 
     // Each block's flag after its data: the fences of `CopyInOrder` are the only ordering that peers need.
     void CopyBlocksOut(uint8_t* to, UbAddress from, uint32_t blocks, FlaggedBlock block) {
         Settle();
+        PublishRows();
         const uint8_t* source = ub_ + from.offset;
         const bool held = paced_ != nullptr && paced_->Pace(to, uint64_t{blocks} * block.bytes);
         for (uint32_t b = 0; b < blocks; ++b, to += block.bytes, source += block.bytes) {
-            CopyInOrder(to, source, block.data_bytes);
+            std::atomic_thread_fence(std::memory_order_acq_rel);
+            copy_row_(to, source, block.data_bytes);
             if (held) {
                 paced_->Hold(to + block.data_bytes, source + block.data_bytes, block.bytes - block.data_bytes);
             } else {
@@ -105,6 +125,7 @@ public:
 
     template <typename T>
     void ScalarStore(T* to, T value) {
+        PublishRows();
         __atomic_store_n(to, value, __ATOMIC_RELAXED);
     }
 
@@ -117,6 +138,7 @@ public:
     void Barrier(pipe_t) { std::atomic_thread_fence(std::memory_order_seq_cst); }
     void DrainScalar() {}
     void SyncAll() {
+        PublishRows();
         if (paced_ != nullptr) paced_->Drain();
         if (blocks > 1) meeting_.Wait();
     }
@@ -157,7 +179,10 @@ public:
         if (Doorbell* const bell = DoorbellOf(settings_, flags)) bell->Ring(number);
     }
 
-    bool Post(const PostItem& item) { return PostTo(settings_.nic, meeting_, block, item); }
+    bool Post(const PostItem& item) {
+        PublishRows();
+        return PostTo(settings_.nic, meeting_, block, item);
+    }
 
     void Finish() {
         if (paced_ != nullptr) paced_->Drain();
@@ -184,6 +209,14 @@ private:
         if (ThreadSettings() == &settings_) LookUpFromWait(control);
     }
 
+    // Before anything that tells others that rows are there.
+    void PublishRows() {
+        if (has_streamed_) {
+            OrderStreamed();
+            has_streamed_ = false;
+        }
+    }
+
     struct Lazy {
         const uint8_t* source;
         uint32_t offset;
@@ -192,7 +225,7 @@ private:
 
     void Settle() {
         if (lazy_.bytes != 0) {
-            CopyInOrder(ub_ + lazy_.offset, lazy_.source, lazy_.bytes);
+            CopyInOrder(ub_ + lazy_.offset, lazy_.source, lazy_.bytes, copy_row_);
             lazy_.bytes = 0;
         }
     }
@@ -200,7 +233,9 @@ private:
     Meeting& meeting_;
     uint8_t* ub_;
     const LaunchSettings& settings_;
+    const RowCopy copy_row_;
     uint64_t cached_left_;
+    bool has_streamed_ = false;
     const std::unique_ptr<PacedWrites> paced_;  // null without a paced link
     uint64_t count_before_look_ = 0;
     bool is_count_known_ = false;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "paced_link.h"
+#include "row_copies.h"
 #include "wait_control.h"
 
 namespace moe {
@@ -19,7 +20,8 @@ struct WindowGroup {
 };
 
 struct LaunchSettings {
-    uint64_t cached_bytes;  // bytes of rows that a launch writes through the caches before it uses streaming stores
+    emulation::RowCopy copy_row;  // through the caches; null: `CopyByLibrary`
+    uint64_t cached_bytes;        // of rows that a launch writes through the caches before it uses streaming stores
     uint32_t spins;         // polls with a pause between them
     uint32_t yields;        // then polls that yield in between; then the waiter sleeps
     uint64_t num_groups;
@@ -37,7 +39,7 @@ inline const LaunchSettings*& ThreadSettings() {
 
 // By default no streaming stores, no sleeping on doorbells, no paced link, no queues.
 inline const LaunchSettings& SettingsOfThread() {
-    static constexpr LaunchSettings defaults{UINT64_MAX, 200, 20000, 0, nullptr, nullptr, nullptr, nullptr};
+    static constexpr LaunchSettings defaults{nullptr, UINT64_MAX, 200, 20000, 0, nullptr, nullptr, nullptr, nullptr};
     return ThreadSettings() != nullptr ? *ThreadSettings() : defaults;
 }
 

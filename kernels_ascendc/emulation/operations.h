@@ -353,6 +353,10 @@ inline void BeginLook() { ThisCore().BeginLook(); }
 
 inline void LetOthersRun() { sched_yield(); }
 
+inline int64_t PieceBytes(int64_t bytes, uint32_t places) {
+    return static_cast<int64_t>(ThisCore().PieceBytes(static_cast<uint64_t>(bytes), places));
+}
+
 inline bool WaitsAreStopped() { return ThisCore().IsStopped(); }
 
 template <typename T>

@@ -83,6 +83,8 @@ public:
     }
 
     // The bytes that a load leaves behind its last ones are undefined.
+    uint64_t PieceBytes(uint64_t bytes, uint32_t) const { return bytes; }
+
     void Spoil(UbAddress at, uint32_t bytes) {
         if (bytes == 0) return;
         AccessUb(PIPE_MTE2, at, bytes, true);

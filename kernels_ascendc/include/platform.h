@@ -22,8 +22,8 @@ __aicore__ inline void DropCachedLine(const AscendC::GlobalTensor<T>& tensor) {
 
 #ifdef MOE_EMULATION
 using emulation::BeginLook, emulation::BeginPhase, emulation::IsTraced, emulation::LetOthersRun;
-using emulation::NotifyFlags, emulation::PollPause, emulation::TraceStep, emulation::TraceWait;
-using emulation::TraceWaitEnds, emulation::WaitsAreStopped;
+using emulation::NotifyFlags, emulation::PieceBytes, emulation::PollPause, emulation::TraceStep;
+using emulation::TraceWait, emulation::TraceWaitEnds, emulation::WaitsAreStopped;
 
 // Whether waits run in a process, which may be stopped while the clock goes on.
 constexpr bool CAN_BE_PAUSED = true;
@@ -42,6 +42,12 @@ __aicore__ inline void BeginLook() {}
 // Between two things that are done for others, ahead of time: on a host somebody may need this core for what all wait
 // for.
 __aicore__ inline void LetOthersRun() {}
+
+// In what pieces so many bytes go to so many places, a piece to each of them before the next one. A host that streams
+// takes short ones.
+__aicore__ inline int64_t PieceBytes(int64_t bytes, uint32_t /*places*/) {
+    return bytes;
+}
 
 // Whether waits are to end as if at their deadline: on a host, because of Ctrl-C or `close`.
 __aicore__ inline bool WaitsAreStopped() {

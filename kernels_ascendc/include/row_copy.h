@@ -87,9 +87,10 @@ private:
     static constexpr int64_t MAX_PIECE_BYTES = 64 * 1024;
 
     __aicore__ inline void CopyBytes(uint64_t source, int64_t num_bytes, const uint64_t* slots, uint32_t num_slots) {
-        for (int64_t done = 0; done < num_bytes; done += piece_bytes_) {
+        const int64_t piece_bytes = PieceBytes(piece_bytes_, num_slots);
+        for (int64_t done = 0; done < num_bytes; done += piece_bytes) {
             const uint64_t at = done;
-            const uint32_t bytes = static_cast<uint32_t>(Smaller(piece_bytes_, num_bytes - done));
+            const uint32_t bytes = static_cast<uint32_t>(Smaller(piece_bytes, num_bytes - done));
             AscendC::LocalTensor<uint8_t> in = rows_.AllocTensor<uint8_t>();
             AscendC::DataCopy(in, GlobalAt<uint8_t>(source + at), bytes);
             rows_.EnQue(in);

@@ -35,12 +35,14 @@ def usual_on_cpu(num_ranks: int, cores: int) -> dict[str, int]:
     Args:
         num_ranks: that share the cores.
         cores: of the machine.
+
+    Returns:
+        By name; of ``cached_bytes`` what stands for less where `moe_triton.backends.cpu.row_copies` says so.
     """
     # A rank with a core of its own can keep polling without disturbing others, and reacts at once.
     yields = 2000 if num_ranks <= cores else 20
-    # With prefetches ahead of the stores, cached writes are faster than streaming stores.
-    waits = {"cached_bytes": ALL_BYTES, "spins": 200, "yields": yields}
-    return {"num_blocks": min(max(1, cores // num_ranks), MAX_BLOCKS), **waits}
+    blocks = min(max(1, cores // num_ranks), MAX_BLOCKS)
+    return {"num_blocks": blocks, "cached_bytes": ALL_BYTES, "spins": 200, "yields": yields}
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,8 @@ class Tuning:
         communication_blocks: of a rank's blocks, those that communicate while the others compute; 0 lets
             all of them do both in turn. On an NPU there is one part then, and before CANN 9 always.
         cached_bytes: CPU: bytes of rows that a launch writes through the caches before it uses streaming
-            stores. None: all of them, which was fastest wherever it was measured.
+            stores. None: as many as the second cache holds, where a timing at first use says that more of
+            them are faster streamed, and otherwise a rank's share of the last one.
         spins: CPU: polls of missing flags with only a pause in between. None: the default of the machine.
         yields: CPU: polls after those that yield in between; then the waiter sleeps. None: many if ranks have
             cores of their own, few if they share them.

@@ -46,6 +46,19 @@ def test_every_setting_gives_the_same_bits(ranks: Groups, name: str, scheme: str
     assert ranks(3).run(wrong_bits, case, *TUNINGS[name]) == [[]] * 3
 
 
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "direct", "fullmesh"])
+@pytest.mark.parametrize(("cached_bytes", "num_blocks"), [(0, 1), (10_000, 1), (10_000, 2)])
+def test_streamed_rows_have_the_same_bits(
+    ranks: Groups, scheme: str, cached_bytes: int, num_blocks: int
+) -> None:
+    # 4160 and 2080 bytes: longer than a piece of what is streamed, and than what peers poll
+    config = Config(3, 9, 2080, 4, 6, product=product_of(scheme), scheme=scheme, relaxed=True)
+    tuning = Tuning(dispatch_tokens=4, combine_tokens=4, cached_bytes=cached_bytes)
+    for quantize in (None, "int8"):
+        case = Case(config, seed=5, routing="sparse", tokens=(9, 0, 8), quantize=quantize, rounds=3)
+        assert ranks(3).run(wrong_bits, case, tuning, num_blocks) == [[]] * 3
+
+
 def share_of_a_core_while_waiting(rank: int, num_ranks: int, case: Case) -> float:
     with make_buffer(case) as buffer:
         one_round(buffer, case, inputs_of(case, rank, 0), None)

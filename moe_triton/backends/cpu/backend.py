@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from moe_triton.backends.base import Bindings, CallSetting, Executable, TensorSpec, TraceLog
-from moe_triton.backends.cpu import native, nic, output_pool, paced_link
+from moe_triton.backends.cpu import native, nic, output_pool, paced_link, row_copies
 from moe_triton.backends.cpu.calls import NativeCalls
 from moe_triton.backends.cpu.capabilities import CAPABILITIES
 from moe_triton.backends.cpu.executable import CpuSettings, NativeExecutable, TorchExecutable, settings_of
@@ -69,6 +69,7 @@ class CpuBackend:
             find_toolchain()
             cache.check_usable()
             extension()
+        row_copies.chosen()
         self._outputs = OutputPool()
         self._link, self._device = paced_link.in_use(), nic.in_use()
         self._nic: nic.Nic | None = None

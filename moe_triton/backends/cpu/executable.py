@@ -12,7 +12,7 @@ from typing import NamedTuple, cast
 import torch
 
 from moe_triton.backends.base import Bindings
-from moe_triton.backends.cpu import native
+from moe_triton.backends.cpu import native, row_copies
 from moe_triton.backends.cpu.nic import Nic
 from moe_triton.backends.cpu.paced_link import PacedLink
 from moe_triton.backends.cpu.trace_log import NativeTraceLog
@@ -38,11 +38,18 @@ KIND_TRITON, KIND_ASCEND_C = 0, 1
 
 
 class CpuSettings(NamedTuple):
-    """The settings of `Tuning` that only this back end has, all decided; a paced link and a NIC, if any."""
+    """The settings of `Tuning` that only this back end has, all decided.
+
+    Attributes:
+        copy_row: number of the way rows are copied through the caches (`row_copies`).
+        link: paced, or None.
+        nic: of a rank that posts, or None.
+    """
 
     cached_bytes: int
     spins: int
     yields: int
+    copy_row: int
     link: PacedLink | None = None
     nic: Nic | None = None
 
@@ -54,7 +61,10 @@ def settings_of(
     usual = usual_on_cpu(num_ranks, len(os.sched_getaffinity(0)))
     given = {name: getattr(tuning, name) for name in ("cached_bytes", "spins", "yields")}
     chosen = {name: usual[name] if value is None else value for name, value in given.items()}
-    return CpuSettings(**chosen, link=link, nic=nic)
+    copies = row_copies.chosen()
+    if tuning.cached_bytes is None:
+        chosen["cached_bytes"] = copies.cached_bytes(num_ranks)
+    return CpuSettings(**chosen, copy_row=copies.number, link=link, nic=nic)
 
 
 class _Executable:
@@ -290,6 +300,7 @@ def settings_struct(settings: CpuSettings, fixed: Bindings, waits: NativeWaits) 
         places = peers.data_ptr(), peers.numel(), window.numel(), window.data_ptr()
         groups.append(native.WindowGroupStruct(*places))
     return native.SettingsStruct(
+        native.library().moe_row_copy(settings.copy_row),
         settings.cached_bytes,
         settings.spins,
         settings.yields,

@@ -55,7 +55,7 @@ class SettingsStruct(ctypes.Structure):
     """``moe::LaunchSettings``."""
 
     _fields_ = (
-        *fields(cached_bytes=U64, spins=U32, yields=U32),
+        *fields(copy_row=POINTER, cached_bytes=U64, spins=U32, yields=U32),
         *fields(num_groups=U64, groups=ctypes.POINTER(WindowGroupStruct)),
         *alike(POINTER, "control", "link", "nic"),
     )
@@ -132,6 +132,9 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "moe_take_ids": (I64, POINTER, U32, POINTER, U64, U64, I64, ctypes.POINTER(I32)),
     "moe_digest_ids": (I64, POINTER, U64, POINTER, U64),
     "moe_last_error": (TEXT,),
+    "moe_row_copy_name": (TEXT, U64),
+    "moe_row_copy": (POINTER, U64),
+    "moe_time_row_copies": (None, U64, U32, U64, POINTER),
     "moe_use_profiler": (None, POINTER, POINTER, POINTER),
     "moe_forget_threads": (None,),
 }

@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.text import Text
 
 import moe_triton
-from moe_triton.backends.cpu import extension, native
+from moe_triton.backends.cpu import extension, native, row_copies, shared_memory
 from moe_triton.backends.cpu.triton import probe
 from moe_triton.backends.cpu.triton.toolchain import distribution_version, how_to_get_triton
 from moe_triton.backends.npu import library, toolchain
 from moe_triton.core import triton_package
-from moe_triton.core.errors import ToolchainError
+from moe_triton.core.errors import ToolchainError, WindowError
 from moe_triton.core.installing import install, reinstall
 from moe_triton.schemes.ascendc import LAUNCHED
 from moe_triton.tools.text_table import TextTable, names, texts
@@ -27,13 +27,14 @@ Row = tuple[str, bool, str, str]
 OK, MISSING = Text("ok", style="green"), Text("missing", style="red")
 
 NPU = "npu: "
-FASTER = "faster calls: "  # not needed
+CALLS, COPIES = "faster calls: ", "faster copies: "
+FASTER = (CALLS, COPIES)  # not needed
 INSTALL = install("npu")
 
 
 def components() -> list[Row]:
     """(component, present, what was found, how to get it), the CPU back end's first."""
-    return [_native(), *probe(), _shared_memory(), _extension(), *_npu()]
+    return [_native(), *probe(), *_shared_memory(), *_row_copies(), _extension(), *_npu()]
 
 
 def run_doctor(console: Console) -> int:
@@ -58,7 +59,7 @@ def run_doctor(console: Console) -> int:
             style="yellow",
         )
     triton_parts = {each.component for each in probe()}
-    needed = [row for row in rows if not row[0].startswith((NPU, FASTER))]
+    needed = [row for row in rows if not row[0].startswith((NPU, *FASTER))]
     ready = all(present for _, present, _, _ in needed)
     if ready:
         console.print("The CPU back end is ready.")
@@ -95,7 +96,7 @@ def _native() -> Row:
 
 def _extension() -> Row:
     missing = extension.why_not()
-    return (f"{FASTER}extension module", not missing, "" if missing else extension.FILE, missing)
+    return (f"{CALLS}extension module", not missing, "" if missing else extension.FILE, missing)
 
 
 def _library(component: str, path: Path | None, load: Callable[[Path], str], remedy: str) -> Row:
@@ -119,12 +120,34 @@ def _load_npu(path: Path) -> str:
     return f", {'with' if kernels.moe_posts() else 'without'} posts to other servers"
 
 
-def _shared_memory() -> Row:
-    shm = Path("/dev/shm")
-    if not shm.is_dir() or not os.access(shm, os.W_OK):
-        return ("shared memory", False, "", "mount a tmpfs on /dev/shm")
-    usage = os.statvfs(shm)
-    return ("shared memory", True, f"{usage.f_bavail * usage.f_frsize / 2**20:.0f} MB free", "")
+def _shared_memory() -> list[Row]:
+    try:
+        folder = shared_memory.folder()
+    except WindowError as error:
+        return [("shared memory", False, "", str(error))]
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        return [("shared memory", False, "", f"mount a tmpfs on {folder}")]
+    usage = os.statvfs(folder)
+    free = f"{folder}, {usage.f_bavail * usage.f_frsize / 2**20:.0f} MB free"
+    has_huge_pages = shared_memory.huge_pages(folder)
+    remedy = (
+        "unknown: this kernel does not say"
+        if has_huge_pages is None
+        else f"mount -o remount,huge=always {folder}, or a tmpfs that {shared_memory.VARIABLE} names"
+    )
+    return [("shared memory", True, free, ""), (f"{COPIES}huge pages", bool(has_huge_pages), "", remedy)]
+
+
+def _row_copies() -> list[Row]:
+    """How rows are copied, where there is a library that copies any."""
+    try:
+        copies = row_copies.chosen()
+    except ToolchainError:
+        return []
+    second = copies.caches.second
+    streams = f", streamed past {second / 2**20:g} MB" if copies.streams and second else ""
+    why = "as timed here" if copies.is_timed else "as measured on this family"
+    return [(f"{COPIES}rows", True, f"{copies.name}{streams}, {why}", "")]
 
 
 def _npu() -> list[Row]:

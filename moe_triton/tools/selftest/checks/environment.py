@@ -41,15 +41,15 @@ def find_versions(place: Place) -> Finding:
 
 def find_toolchain(place: Place) -> Finding:
     """Whether the back end's components are installed; for each missing one, how to get it."""
-    from moe_triton.tools.cli.doctor import components
+    from moe_triton.tools.cli.doctor import COPIES, components
 
     is_npu = place.settings.backend == "npu"
     wrong, facts = [], {}
     for name, present, detail, remedy in components():
         if is_npu != name.startswith("npu:") and not (is_npu and name in ON_BOTH):
             continue
-        if present:
-            facts[name] = detail or "present"
+        if present or name.startswith(COPIES):
+            facts[name] = detail or ("present" if present else "none")
         else:
             wrong.append(f"{name.removeprefix('npu: ')} is missing: {remedy}")
     return Finding(wrong=tuple(wrong), facts=facts)
