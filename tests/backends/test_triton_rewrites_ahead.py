@@ -16,12 +16,15 @@ from moe_triton.backends.cpu.triton.rewrite_ahead import (
     LINE_BYTES,
     PIECE_BYTES,
     STRIP_ITERATIONS,
+    TURNS_AHEAD_BYTES,
     copy_ahead,
     read_ahead,
 )
 from moe_triton.backends.cpu.triton.rewrite_llvm import set_target_triple
 from moe_triton.backends.cpu.triton.toolchain import TARGET_TRIPLE, cpu_level
 from moe_triton.kernels.arrange import arrange_kernel
+from moe_triton.kernels.pack import pack_kernel
+from moe_triton.kernels.rms_norm import rms_norm_kernel
 from moe_triton.kernels.weighted_sum import weighted_sum_kernel
 from moe_triton.layout import SlotLayout
 from tests.backends.ir_text import is_left, module
@@ -99,6 +102,128 @@ def test_other_loops_stay_as_they_are(text: str) -> None:
     assert is_left(read_ahead, text)
 
 
+# What loop number n does at %at_n.
+NUMBERS = """
+    %loaded_{n} = llvm.load %at_{n} : !llvm.ptr -> i16
+    llvm.store %loaded_{n}, %stack : i16, !llvm.ptr
+"""
+VECTORS = NUMBERS.replace("i16", "vector<64xi16>")
+REDUCTION = """
+    %loaded_{n} = llvm.load %at_{n} : !llvm.ptr -> i16
+    %old_{n} = llvm.load %stack : !llvm.ptr -> i16
+    %new_{n} = llvm.intr.smax(%loaded_{n}, %old_{n}) : (i16, i16) -> i16
+    llvm.store %new_{n}, %stack : i16, !llvm.ptr
+"""
+
+
+def _pass(n: int, work: str = NUMBERS) -> str:
+    """Loop number n over a row of %arg0, and the block that comes after it."""
+    stop, lanes = ("%turns", "%lanes") if work is VECTORS else ("%size", "")
+    index = f"%index_{n}" if lanes else f"%i_{n}"
+    multiply = f"{index} = llvm.mul %i_{n}, {lanes} : i64" if lanes else ""
+    return f"""
+  ^head_{n}(%i_{n}: i64):
+    %test_{n} = llvm.icmp "slt" %i_{n}, {stop} : i64
+    llvm.cond_br %test_{n}, ^body_{n}, ^after_{n}
+  ^body_{n}:
+    %row_{n} = llvm.getelementptr %arg0[%offset] : (!llvm.ptr, i64) -> !llvm.ptr, i16
+    {multiply}
+    %at_{n} = llvm.getelementptr %row_{n}[{index}] : (!llvm.ptr, i64) -> !llvm.ptr, i16
+    {work.format(n=n).strip()}
+    %next_{n} = llvm.add %i_{n}, %one : i64
+    llvm.br ^head_{n}(%next_{n} : i64)
+  ^after_{n}:
+"""
+
+
+def _rows(*loops: str, outer: str = "%row_number", either: bool = False) -> str:
+    """For each of %arg2 rows two loops one after the other, or either of them."""
+    starts = [f"llvm.br ^head_{n + 1}(%zero : i64)" for n in range(len(loops))]
+    if either:
+        starts[0] = f"llvm.cond_br %arg1, ^one, ^other\n  ^one:\n    {starts[0]}"
+        starts[1] = f"llvm.br ^done\n  ^other:\n    {starts[1]}"
+    work = "".join(map("".join, zip(starts, loops, strict=True)))
+    return f"""module {{
+  llvm.func @f(%arg0: !llvm.ptr, %arg1: i1, %arg2: i64) {{
+    %zero = llvm.mlir.constant(0 : index) : i64
+    %one = llvm.mlir.constant(1 : index) : i64
+    %size = llvm.mlir.constant({ITERATIONS * 2} : index) : i64
+    %turns = llvm.mlir.constant({ITERATIONS // 32} : index) : i64
+    %lanes = llvm.mlir.constant(64 : index) : i64
+    %count = llvm.mlir.constant(1 : i32) : i32
+    %stack = llvm.alloca %count x !llvm.array<64 x i16> : (i32) -> !llvm.ptr
+    llvm.br ^rows(%zero : i64)
+  ^rows(%row_number: i64):
+    %more = llvm.icmp "slt" %row_number, %arg2 : i64
+    llvm.cond_br %more, ^row, ^end
+  ^row:
+    %first = llvm.add %arg2, {outer} : i64
+    %offset = llvm.mul %first, %size : i64
+    {work}
+    llvm.br ^done
+  ^done:
+    %next = llvm.add %row_number, %one : i64
+    llvm.br ^rows(%next : i64)
+  ^end:
+    llvm.return
+  }}
+}}
+"""
+
+
+def _asked(text: str) -> list[set[int]]:
+    """How far behind their addresses lines are asked for, by block, where there are any."""
+    tree = module(text)
+    read_ahead(tree)
+    compiles(tree)
+    makers, found = tree.makers(), []
+    for block in tree.walk("llvm.func")[0].regions[0]:
+        lines = [makers[each.operands[0]] for each in block.operations if each.name == PREFETCH]
+        offsets = [line.attributes["rawConstantIndices"] for line in lines]
+        found.append({int(offset.removeprefix("array<i32: ").removesuffix(">")) for offset in offsets})
+    return [offsets for offsets in found if offsets]
+
+
+ROW_BYTES = ITERATIONS * 4
+NEXT_STRIP = set(range(2 * STRIP_ITERATIONS, 4 * STRIP_ITERATIONS, LINE_BYTES))
+NEXT_ROW = set(range(ROW_BYTES, ROW_BYTES + 2 * STRIP_ITERATIONS, LINE_BYTES))
+NEXT_TURNS = {TURNS_AHEAD_BYTES, TURNS_AHEAD_BYTES + LINE_BYTES}
+
+
+def test_a_loop_over_vectors_asks_in_every_turn() -> None:
+    assert _asked(_rows(_pass(1, VECTORS))) == [NEXT_TURNS]
+
+
+def test_a_reduction_is_not_cut_into_strips() -> None:
+    assert is_left(read_ahead, _rows(_pass(1, REDUCTION)))
+
+
+@pytest.mark.parametrize(("first", "asked"), [(NUMBERS, [NEXT_STRIP]), (REDUCTION, [])])
+def test_the_second_loop_over_a_row_asks_for_the_next_row(first: str, asked: list[set[int]]) -> None:
+    assert _asked(_rows(_pass(1, first), _pass(2))) == [*asked, NEXT_ROW]
+
+
+def test_the_second_loop_over_vectors_asks_for_the_next_row() -> None:
+    vectors = [_pass(n, VECTORS) for n in (1, 2)]
+    assert _asked(_rows(*vectors)) == [NEXT_TURNS, {ROW_BYTES, ROW_BYTES + LINE_BYTES}]
+
+
+@pytest.mark.parametrize("outer", ["%arg2", "%loaded"])
+def test_rows_that_do_not_follow_each_other_are_not_asked_for_twice(outer: str) -> None:
+    text = _rows(_pass(1), _pass(2), outer=outer)
+    load = "%loaded = llvm.load %arg0 : !llvm.ptr -> i64\n    %first ="
+    assert _asked(text.replace("%first =", load)) == [NEXT_STRIP]
+
+
+def test_only_a_loop_that_always_ran_before_has_read_a_row() -> None:
+    assert _asked(_rows(_pass(1), _pass(2), either=True)) == [NEXT_STRIP, NEXT_STRIP]
+
+
+def test_a_row_that_is_the_same_for_all_is_not_asked_for() -> None:
+    loop = _pass(1).replace("%row_1[", "%arg0[")
+    assert is_left(read_ahead, _rows(loop))
+
+
 def test_a_copy_asks_for_both_sides_of_each_piece() -> None:
     copy = (
         '"llvm.intr.memcpy"(%arg0, %arg1, %arg2) <{isVolatile = false}> : (!llvm.ptr, !llvm.ptr, i64) -> ()'
@@ -119,6 +244,8 @@ def test_a_copy_asks_for_both_sides_of_each_piece() -> None:
     "kernel",
     [
         arrange_kernel(SlotLayout(7168, 2), False),
+        pack_kernel(torch.bfloat16, 7168),
+        rms_norm_kernel(7168),
         weighted_sum_kernel(torch.bfloat16, 7168, 8),
         weighted_sum_kernel(torch.float16, 7168, 2),
     ],

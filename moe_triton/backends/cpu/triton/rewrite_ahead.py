@@ -9,10 +9,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Set
 
 from moe_triton.backends.cpu.triton.ir import Block, Operation, read_blocks
 from moe_triton.backends.cpu.triton.rewrite_llvm import add_function, call, constant, element
+from moe_triton.backends.cpu.triton.rows import (
+    Loop,
+    Row,
+    find_loop,
+    is_always_before,
+    read_constants,
+    rows_of,
+    strides,
+)
 
 COPY_SYMBOL = "moe_triton_copy_ahead"
 
@@ -24,7 +32,8 @@ _HINT_L1, _HINT_L2 = 3, 2  # LLVM's "locality"
 STRIP_ITERATIONS, FEWEST_ITERATIONS = 128, 32
 # Shorter rows end before asking ahead has gained anything.
 LONG_BYTES = 2048
-_BYTES = {"i8": 1, "i16": 2, "f16": 2, "bf16": 2, "i32": 4, "f32": 4, "i64": 8, "f64": 8}
+# How far ahead of its turn a loop over vectors asks.
+TURNS_AHEAD_BYTES = 2048
 
 _LESS, _AT_MOST = "<{predicate = 2 : i64}>", "<{predicate = 7 : i64}>"  # signed, unsigned
 _GOING_ON = "<{operandSegmentSizes = array<i32: 1, 0, 1>}>"  # the second takes one
@@ -93,69 +102,71 @@ def _ask(name: str, address: str, offset: int, *, writes: bool, hint: int) -> st
 
 
 def read_ahead(module: Operation) -> None:
-    """Asks, between strips of a loop over rows, for what the next strip reads and writes of each row.
+    """Asks, in loops over long rows, for what they are going to read and write.
 
-    The old loop goes through one strip, in a new one over strips: LLVM vectorises it as before, which it
-    would not with anything in it that is no arithmetic.
+    A loop over vectors asks in every turn. One over numbers goes through one strip, in a new loop over strips
+    that asks: LLVM vectorises it as before, which it would not with anything in it that is no arithmetic.
+    A row that an earlier loop went through is in a cache: there the next row is asked for, if it is known.
     """
-    values = {each.result: each.attributes["value"] for each in module.walk("llvm.mlir.constant")}
-    constants = {name: int(v.split()[0]) for name, v in values.items() if v.endswith((": index", ": i64"))}
+    constants = read_constants(module)
     stacked = {buffer.result for buffer in module.walk("llvm.alloca")}
     for function in module.walk("llvm.func"):
-        blocks = function.regions[0]
+        blocks, seen = function.regions[0], list[tuple[str, str]]()
         for head, body in list(itertools.pairwise(blocks)):
-            if strip := _strip(function, head, body, constants):
-                stop = constants[head.operations[0].operands[1]]
-                if asks := _asks(head, body, strip, stop, stacked):
-                    at = blocks.index(head)
-                    blocks[at : at + 2] = _in_strips(head, body, strip, asks)
+            loop = find_loop(function, head, body, constants)
+            if loop is None:
+                continue
+            rows, grown = rows_of(loop, constants, stacked), strides(blocks, loop, constants)
+            cached = {place for label, place in seen if is_always_before(blocks, label, head)}
+            cached.update(function.body.arguments)  # the same row in every turn of the loop around
+            seen += [(head.label, row.place) for row in rows]
+            next_rows = {row: row.next_row(grown) for row in rows if row.place in cached}
+            wanted = [row for row in rows if row.bytes >= LONG_BYTES and next_rows.get(row, True)]
+            if any(row.is_vectors for row in rows):
+                _ask_in_turns(wanted, next_rows)
+            elif strip := _strip(loop):
+                _ask_between_strips(blocks, loop, strip, wanted, next_rows)
 
 
-def _strip(function: Operation, head: Block, body: Block, constants: dict[str, int]) -> int:
-    """Iterations of a strip of the loop that two blocks are; 0 if they are none, or do not count from 0."""
-    if [each.name for each in head.operations] != ["llvm.icmp", "llvm.cond_br"] or len(head.arguments) != 1:
-        return 0
-    (test, choice), (index,), last = head.operations, head.arguments, body.operations[-1]
-    jumps = [each for each in function.walk() if head.label in each.successors]
-    starts = [jump.operands for jump in jumps if jump is not last]
-    step = next((each for each in body.operations if each.results == last.operands), None)
-    is_loop = (
-        (test.operands[0], test.attributes["predicate"]) == (index, "2 : i64")
-        and (choice.operands, choice.successors[0]) == (test.results, body.label)
-        and last in jumps
-        and all(len(start) == 1 and constants.get(start[0]) == 0 for start in starts)
-        and step is not None
-        and (step.name, step.operands[0]) == ("llvm.add", index)
-    )
-    strip = math.gcd(constants.get(test.operands[1], 1), STRIP_ITERATIONS)
-    if not is_loop or step is None or strip < FEWEST_ITERATIONS:
-        return 0
-    return 0 if strip % constants.get(step.operands[1], strip + 1) else strip
+def _ask_in_turns(rows: list[Row], next_rows: dict[Row, int]) -> None:
+    for row in rows:
+        ahead = next_rows.get(row, TURNS_AHEAD_BYTES)
+        row.access.insert_before(_ask_row(row, row.pointer.result, ahead, row.turn_bytes))
 
 
-def _asks(head: Block, body: Block, strip: int, stop: int, stacked: Set[str]) -> str:
-    """What asks for the next strip of each long row in memory: its address does not depend on the index."""
-    (index,) = head.arguments
-    made = {result: each for each in body.operations for result in each.results}
-    uses = [each for each in body.operations if each.name in ("llvm.load", "llvm.store")]
-    asks: dict[str, list[str]] = {}
-    for use in uses:
-        pointer = made.get(use.operands[-1])
-        if pointer is None or pointer.name != "llvm.getelementptr" or pointer.operands[1:] != [index]:
-            continue
-        address, type_ = pointer.operands[0], pointer.attributes["elem_type"]
-        definition, size = made.get(address), _BYTES.get(type_, 0)
-        operands = definition.operands if definition else []
-        is_fixed = {index, *made}.isdisjoint(operands) and stacked.isdisjoint([address, *operands])
-        if not is_fixed or stop * size < LONG_BYTES:
-            continue
-        name = f"%ahead_{address[1:]}"
-        start = str(definition).replace(address, name, 1) if definition else ""
-        row = element(f"{name}_at", name if definition else address, f"%strip_{index[1:]}", type_)
-        offsets, writes = range(strip * size, 2 * strip * size, LINE_BYTES), use.name == "llvm.store"
-        lines = [_ask(f"{name}_{x}", f"{name}_at", x, writes=writes, hint=_HINT_L1) for x in offsets]
-        asks.setdefault(address, [start + row, *lines])
-    return "\n".join(itertools.chain(*asks.values()))
+def _ask_between_strips(
+    blocks: list[Block], loop: Loop, strip: int, rows: list[Row], next_rows: dict[Row, int]
+) -> None:
+    asks = []
+    for row in rows:
+        name, size = f"%ahead_{row.address[1:]}", strip // loop.step * row.turn_bytes
+        start = str(row.start).replace(row.address, name, 1) if row.start else ""
+        at = element(
+            f"{name}_at", name if row.start else row.address, f"%strip_{loop.index[1:]}", row.element
+        )
+        asks.append(start + at)
+        asks.append(_ask_row(row, f"{name}_at", next_rows.get(row, size), size))
+    if asks:
+        place = blocks.index(loop.head)
+        blocks[place : place + 2] = _in_strips(loop.head, loop.body, strip, "\n".join(asks))
+
+
+def _ask_row(row: Row, address: str, ahead: int, size: int) -> str:
+    """Asks for so many bytes of a row, which are so far behind an address."""
+    lines = []
+    for offset in range(ahead, ahead + size, LINE_BYTES):
+        name = f"%line_{address[1:]}_{offset}"
+        lines.append(_ask(name, address, offset, writes=row.writes, hint=_HINT_L1))
+    return "\n".join(lines)
+
+
+def _strip(loop: Loop) -> int:
+    """Iterations of a loop over numbers between which it is to ask; 0 if it is to stay as it is.
+
+    A reduction is: LLVM would reduce a vector to one number at the end of each strip.
+    """
+    strip = math.gcd(loop.stop, STRIP_ITERATIONS)
+    return 0 if loop.reduces or strip < FEWEST_ITERATIONS or strip % loop.step else strip
 
 
 def _in_strips(head: Block, body: Block, strip: int, asks: str) -> list[Block]:
