@@ -29,6 +29,7 @@ REWRITES = [
     (rewrite_buffers, "copy_partial_blocks_with_loops"),
     (rewrite_buffers, "store_in_place"),
     (lowering, "vectorize_rows"),
+    (lowering, "narrow_by_shuffles"),
     (lowering, "fuse_loops"),
     (rewrite_llvm, "mark_noalias"),
     (rewrite_llvm, "widen_fp16_loops"),
@@ -48,7 +49,7 @@ CASES = {
         "vectorize_rows",
         "widen_fp16_loops",
     },
-    "rms_norm/h7168": {"vectorize_rows", "fuse_loops", "read_ahead"},
+    "rms_norm/h7168": {"vectorize_rows", "narrow_by_shuffles", "fuse_loops", "read_ahead"},
     "weighted_sum/bf16-h7168-k8-s0-weights-special": {"carry_in_place", "hoist_buffers", "read_ahead"},
 }
 

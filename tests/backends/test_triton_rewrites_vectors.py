@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from moe_triton.backends.cpu.triton.rewrite_vectors import vectorize_rows
-from tests.backends.ir_text import is_left, module, opt
+from moe_triton.backends.cpu.triton.rewrite_vectors import narrow_by_shuffles, vectorize_rows
+from tests.backends.ir_text import is_left, module, opt, rewritten
 
 MAPS = {
     "tile": "(d0, d1) -> (d0, d1)",
@@ -179,3 +179,44 @@ UNTOUCHED = {
 @pytest.mark.parametrize("text", UNTOUCHED.values(), ids=UNTOUCHED.keys())
 def test_what_is_left_as_it_is(text: str) -> None:
     assert is_left(vectorize_rows, text)
+
+
+def _upper_halves(shift: int = 16, wide: str = "i32", narrow: str = "i16", store: str = "%3") -> str:
+    many, few = f"vector<32x{wide}>", f"vector<32x{narrow}>"
+    return f"""module {{
+  func.func @f(%arg0: {many}, %arg1: memref<32x{narrow}>, %arg2: {few}) {{
+    %c0 = arith.constant 0 : index
+    %0 = arith.addi %arg0, %arg0 : {many}
+    %cst = arith.constant {shift} : {wide}
+    %1 = vector.broadcast %cst : {wide} to {many}
+    %2 = arith.shrui %0, %1 : {many}
+    %3 = arith.trunci %2 : {many} to {few}
+    vector.store {store}, %arg1[%c0] : memref<32x{narrow}>, {few}
+    return
+  }}
+}}
+"""
+
+
+def test_upper_halves_are_stored_by_one_shuffle() -> None:
+    text = rewritten(narrow_by_shuffles, _upper_halves())
+    words = re.search(r"(%\w+) = vector\.bitcast %\w+ : vector<32xi32> to vector<64xi16>", text)
+    assert words is not None
+    lanes = ", ".join(str(lane) for lane in range(1, 64, 2))
+    halves = re.search(rf"(%\w+) = vector\.shuffle {words[1]}, {words[1]} \[{lanes}\]", text)
+    assert halves is not None
+    assert f"vector.store {halves[1]}, %arg1" in text
+    assert "vector." not in opt(text, *TO_LLVM)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        _upper_halves(shift=8),
+        _upper_halves(wide="i64"),
+        _upper_halves(narrow="i8"),
+        _upper_halves(store="%arg2"),
+    ],
+)
+def test_other_vectors_are_stored_as_they_are(text: str) -> None:
+    assert is_left(narrow_by_shuffles, text)

@@ -10,7 +10,7 @@ from moe_triton.backends.cpu.triton import rewrite_buffers as buffers
 from moe_triton.backends.cpu.triton import rewrite_llvm as llvm
 from moe_triton.backends.cpu.triton import rewrite_tensors as tensors
 from moe_triton.backends.cpu.triton.rewrite_fusion import fuse_loops
-from moe_triton.backends.cpu.triton.rewrite_vectors import vectorize_rows
+from moe_triton.backends.cpu.triton.rewrite_vectors import narrow_by_shuffles, vectorize_rows
 from moe_triton.backends.cpu.triton.toolchain import TARGET_TRIPLE, find_toolchain, run_tool
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import TritonKernel
@@ -84,6 +84,7 @@ def lower(text: str, kernel: TritonKernel, *, noalias: bool) -> str:
     if noalias:
         buffers.store_in_place(module)
     vectorize_rows(module)
+    narrow_by_shuffles(module)
     if noalias:
         fuse_loops(module)
     module = _run(_TO_LLVM, module)

@@ -117,21 +117,21 @@ def _narrowed(operation: Operation, n: str, has_short_nan: bool) -> str:
     value = operation.operands[0]
     choice = f"""
         {n}_n = "arith.cmpf"({value}, {value}) <{{predicate = 14 : i64}}> : (f32, f32) -> i1
-        {n}_v = "arith.select"({n}_n, {n}_quiet, {n}_u) : (i1, i32, i32) -> i32
+        {n}_v = "arith.select"({n}_n, {n}_quiet, {n}_r) : (i1, i32, i32) -> i32
     """
     return f"""
         {n}_16 = "arith.constant"() <{{value = 16 : i32}}> : () -> i32
         {n}_1 = "arith.constant"() <{{value = 1 : i32}}> : () -> i32
         {n}_bias = "arith.constant"() <{{value = 32767 : i32}}> : () -> i32
-        {n}_quiet = "arith.constant"() <{{value = 32704 : i32}}> : () -> i32
+        {n}_quiet = "arith.constant"() <{{value = 2143289344 : i32}}> : () -> i32
         {n}_b = "arith.bitcast"({value}) : (f32) -> i32
         {n}_h = "arith.shrui"({n}_b, {n}_16) : (i32, i32) -> i32
         {n}_l = "arith.andi"({n}_h, {n}_1) : (i32, i32) -> i32
         {n}_a = "arith.addi"({n}_b, {n}_bias) : (i32, i32) -> i32
         {n}_r = "arith.addi"({n}_a, {n}_l) : (i32, i32) -> i32
-        {n}_u = "arith.shrui"({n}_r, {n}_16) : (i32, i32) -> i32
         {"" if has_short_nan else choice}
-        {operation.result} = "arith.trunci"({n}_{"u" if has_short_nan else "v"}) : (i32) -> i16
+        {n}_u = "arith.shrui"({n}_{"r" if has_short_nan else "v"}, {n}_16) : (i32, i32) -> i32
+        {operation.result} = "arith.trunci"({n}_u) : (i32) -> i16
     """
 
 

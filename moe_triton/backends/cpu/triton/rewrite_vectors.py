@@ -48,6 +48,38 @@ def vectorize_rows(module: Operation) -> None:
             generic.replace("\n".join(lines))
 
 
+def narrow_by_shuffles(module: Operation) -> None:
+    """Store the upper halves of 32-bit numbers, as narrowing to bf16 does, by one shuffle of their words.
+
+    AVX-512 has it as an instruction for two vectors, where it shifts and truncates each of them alone.
+    """
+    makers = module.makers()
+    for number, store in enumerate(module.walk("vector.store")):
+        value = _upper_halves(store.operands[0], makers)
+        if value is None:
+            continue
+        (type_,), words = value.result_types, f"%words{number}"
+        count = int(type_.removeprefix("vector<").partition("x")[0])
+        many, few = _vector("i16", 2 * count), _vector("i16", count)
+        lanes = list(range(1, 2 * count, 2))
+        store.insert_before(_line(words, "vector.bitcast", value.results, [type_], many))
+        store.insert_before(_shuffle(f"{words}_upper", words, lanes, many, few))
+        store.operands[0] = f"{words}_upper"
+
+
+def _upper_halves(value: str, makers: dict[str, Operation]) -> Operation | None:
+    """What makes the vector of 32-bit numbers that another one holds the upper halves of."""
+    narrow = makers.get(value)
+    if narrow is None or narrow.name != "arith.trunci" or not narrow.result_types[0].endswith("xi16>"):
+        return None
+    shift = makers.get(narrow.operands[0])
+    if shift is None or shift.name != "arith.shrui" or not shift.result_types[0].endswith("xi32>"):
+        return None
+    amount = makers.get(shift.operands[1])
+    number = makers.get(amount.operands[0]) if amount and amount.name == "vector.broadcast" else None
+    return makers.get(shift.operands[0]) if number and number.attributes.get("value") == "16 : i32" else None
+
+
 def _line(result: str, name: str, operands: list[str], types: list[str], to: str = "", **given: str) -> str:
     return str(Operation(name, [result] * bool(to), operands, types, [to] * bool(to), given)).rstrip()
 
