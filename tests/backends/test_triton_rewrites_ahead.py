@@ -14,6 +14,7 @@ from moe_triton.backends.cpu.triton.rewrite_ahead import (
     AHEAD_BYTES,
     COPY_SYMBOL,
     LINE_BYTES,
+    MOST_ROWS,
     PIECE_BYTES,
     STRIP_ITERATIONS,
     TURNS_AHEAD_BYTES,
@@ -116,9 +117,19 @@ REDUCTION = """
 """
 
 
+def _another(offset: str) -> str:
+    """A vector of another row in loop number n."""
+    n = "{n}_" + offset[1:]
+    return f"""
+    %row_{n} = llvm.getelementptr %arg0[{offset}] : (!llvm.ptr, i64) -> !llvm.ptr, i16
+    %at_{n} = llvm.getelementptr %row_{n}[%index_{{n}}] : (!llvm.ptr, i64) -> !llvm.ptr, i16
+    %loaded_{n} = llvm.load %at_{n} : !llvm.ptr -> vector<64xi16>
+"""
+
+
 def _pass(n: int, work: str = NUMBERS) -> str:
     """Loop number n over a row of %arg0, and the block that comes after it."""
-    stop, lanes = ("%turns", "%lanes") if work is VECTORS else ("%size", "")
+    stop, lanes = ("%turns", "%lanes") if "vector" in work else ("%size", "")
     index = f"%index_{n}" if lanes else f"%i_{n}"
     multiply = f"{index} = llvm.mul %i_{n}, {lanes} : i64" if lanes else ""
     return f"""
@@ -192,6 +203,12 @@ NEXT_TURNS = {TURNS_AHEAD_BYTES, TURNS_AHEAD_BYTES + LINE_BYTES}
 
 def test_a_loop_over_vectors_asks_in_every_turn() -> None:
     assert _asked(_rows(_pass(1, VECTORS))) == [NEXT_TURNS]
+
+
+@pytest.mark.parametrize(("num_rows", "asks"), [(MOST_ROWS, True), (MOST_ROWS + 1, False)])
+def test_a_loop_over_vectors_of_many_rows_does_not_ask(num_rows: int, asks: bool) -> None:
+    others = ("%first", "%size", "%turns", "%lanes")[: num_rows - 1]
+    assert bool(_asked(_rows(_pass(1, VECTORS + "".join(map(_another, others)))))) == asks
 
 
 def test_a_reduction_is_not_cut_into_strips() -> None:

@@ -32,8 +32,9 @@ _HINT_L1, _HINT_L2 = 3, 2  # LLVM's "locality"
 STRIP_ITERATIONS, FEWEST_ITERATIONS = 128, 32
 # Shorter rows end before asking ahead has gained anything.
 LONG_BYTES = 2048
-# How far ahead of its turn a loop over vectors asks.
-TURNS_AHEAD_BYTES = 2048
+# How far ahead of its turn a loop over vectors asks, and for how many rows: a sum of eight, which computes
+# for longer than memory takes, only loses by it.
+TURNS_AHEAD_BYTES, MOST_ROWS = 2048, 4
 
 _LESS, _AT_MOST = "<{predicate = 2 : i64}>", "<{predicate = 7 : i64}>"  # signed, unsigned
 _GOING_ON = "<{operandSegmentSizes = array<i32: 1, 0, 1>}>"  # the second takes one
@@ -123,7 +124,7 @@ def read_ahead(module: Operation) -> None:
             next_rows = {row: row.next_row(grown) for row in rows if row.place in cached}
             wanted = [row for row in rows if row.bytes >= LONG_BYTES and next_rows.get(row, True)]
             if any(row.is_vectors for row in rows):
-                _ask_in_turns(wanted, next_rows)
+                _ask_in_turns(wanted if len(wanted) <= MOST_ROWS else [], next_rows)
             elif strip := _strip(loop):
                 _ask_between_strips(blocks, loop, strip, wanted, next_rows)
 
