@@ -2,7 +2,7 @@
 
 A processor's own prefetchers stop at the end of a page and ask for no line to write, so that rows of some
 kilobytes, which no cache has, arrive at two thirds of the pace that a core could take. These do for what
-Triton kernels copy and read what kernels_ascendc/emulation/memory.h does for Ascend C's.
+Triton kernels copy and read what kernels_ascendc/emulation/row_copies.h does for Ascend C's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from moe_triton.backends.cpu.triton.rows import (
 
 COPY_SYMBOL = "moe_triton_copy_ahead"
 
-# As in kernels_ascendc/emulation/memory.h.
+# As in kernels_ascendc/emulation/row_copies.h.
 PIECE_BYTES, AHEAD_BYTES, LINE_BYTES = 256, 1024, 64
 _HINT_L1, _HINT_L2 = 3, 2  # LLVM's "locality"
 
