@@ -6,18 +6,25 @@ import argparse
 import ctypes
 import json
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
+import torch
 from rich.console import Console
 
 from moe_triton.tools.cli.errors import errors_shown
 from moe_triton.tools.text_table import TextTable, names, numbers
 
 MAX_RANKS = 256  # processes that a benchmark starts at most
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+# What the last cache is taken to hold where nobody says.
+ASSUMED_CACHE_BYTES = 96 << 20
+# A rank that waited so much of a run for a core has shared it: other work was timed too.
+SHARED_FROM = 0.05
 
 
 class Record(TypedDict):
@@ -56,13 +63,14 @@ def records_of(
 def interleave(
     routes: Mapping[str, Callable[[], object]],
     iterations: int,
+    before: Callable[[Callable[[], object]], object],
     warm_up: int = 3,
-    between: Callable[[], object] | None = None,
 ) -> dict[str, list[float]]:
     """Seconds per call of each route, called in turn so that all see the same state of the machine.
 
     Args:
-        between: called before each timed call, outside the time taken.
+        before: called with a route before each of its timed calls, outside the time taken: `warm`, or an
+            `Eviction`.
     """
     for _ in range(warm_up):
         for call in routes.values():
@@ -70,12 +78,86 @@ def interleave(
     seconds: dict[str, list[float]] = {name: [] for name in routes}
     for _ in range(iterations):
         for name, call in routes.items():
-            if between is not None:
-                between()
+            before(call)
             start = time.perf_counter()
             call()
             seconds[name].append(time.perf_counter() - start)
     return seconds
+
+
+def warm(call: Callable[[], object]) -> None:
+    """Has a call find in the caches what fits there: the same call has just run."""
+    call()
+
+
+def cache_sizes() -> dict[str, str]:
+    """What each level of this machine's data caches holds, as Linux writes it: "L2": "2048K"."""
+    sizes = {}
+    for index in sorted(CACHES.glob("index*")):
+        if read_text(index / "type") != "Instruction":
+            sizes[f"L{read_text(index / 'level')}"] = read_text(index / "size")
+    return sizes
+
+
+def cache_bytes() -> int:
+    """What the largest cache holds that a core of this machine uses."""
+    return max((_bytes_of(size) for size in cache_sizes().values()), default=0) or ASSUMED_CACHE_BYTES
+
+
+def _bytes_of(size: str) -> int:
+    """Of "2048K", or "32M"; 0 if it is no size."""
+    digits, unit = size[:-1], size[-1:]
+    return int(digits) << {"K": 10, "M": 20, "G": 30}.get(unit, 0) if digits.isdigit() else 0
+
+
+def read_text(path: Path) -> str:
+    """What a small file says, without the white space around it; "" where there is no such file."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+class Eviction:
+    """Empties the caches: reads more than the largest of them holds, so that nothing else stays in any.
+
+    Args:
+        num_ranks: processes that do so at the same time, each of which reads its share.
+    """
+
+    def __init__(self, num_ranks: int = 1) -> None:
+        # A quarter more than it holds, since caches do not give up exactly what is oldest; nor is any rank's
+        # share less than twice the second level, which each core has of its own.
+        share = cache_bytes() * 5 // 4 // num_ranks
+        own = 2 * _bytes_of(cache_sizes().get("L2", ""))
+        # Written once: all pages of zeros that nobody has written are one page, which stays in the caches.
+        self._memory = torch.ones(max(share, own) // 8, dtype=torch.int64)
+
+    def __call__(self, _: object = None) -> None:
+        """Whatever ran before is out of the caches."""
+        self._memory.sum()
+
+
+def waited_s() -> float:
+    """Seconds that this thread has waited for a core that others had; 0 where Linux does not count them."""
+    counts = read_text(Path("/proc/thread-self/schedstat")).split()
+    return int(counts[1]) / 1e9 if len(counts) > 1 else 0.0
+
+
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def marked(text: str, is_shared: bool) -> str:
+    """A figure as a table shows it: in parentheses if ranks shared a core, for then it is none."""
+    return f"({text})" if is_shared else text
+
+
+SHARED_NOTE = (
+    "In parentheses: ranks shared a core, as they were more than the cores or waited for one in over "
+    f"{100 * SHARED_FROM:g} % of a run; such a figure tells of the machine and not of the code."
+)
 
 
 def keep_freed_memory() -> None:
@@ -107,6 +189,17 @@ def median_with_interval(values: Sequence[float]) -> tuple[float, float, float]:
     reach = 0.98 * n**0.5  # 1.96 / 2
     low, high = max(0, round(n / 2 - reach)), min(n - 1, round(n / 2 + reach))
     return statistics.median(ordered), ordered[low], ordered[high]
+
+
+def with_interval(metric: str, values: Sequence[float]) -> dict[str, float]:
+    """A metric's median, and its 95 % interval as ``_low`` and ``_high``."""
+    ends = ("", "_low", "_high")
+    return {metric + end: value for end, value in zip(ends, median_with_interval(values), strict=True)}
+
+
+def interval_text(figures: Mapping[str, float], metric: str, digits: int = 2) -> str:
+    """The interval of a metric of `with_interval`, for a table."""
+    return f"{figures[f'{metric}_low']:.{digits}f} - {figures[f'{metric}_high']:.{digits}f}"
 
 
 def write_records(path: Path | None, records: Sequence[Record]) -> None:

@@ -14,7 +14,11 @@ from tests.patience import seconds
 ROOT = Path(__file__).resolve().parents[2]
 
 RUNS = {
-    "kernels": (["--hidden", "512"], {"vs_torch", "vs_memcpy"}, {"kernel"}),
+    "kernels": (
+        ["--hidden", "512", "--iterations", "3", "--cold-iterations", "1"],
+        {"vs_torch", "vs_memcpy", "vs_memcpy_low", "vs_memcpy_high"},
+        {"kernel", "cold"},
+    ),
     "operators": (
         ["--iterations", "2", "--ranks", "4", "--tokens", "2"],
         {"cost_vs_plain", "bytes_vs_plain"},
