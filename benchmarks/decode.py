@@ -36,7 +36,6 @@ from benchmarks.charges import STATES, Pair, charges_us
 from benchmarks.compare import rank as timing
 from benchmarks.compare.cases import Case, Sample
 from benchmarks.compare.figures import Samples
-from benchmarks.compare.report import cores
 from benchmarks.compare.routes.base import Inputs, Route, check_routes
 from benchmarks.compare.routes.memcpy import Arena, Memcpy
 from benchmarks.compare.routes.ours import Slots
@@ -204,10 +203,15 @@ class Taken:
     """
 
     def __init__(self, case: Case, per_rank: Sequence[tuple[list[Sample], dict[str, list[Pair]]]]) -> None:
-        self._case, self._cores = case, min(cores(), case.ranks)
+        self._case, self._cores = case, min(harness.cores(), case.ranks)
         self._all = per_rank[0][0]
         self._samples = Samples(self._all)
         self._pairs = [pairs for _, pairs in per_rank]
+
+    def is_shared(self, name: str) -> bool:
+        """Whether ranks shared a core, in a route or in its memcpy."""
+        routes = (name, *WAYS[name].memcpy_names())
+        return any(self._samples.is_shared(self._case, route) for route in routes)
 
     def figures(self, name: str) -> dict[str, float]:
         """One route's."""
@@ -220,10 +224,7 @@ class Taken:
             ("fraction_of_memcpy", samples.ratios(case, memcpy, name)),
             ("cold_code_us", [cold[i] - warm[i] for i in cold]),
         ):
-            for suffix, value in zip(
-                ("", "_low", "_high"), harness.median_with_interval(values), strict=True
-            ):
-                figures[metric + suffix] = value
+            figures |= harness.with_interval(metric, values)
         best, best_warm, best_copied = (
             statistics.median(_fastest(t.values(), float)) for t in (cold, warm, copied)
         )
@@ -248,23 +249,20 @@ def _fastest(runs: Iterable[T], us: Callable[[T], float]) -> list[T]:
     return ordered[: -(-len(ordered) // 4)]
 
 
-def _cells(name: str, figures: dict[str, float]) -> list[str]:
-    def interval(metric: str, digits: int) -> str:
-        return f"{figures[f'{metric}_low']:.{digits}f} - {figures[f'{metric}_high']:.{digits}f}"
-
+def _cells(name: str, figures: dict[str, float], is_shared: bool) -> list[str]:
     ratio = figures["fraction_of_memcpy"]
     return [
         name,
         f"{figures['us']:.0f}",
         f"{figures['fastest_us']:.0f}",
-        f"{ratio:.2f}",
-        interval("fraction_of_memcpy", 2),
+        harness.marked(f"{ratio:.2f}", is_shared),
+        harness.interval_text(figures, "fraction_of_memcpy"),
         f"{figures['fastest_fraction_of_memcpy']:.2f}",
         "yes" if ratio >= WAYS[name].goal else f"no, {WAYS[name].goal:g}",
         *(f"{figures[f'{state}_us']:.0f}" for state in STATES),
         f"{figures['rows_fraction_of_memcpy']:.2f}",
         f"{figures['cold_code_us']:.0f}",
-        interval("cold_code_us", 0),
+        harness.interval_text(figures, "cold_code_us", 0),
         f"{figures['fastest_cold_code_us']:.0f}",
     ]
 
@@ -295,13 +293,16 @@ def main() -> None:
                 taken = group.run(measure, quantize, options.iterations, folder, timeout_s=600)
                 work.advance()
             lines = []
+            measured = Taken(case, taken)
             for name in WAYS:
-                figures = Taken(case, taken).figures(name)
-                lines.append(_cells(name, figures))
-                records += harness.records_of("decode", {**case.as_record(), "route": name}, figures)
+                figures, is_shared = measured.figures(name), measured.is_shared(name)
+                lines.append(_cells(name, figures, is_shared))
+                about = {**case.as_record(), "route": name, "shared": is_shared}
+                records += harness.records_of("decode", about, figures)
             harness.print_table(
                 f"{case}, H {HIDDEN}, K {TOPK}: us, those by state of each core", COLUMNS, lines
             )
+    print(harness.SHARED_NOTE)
     harness.write_records(options.json, records)
 
 

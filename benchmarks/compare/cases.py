@@ -15,8 +15,10 @@ from typing import Any, Literal
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_OUT = ROOT / "build" / "compare"
 
-Phase = Literal["both", "dispatch", "combine"]
+Phase = Literal["both", "dispatch", "combine", "warm", "cold"]
 PHASES: tuple[Phase, ...] = ("both", "dispatch", "combine")
+# Both operators in one go, but right after the same, or with the caches emptied.
+TEMPERATURES: tuple[Phase, ...] = ("warm", "cold")
 
 ROUTES = {
     "slots": "slots",
@@ -33,6 +35,9 @@ ROUTES = {
     "memcpy_direct": "memcpy, bytes of direct",
     "memcpy_whole": "the same in one piece",
 }
+# Those whose figures change most with what is in the caches: ours, and what they are held against.
+OF_DIRECT, OF_SLOTS = ("memcpy_direct", "memcpy_whole"), ("memcpy_slots", "memcpy_slots_whole")
+AT_TEMPERATURES = ("slots", "direct", *OF_SLOTS, *OF_DIRECT)
 
 
 @dataclass(frozen=True, order=True)
@@ -103,7 +108,8 @@ class Sample:
 
     Attributes:
         route: a name of `benchmarks.compare.cases.ROUTES`.
-        phase: what was timed: both operators in one go, or one of them on its own.
+        phase: what was timed: both operators in one go, or one of them on its own; or both in one go right
+            after the same ("warm"), or with the caches emptied ("cold").
         ranks, tokens, quantize: the case.
         iteration: of the case, from 0.
         order: position in the iteration, whose routes run in random order.
@@ -111,6 +117,7 @@ class Sample:
         kernels_us: inside the kernels, on the rank that spent most there; None where a route cannot tell.
         steps: microseconds of each step, the mean over the ranks; empty where a route cannot tell.
         core_us: what the ranks' threads took of their cores, all together.
+        shared: whether ranks shared a core: more than there are, or one that waited for its own.
         absent: why there is no time, or "".
     """
 
@@ -126,6 +133,7 @@ class Sample:
     absent: str = ""
     steps: dict[str, float] = field(default_factory=dict)
     core_us: float = 0.0
+    shared: bool = False
 
     @property
     def case(self) -> Case:
@@ -180,6 +188,7 @@ _READ: dict[str, Callable[[str], object]] = {
     **dict.fromkeys(("ranks", "tokens", "iteration", "order"), int),
     **dict.fromkeys(("us", "kernels_us", "core_us"), _float),
     "steps": lambda text: json.loads(text) if text else {},
+    "shared": lambda text: text == "1",
 }
 
 

@@ -24,8 +24,8 @@ from benchmarks.compare.figures import (
     share_records,
 )
 from benchmarks.compare.launch import MPI_OPTIONS, BenchmarkError, Message, Mpi, run_job
-from benchmarks.compare.report import Files, Report, cores, print_absences, print_report
-from benchmarks.harness import at_least, more_than, parser
+from benchmarks.compare.report import Files, Report, print_absences, print_report
+from benchmarks.harness import at_least, cores, more_than, parser
 from benchmarks.sizes import EXPERTS
 from moe_triton.core.installing import install
 from moe_triton.core.row_formats import QUANTIZED

@@ -17,9 +17,18 @@ from typing import Literal, cast
 import numpy as np
 from rich.text import Text
 
-from benchmarks.compare.cases import PHASES, ROUTES, Case, Phase, Sample
+from benchmarks.compare.cases import (
+    OF_DIRECT,
+    OF_SLOTS,
+    PHASES,
+    ROUTES,
+    TEMPERATURES,
+    Case,
+    Phase,
+    Sample,
+)
 from benchmarks.compare.traffic import Scheme, group_bytes
-from benchmarks.harness import Record, records_of
+from benchmarks.harness import Record, interval_text, marked, records_of, with_interval
 from benchmarks.sizes import HIDDEN, TOPK
 from moe_triton.tools.text_table import TextTable, names, numbers
 
@@ -54,7 +63,6 @@ BY_TOKENS: dict[str, tuple[dict[int, float], bool]] = {
 RANKS = (2, 4, 8)
 # More ranks than cores take turns on them, which memcpy on as many ranks does not need to wait for.
 MEMCPY_CASE, MEMCPY_FRACTION = (2, 256), 0.75
-MEMCPY_OF_SLOTS = ("memcpy_slots", "memcpy_slots_whole")
 
 
 @dataclass(frozen=True)
@@ -138,7 +146,7 @@ METRICS = (
     Metric("vs_nowait", "slots / without waiting", ("slots",), ("nowait",)),
     Metric("direct_vs_slots", "slots / direct", ("slots",), ("direct",)),
     Metric("blocks_vs_slots", "slots / blocks", ("slots",), ("blocks",)),
-    Metric("fraction_of_memcpy", "memcpy / direct", ("memcpy_direct", "memcpy_whole"), ("direct",)),
+    Metric("fraction_of_memcpy", "memcpy / direct", OF_DIRECT, ("direct",)),
 )
 
 # The peers once more, against direct: nothing is asked of these.
@@ -150,10 +158,18 @@ DIRECT_METRICS = (
 
 # What the ratios would be if slots took as long as memcpy of the bytes that they move.
 PACE_METRICS = (
-    Metric("gloo_alltoallv_vs_memcpy", "gloo all-to-all-v / memcpy", ("gloo_alltoallv",), MEMCPY_OF_SLOTS),
-    Metric("mpi_best_vs_memcpy", "best of MPI / memcpy", BEST_OF_MPI, MEMCPY_OF_SLOTS),
-    Metric("mpi_native_vs_memcpy", "MPI with our kernels / memcpy", ("mpi_native",), MEMCPY_OF_SLOTS),
-    Metric("slots_fraction_of_memcpy", "memcpy / slots", MEMCPY_OF_SLOTS, ("slots",)),
+    Metric("gloo_alltoallv_vs_memcpy", "gloo all-to-all-v / memcpy", ("gloo_alltoallv",), OF_SLOTS),
+    Metric("mpi_best_vs_memcpy", "best of MPI / memcpy", BEST_OF_MPI, OF_SLOTS),
+    Metric("mpi_native_vs_memcpy", "MPI with our kernels / memcpy", ("mpi_native",), OF_SLOTS),
+    Metric("slots_fraction_of_memcpy", "memcpy / slots", OF_SLOTS, ("slots",)),
+)
+
+
+# Also of runs from warm and from cold memory.
+MEMCPY_METRICS = tuple(
+    metric
+    for metric in (*PACE_METRICS, *METRICS)
+    if metric.name in ("slots_fraction_of_memcpy", "fraction_of_memcpy")
 )
 
 
@@ -196,20 +212,39 @@ class Samples:
         """The median of the times in microseconds, of which there must be some."""
         return float(np.median(list(self.times(case, route, phase).values())))
 
-    def fastest(self, case: Case, routes: Sequence[str]) -> str | None:
+    def fastest(self, case: Case, routes: Sequence[str], phase: Phase = "both") -> str | None:
         """The route of the lowest median; None where none of them has times."""
-        there = [route for route in routes if self.times(case, route)]
-        return min(there, key=lambda route: self.median(case, route), default=None)
+        there = [route for route in routes if self.times(case, route, phase)]
+        return min(there, key=lambda route: self.median(case, route, phase), default=None)
+
+    def is_shared(self, case: Case, route: str, phase: Phase = "both") -> bool:
+        """Whether ranks shared a core in most runs, so that the median is of such a run."""
+        shared = [s.shared for s in self._by_key.get((case, route, phase), [])]
+        return 2 * sum(shared) > len(shared)
 
     def ratios(self, case: Case, over: str, under: str, phase: Phase = "both") -> list[float]:
         """One route's time to another's, in each iteration that has both."""
         numerator, denominator = self.times(case, over, phase), self.times(case, under, phase)
         return [numerator[i] / denominator[i] for i in sorted(numerator.keys() & denominator.keys())]
 
+    def pair(self, case: Case, metric: Metric, phase: Phase = "both") -> tuple[str, str] | None:
+        """The two routes that a metric divides in a case; None where one is absent."""
+        over, under = (self.fastest(case, routes, phase) for routes in (metric.over, metric.under))
+        return None if over is None or under is None else (over, under)
+
     def metric(self, case: Case, metric: Metric) -> Spread | None:
         """A metric's spread over the iterations; None where a route is absent."""
-        over, under = self.fastest(case, metric.over), self.fastest(case, metric.under)
-        return None if over is None or under is None else Spread.of(self.ratios(case, over, under))
+        pair = self.pair(case, metric)
+        return None if pair is None else Spread.of(self.ratios(case, *pair))
+
+    def at_temperature(self, case: Case, metric: Metric, phase: Phase) -> dict[str, float]:
+        """A metric's median over runs of one temperature, with its interval; empty without such runs."""
+        pair = self.pair(case, metric, phase)
+        return {} if pair is None else with_interval(metric.name, self.ratios(case, *pair, phase))
+
+    def is_marked(self, case: Case, metric: Metric, phase: Phase = "both") -> bool:
+        """Whether ranks shared a core in a route that a metric divides."""
+        return any(self.is_shared(case, route, phase) for route in self.pair(case, metric, phase) or ())
 
 
 def records(samples: Samples) -> list[Record]:
@@ -221,10 +256,22 @@ def records(samples: Samples) -> list[Record]:
                 name = metric.name
                 ratios = {name: spread.p50, f"{name}_p10": spread.p10, f"{name}_p90": spread.p90}
                 all_records += records_of("compare", case.as_record(), ratios)
+        all_records += _at_temperatures(samples, case)
         for route in samples.routes(case):
-            for phase in PHASES:
+            for phase in (*PHASES, *TEMPERATURES):
                 all_records += _times(samples, case, route, phase)
     return all_records
+
+
+def _at_temperatures(samples: Samples, case: Case) -> list[Record]:
+    """The ratios to memcpy from warm and from cold memory, by what stands behind the metric's name."""
+    figures = {
+        f"{phase}_{name}": value
+        for phase in TEMPERATURES
+        for metric in MEMCPY_METRICS
+        for name, value in samples.at_temperature(case, metric, phase).items()
+    }
+    return records_of("compare", case.as_record(), figures)
 
 
 def _times(samples: Samples, case: Case, route: str, phase: Phase) -> list[Record]:
@@ -234,7 +281,8 @@ def _times(samples: Samples, case: Case, route: str, phase: Phase) -> list[Recor
     figures = {f"{percentile}_us": us for percentile, us in asdict(Spread.of(times)).items()}
     if kernels := samples.kernels(case, route, phase):
         figures["kernels_p50_us"] = float(np.median(kernels))
-    return records_of("compare", {**case.as_record(), "route": route, "phase": phase}, figures)
+    about = {"route": route, "phase": phase, "shared": samples.is_shared(case, route, phase)}
+    return records_of("compare", {**case.as_record(), **about}, figures)
 
 
 def text_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> TextTable:
@@ -249,7 +297,8 @@ def metric_table(samples: Samples, metric: Metric) -> TextTable:
     rows = []
     for case in samples.cases:
         spread, asked = samples.metric(case, metric), str(target_of(metric.name, case) or "")
-        shown = [f"{value:.2f}" for value in astuple(spread)[:3]] if spread else [""] * 3
+        is_marked = samples.is_marked(case, metric)
+        shown = [marked(f"{value:.2f}", is_marked) for value in astuple(spread)[:3]] if spread else [""] * 3
         judged = verdict(metric.name, case, spread.p50 if spread else None)
         rows.append((*case_cells(case), *shown, asked, judged))
     columns = ("ranks", "tokens", "rows", "p10", "p50", "p90", "asked", "")
@@ -264,12 +313,37 @@ def summary_table(samples: Samples, metrics: Sequence[Metric] = METRICS) -> Text
         for metric in metrics:
             spread = samples.metric(case, metric)
             value = None if spread is None else spread.p50
-            shown = "" if value is None else f"{value:.2f}"
+            shown = "" if value is None else marked(f"{value:.2f}", samples.is_marked(case, metric))
             cells.append(f"{shown} {verdict(metric.name, case, value)}".strip())
         rows.append((*case_cells(case), *cells))
     columns = ("ranks", "tokens", "rows", *(metric.title for metric in metrics))
     title = "Medians of the ratios in each iteration; met or missed where something is asked"
     return text_table(title, columns, rows, left=0)
+
+
+def temperature_table(samples: Samples) -> TextTable:
+    """How close schemes come to memcpy from warm and from cold memory, with the median's interval."""
+    rows = []
+    for case in samples.cases:
+        cells = [
+            cell
+            for metric in MEMCPY_METRICS
+            for phase in TEMPERATURES
+            for cell in _with_interval(samples, case, metric, phase)
+        ]
+        if any(cells):
+            rows.append((*case_cells(case), *cells))
+    of = [f"{metric.title}, {phase}" for metric in MEMCPY_METRICS for phase in TEMPERATURES]
+    columns = ("ranks", "tokens", "rows", *(each for title in of for each in (title, "95 %")))
+    return text_table("memcpy over our time, both from warm or both from cold memory", columns, rows, left=0)
+
+
+def _with_interval(samples: Samples, case: Case, metric: Metric, phase: Phase) -> tuple[str, str]:
+    figures = samples.at_temperature(case, metric, phase)
+    if not figures:
+        return "", ""
+    shown = marked(f"{figures[metric.name]:.2f}", samples.is_marked(case, metric, phase))
+    return shown, interval_text(figures, metric.name)
 
 
 def time_table(samples: Samples, case: Case) -> TextTable:
@@ -278,7 +352,8 @@ def time_table(samples: Samples, case: Case) -> TextTable:
     for route in ROUTES:
         if samples.times(case, route):
             spread = Spread.of(list(samples.times(case, route).values()))
-            shown = [f"{value:.0f}" for value in astuple(spread)]
+            is_shared = samples.is_shared(case, route)
+            shown = [marked(f"{value:.0f}", is_shared) for value in astuple(spread)]
             medians = [_median(list(samples.times(case, route, p).values())) for p in PHASES[1:]]
             kernels = [_median(samples.kernels(case, route, phase)) for phase in PHASES]
             rows.append((ROUTES[route], *shown, *medians, *kernels))

@@ -18,6 +18,7 @@ from benchmarks.compare.figures import (
     scaling_table,
     shares_table,
     summary_table,
+    temperature_table,
     time_table,
 )
 from benchmarks.compare.report import Files, Report
@@ -63,6 +64,12 @@ which costs them nothing extra.
   such a start between dispatch and combine, which gives the times of the two apart.
 - A ratio is taken inside an iteration, and the median over iterations is what counts; absolute times on a
   shared machine mean little. The best of MPI is, in each case, the one with the lower median.
+- What is in the caches changes memcpy's time twofold where its bytes just fit. So slots, direct and memcpy
+  run in every other iteration from warm memory too, right after two runs of the same, one for each zone; and
+  from cold memory, with the caches of all ranks' cores emptied. Those ratios are of two runs of the same
+  temperature, with the 95 % interval of their median.
+- A figure in parentheses is none: ranks shared a core. They do where they are more than the cores, and where
+  in most runs one waited for a core for more than a twentieth of the time.
 - Time in the kernels is what the plans' launches took on the rank that spent most in them, waiting included.
 - memcpy copies on every rank half of the bytes that the scheme has to read and write there, row by row in
   random order, between buffers that nothing else touches, and which together are as large as what the scheme
@@ -90,6 +97,13 @@ PACE = """\
 What the ratios would be if slots took as long as memcpy of the bytes that they have to move: their limit on
 this machine, but for what our copies gain over memcpy by asking ahead for the lines of both sides. The last
 column is how close slots come to it; above 1 they move their bytes faster than memcpy does.
+"""
+
+TEMPERATURE = """\
+### From warm and from cold memory
+
+memcpy's time over that of slots and direct, as above, both right after the same or both with the caches
+emptied.
 """
 
 PROFILE = """\
@@ -135,7 +149,11 @@ def _comparison(files: Files, figures: Path) -> str:
     for metric in METRICS:
         parts += _table(f"### {metric.title}\n", metric_table(measured, metric))
     parts += _table("### The peers against direct\n", summary_table(measured, DIRECT_METRICS))
-    parts += [*_table(PACE, summary_table(measured, PACE_METRICS)), PROFILE]
+    parts += _table(PACE, summary_table(measured, PACE_METRICS))
+    temperatures = temperature_table(measured)
+    if temperatures.rows:  # earlier runs have none
+        parts += _table(TEMPERATURE, temperatures)
+    parts += [PROFILE]
     for route in PROFILED:
         table = shares_table(measured, route, int(report.machine["cores"]))
         parts += _table(f"{table.title[:1].upper()}{table.title[1:]}.\n", table)

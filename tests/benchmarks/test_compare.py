@@ -15,6 +15,7 @@ from rich.console import Console
 
 from benchmarks.compare import commands, launch
 from benchmarks.compare.cases import (
+    AT_TEMPERATURES,
     ROUTES,
     Case,
     Job,
@@ -32,7 +33,9 @@ from benchmarks.compare.figures import (
     records,
     share_records,
     shares,
+    summary_table,
     target_of,
+    temperature_table,
     verdict,
 )
 from benchmarks.compare.rank import Run, Span, Timed, reduce_ranks
@@ -81,6 +84,8 @@ def some_samples(case: Case = CASE) -> list[Sample]:
                 core_us=0.9 * us * 2,  # two cores, of which ranks take nine tenths
             )
             made += [both, replace(both, phase="dispatch", us=us / 4), replace(both, phase="combine")]
+            if route in AT_TEMPERATURES:
+                made += [replace(both, phase="warm", us=us / 2), replace(both, phase="cold", us=us + 50)]
     return [*made, absent_sample("mpi_native", case, NO_MPI)]
 
 
@@ -165,6 +170,52 @@ def test_a_time_is_the_last_rank_out_minus_the_first_in() -> None:
     assert sample.us == pytest.approx(0.9e6)
     assert (sample.iteration, sample.order, sample.kernels_us) == (3, 1, 9.0)
     assert sample.steps == {"dispatch: send": 5.5, "combine: sum": 2.5}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "waited_us", "is_shared"),
+    [(2, 0.0, False), (2, 24_000.0, False), (2, 26_000.0, True), (4, 0.0, True)],
+)
+def test_ranks_share_a_core_if_they_are_more_or_one_waits_for_its_own(
+    ranks: int, waited_us: float, is_shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.compare.rank.cores", lambda: 3)
+    run = Run("slots", Case(ranks, 16, "int8"), list)
+    spans = [Span("both", 10.0, 10.5), Span("both", 10.0, 10.5, waited_us=waited_us)]
+    (sample,) = reduce_ranks([run], [[Timed(0, 0, 0, [span])] for span in spans])
+    assert sample.shared == is_shared
+
+
+def test_a_figure_of_shared_cores_is_marked_where_most_runs_are_such() -> None:
+    def shared_in(runs: int) -> Samples:
+        return Samples(
+            [replace(s, shared=s.route == "memcpy_direct" and s.iteration < runs) for s in some_samples()]
+        )
+
+    columns = [column.heading for column in summary_table(shared_in(0)).columns]
+    for runs, shown in ((1, "0.80"), (2, "(0.80)")):
+        (row,) = summary_table(shared_in(runs)).rows
+        cells = dict(zip(columns, map(str, row), strict=True))
+        assert cells["memcpy / direct"] == shown
+        assert cells["slots / direct"] == "4.00 met"
+        (row,) = temperature_table(shared_in(runs)).rows
+        assert [str(cell).startswith("(") for cell in row[7::2]] == [runs == 2] * 2
+    marks = {(r["case"]["route"], r["case"]["shared"]) for r in records(shared_in(2)) if "route" in r["case"]}
+    assert {route for route, shared in marks if shared} == {"memcpy_direct"}
+
+
+def test_ratios_to_memcpy_are_of_runs_of_the_same_temperature() -> None:
+    found = {r["metric"]: r["value"] for r in records(Samples(some_samples())) if "route" not in r["case"]}
+    assert found["warm_fraction_of_memcpy"] == pytest.approx(0.8)  # 20 / 25, 22.5 / 25, 25 / 50
+    assert found["cold_fraction_of_memcpy"] == pytest.approx(0.9)  # 90 / 100, 95 / 100, 100 / 150
+    assert found["cold_fraction_of_memcpy_low"] == pytest.approx(2 / 3)
+    assert found["cold_fraction_of_memcpy_high"] == pytest.approx(0.95)
+    assert not any(name.endswith("slots_fraction_of_memcpy") for name in found)  # its memcpy is absent
+    (row,) = temperature_table(Samples(some_samples())).rows
+    cells = [str(cell) for cell in row]
+    assert cells == ["2", "16", "int8", *[""] * 4, "0.80", "0.50 - 0.90", "0.90", "0.67 - 0.95"]
+    without = [s for s in some_samples() if s.phase in ("both", "dispatch", "combine")]
+    assert not temperature_table(Samples(without)).rows
 
 
 def test_percentiles() -> None:
@@ -275,7 +326,10 @@ def test_samples_survive_csv(tmp_path: Path) -> None:
     write_csv(tmp_path / "samples.csv", samples)
     assert read_csv(tmp_path / "samples.csv") == samples
     header = (tmp_path / "samples.csv").read_text().splitlines()[0]
-    assert header == "route,phase,ranks,tokens,quantize,iteration,order,us,kernels_us,absent,steps,core_us"
+    assert (
+        header
+        == "route,phase,ranks,tokens,quantize,iteration,order,us,kernels_us,absent,steps,core_us,shared"
+    )
 
 
 def test_samples_and_jobs_survive_json() -> None:

@@ -10,7 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.compare.cases import ROOT, ROUTES, Case, Job, Sample, from_message, read_csv
+from benchmarks.compare.cases import (
+    AT_TEMPERATURES,
+    ROOT,
+    ROUTES,
+    TEMPERATURES,
+    Case,
+    Job,
+    Sample,
+    from_message,
+    read_csv,
+)
 from benchmarks.compare.launch import BenchmarkError, Message, Mpi, run_job
 from tests.patience import seconds
 
@@ -34,13 +44,14 @@ def check_samples(samples: list[Sample], routes: list[str]) -> None:
         # dispatch and combine apart: in every other iteration
         wanted = {(r, "both", i) for r in routes for i in range(ITERATIONS)}
         wanted |= {(r, phase, 0) for r in routes for phase in ("dispatch", "combine")}
+        wanted |= {(r, phase, 0) for r in AT_TEMPERATURES for phase in TEMPERATURES}
         assert {(s.route, s.phase, s.iteration) for s in mine} == wanted
         assert all(s.us is not None and s.us > 0 for s in mine)
         for s in mine:
             knows = s.route in ("slots", "direct", "blocks", "nowait")
             assert (s.kernels_us is not None and 0 < s.kernels_us < math.inf) == knows
         places = [s.order for s in mine if s.iteration == 0 and s.phase != "combine"]
-        assert sorted(places) == list(range(2 * len(routes)))
+        assert sorted(places) == list(range(2 * len(routes) + 2 * len(AT_TEMPERATURES)))
 
 
 def test_two_ranks_without_mpi() -> None:
