@@ -15,7 +15,7 @@ UNWRITTEN = int.from_bytes(bytes([CANARY] * 4), "little")
 
 @pytest.mark.parametrize("zoned", [False, True])
 @pytest.mark.parametrize(("launch", "target"), FORMS)
-@pytest.mark.parametrize("topk", [6, 16])
+@pytest.mark.parametrize("topk", [6, 8, 16])
 @kernel_settings
 @given(
     seed=st.integers(0, 2**31), counts=st.lists(st.integers(-1, TOKENS), min_size=SERVERS, max_size=SERVERS),
