@@ -104,6 +104,35 @@ def _add_special(
 
 
 @triton.jit
+def _largest_special(topk_idx, token, num_experts, num_special, TOPK: tl.constexpr):
+    """A token's largest number of a special expert; negative if it has none. Ids of no expert are none."""
+    largest = -1
+    for k in tl.static_range(TOPK):
+        special = tl.load(topk_idx + token * TOPK + k) - num_experts
+        largest = tl.maximum(largest, tl.where(special < num_special, special, -1))
+    return largest
+
+
+@triton.jit
+def _with_special(
+    value, special, token, k, cols, ori_x, alphas, const_v, num_zero, num_copy, num_const,
+    SPECIAL: tl.constexpr, HIDDEN: tl.constexpr, TOPK: tl.constexpr,
+):  # fmt: skip
+    """Entry k's value if ``special`` is a copy expert, or one of SPECIAL "constants"; otherwise ``value``."""
+    constant = special - num_zero - num_copy
+    x = tl.load(ori_x + token * HIDDEN + cols).to(tl.float32)
+    value = tl.where((special >= num_zero) & (constant < 0), x, value)
+    if SPECIAL == "constants":
+        is_constant = (constant >= 0) & (constant < num_const)
+        entry = token * TOPK + k
+        row = tl.where(is_constant, constant, 0).to(tl.int64) * HIDDEN
+        mixed = tl.load(alphas + entry * 2) * x
+        mixed += tl.load(alphas + entry * 2 + 1) * tl.load(const_v + row + cols).to(tl.float32)
+        value = tl.where(is_constant, mixed, value)
+    return value
+
+
+@triton.jit
 def _has_special(topk_idx, token, num_experts, TOPK: tl.constexpr):
     """Whether any of a token's ids lies behind the routed experts'."""
     largest = tl.load(topk_idx + token * TOPK)
@@ -121,12 +150,18 @@ def _sum_columns(
     SPECIAL: tl.constexpr, HIDDEN: tl.constexpr, TOPK: tl.constexpr, NUM_SHARED: tl.constexpr,
     HAS_WEIGHTS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Columns ``cols`` of a token's result; ``blocks`` are the numbers of their quantised blocks."""
+    """Columns ``cols`` of a token's result; ``blocks`` are the numbers of their quantised blocks.
+
+    SPECIAL is how entries of special experts are told apart. In "branches" no row is read in vain; but a sum
+    that leaves a branch is a tensor of its own, which a CPU copies through memory for each entry. There they
+    are selected: "copies", "constants" together with those, or "" for a token that has neither, where a zero
+    expert is as good as none.
+    """
     acc = tl.zeros(cols.shape, tl.float32)
     # unrolled, a CPU keeps the sum in registers; rolled, an AI core double-buffers the slots
-    for k in (tl.static_range if UNROLL and not SPECIAL else range)(0, TOPK):
+    for k in (tl.static_range if UNROLL and SPECIAL != "branches" else range)(0, TOPK):
         expert = _number(topk_idx, id_tile, token, k, TOPK)
-        if expert < num_experts if SPECIAL else True:
+        if expert < num_experts if SPECIAL == "branches" else True:
             is_routed = (expert >= 0) & (expert < num_experts)
             if offsets is not None:
                 offset = _number(offsets, offset_tile, token, k, TOPK + NUM_SHARED)
@@ -146,6 +181,12 @@ def _sum_columns(
                 offset = row * expert_stride + index.to(tl.int64) * index_stride
             # adding +0 changes no sum that started from +0, so it stands for adding nothing
             value = tl.where(is_routed, _load_slot(slots, slot_scales, offset, cols, blocks), 0.0)
+            if SPECIAL == "copies" or SPECIAL == "constants":
+                value = _with_special(
+                    value, expert - num_experts, token, k, cols, ori_x, alphas, const_v,
+                    num_zero, num_copy, num_const, SPECIAL, HIDDEN, TOPK,
+                )  # fmt: skip
+                is_routed = (expert >= 0) & (expert < num_experts + num_zero + num_copy + num_const)
             if HAS_WEIGHTS:
                 weight = _number(topk_weights, weight_tile, token, k, TOPK)
                 value = value * tl.where(is_routed, weight, 0.0)
@@ -173,7 +214,8 @@ def _sum_tokens(
     index_stride, own_results, num_experts, max_index, first_expert, num_local_experts, num_ranks, rank,
     num_zero, num_copy, num_const,
     PARTS: tl.constexpr, TILE: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, TOPK: tl.constexpr,
-    NUM_SHARED: tl.constexpr, HAS_WEIGHTS: tl.constexpr, UNROLL: tl.constexpr, CLEAR_TILE: tl.constexpr,
+    NUM_SHARED: tl.constexpr, HAS_WEIGHTS: tl.constexpr, UNROLL: tl.constexpr, BRANCHES: tl.constexpr,
+    CLEAR_TILE: tl.constexpr,
 ):  # fmt: skip
     """This program's part of so many tokens, TILE columns at a time; PARTS programs share each token."""
     COLUMNS: tl.constexpr = HIDDEN // PARTS
@@ -210,15 +252,34 @@ def _sum_tokens(
                 else:
                     blocks = ((first_column + start) // BLOCK + tl.arange(0, TILE // BLOCK))[:, None]
                     cols = blocks * BLOCK + tl.arange(0, BLOCK)[None, :]
-                # tokens with special experts take a branch of their own: the others stay fast
-                if False if const_v is None else _has_special(topk_idx, token, num_experts, TOPK):
+                # tokens with special experts take a body of their own: the others stay fast
+                if const_v is not None and not BRANCHES:
+                    num_special = num_zero + num_copy + num_const
+                    largest = _largest_special(topk_idx, token, num_experts, num_special, TOPK)
+                if (
+                    False
+                    if const_v is None
+                    else _has_special(topk_idx, token, num_experts, TOPK)
+                    if BRANCHES
+                    else largest >= num_zero + num_copy
+                ):
                     _sum_columns(
                         token, cols, blocks, id_tile, weight_tile, index_tile, offset_tile, first_shared,
                         shared_stride, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets,
                         recv_offsets, shared_x, ori_x, alphas, const_v, out, token_stride, slot_stride,
                         expert_stride, index_stride, own_results, num_experts, max_index, first_expert,
                         num_local_experts, num_ranks, rank, num_zero, num_copy, num_const,
-                        True, HIDDEN, TOPK, NUM_SHARED, HAS_WEIGHTS, UNROLL,
+                        "branches" if BRANCHES else "constants",
+                        HIDDEN, TOPK, NUM_SHARED, HAS_WEIGHTS, UNROLL,
+                    )  # fmt: skip
+                elif False if const_v is None or BRANCHES else largest >= num_zero:
+                    _sum_columns(
+                        token, cols, blocks, id_tile, weight_tile, index_tile, offset_tile, first_shared,
+                        shared_stride, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets,
+                        recv_offsets, shared_x, ori_x, alphas, const_v, out, token_stride, slot_stride,
+                        expert_stride, index_stride, own_results, num_experts, max_index, first_expert,
+                        num_local_experts, num_ranks, rank, num_zero, num_copy, num_const,
+                        "copies", HIDDEN, TOPK, NUM_SHARED, HAS_WEIGHTS, UNROLL,
                     )  # fmt: skip
                 else:
                     _sum_columns(
@@ -227,7 +288,7 @@ def _sum_tokens(
                         recv_offsets, shared_x, ori_x, alphas, const_v, out, token_stride, slot_stride,
                         expert_stride, index_stride, own_results, num_experts, max_index, first_expert,
                         num_local_experts, num_ranks, rank, num_zero, num_copy, num_const,
-                        False, HIDDEN, TOPK, NUM_SHARED, HAS_WEIGHTS, UNROLL,
+                        "", HIDDEN, TOPK, NUM_SHARED, HAS_WEIGHTS, UNROLL,
                     )  # fmt: skip
 
 
@@ -244,7 +305,7 @@ def _weighted_sum_kernel(
     num_zero, num_copy, num_const, zone_stride,
     HIDDEN: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr, SPLIT_TILE: tl.constexpr,
     BLOCK: tl.constexpr, TOPK: tl.constexpr, NUM_SHARED: tl.constexpr,
-    HAS_WEIGHTS: tl.constexpr, UNROLL: tl.constexpr, CLEAR_TILE: tl.constexpr,
+    HAS_WEIGHTS: tl.constexpr, UNROLL: tl.constexpr, BRANCHES: tl.constexpr, CLEAR_TILE: tl.constexpr,
 ):  # fmt: skip
     if zone is not None:
         slots += zone_offset(zone, zone_stride)
@@ -262,7 +323,7 @@ def _weighted_sum_kernel(
             token_stride, slot_stride, expert_stride, index_stride, own_results,
             num_experts, max_index, first_expert, num_local_experts, num_ranks, rank,
             num_zero, num_copy, num_const,
-            SPLIT, SPLIT_TILE, HIDDEN, BLOCK, TOPK, NUM_SHARED, HAS_WEIGHTS, UNROLL, CLEAR_TILE,
+            SPLIT, SPLIT_TILE, HIDDEN, BLOCK, TOPK, NUM_SHARED, HAS_WEIGHTS, UNROLL, BRANCHES, CLEAR_TILE,
         )  # fmt: skip
     else:
         _sum_tokens(
@@ -271,7 +332,7 @@ def _weighted_sum_kernel(
             token_stride, slot_stride, expert_stride, index_stride, own_results,
             num_experts, max_index, first_expert, num_local_experts, num_ranks, rank,
             num_zero, num_copy, num_const,
-            1, TILE, HIDDEN, BLOCK, TOPK, NUM_SHARED, HAS_WEIGHTS, UNROLL, CLEAR_TILE,
+            1, TILE, HIDDEN, BLOCK, TOPK, NUM_SHARED, HAS_WEIGHTS, UNROLL, BRANCHES, CLEAR_TILE,
         )  # fmt: skip
     turn_zone(zone, turned)
 
@@ -574,6 +635,7 @@ def weighted_sum_kernel(
             "NUM_SHARED": num_shared,
             "HAS_WEIGHTS": has_weights,
             "UNROLL": target == "cpu",
+            "BRANCHES": target != "cpu",
             "CLEAR_TILE": clear_tile(_narrowest_share(hidden, target), target) if features.clears else 0,
         },
         fallback=_weighted_sum_fallback,
