@@ -116,9 +116,9 @@ def quantize_blocks(rows: torch.Tensor, elements: int = BLOCK_ELEMENTS) -> tuple
     num_rows, hidden = rows.shape
     blocks = as_floats(rows).reshape(num_rows, hidden // elements, elements)
     largest = np.abs(blocks).max(axis=2, keepdims=True)
-    s = largest * np.float32(1 / 127)
     has_codes = np.isfinite(largest) & (largest > 0)
     with np.errstate(divide="ignore", invalid="ignore"):
+        s = largest * np.float32(1 / 127)
         quotients = np.where(has_codes, blocks / s, np.float32(0)).astype(np.float16)
     codes = np.rint(quotients).astype(np.int8).reshape(num_rows, hidden)
     return torch.from_numpy(codes), rounded(s[..., 0], rows.dtype)

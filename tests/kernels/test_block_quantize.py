@@ -203,6 +203,22 @@ def test_every_element_where_scales_are_no_normal_numbers() -> None:
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)
+@pytest.mark.parametrize(("dtype", "infinity"), [(torch.bfloat16, 0x7F80), (torch.float16, 0x7C00)], ids=str)
+def test_every_nan_has_code_0(launch: Launch, dtype: torch.dtype, infinity: int) -> None:
+    """Whatever its other bits, in rows of plain magnitudes and beside blocks of none or of small ones."""
+    bits = torch.arange(infinity + 1, 0x8000, dtype=torch.int32)
+    nans = torch.cat([bits, bits - 0x8000]).to(torch.int16).view(dtype)
+    rows = torch.ones(len(nans), 32, dtype=dtype)
+    rows[:, 0] = -0.0
+    rows[:, 3] = nans
+    rows[:, 24:] = torch.tensor([1e-38, 0.0]).to(dtype).repeat(len(nans) // 2)[:, None]
+    payload, scales = split(block_quantize(rows, launch), 32, 32, dtype)
+    assert scales[:, 0].isnan().all()
+    assert not payload[:, :8].any()
+    assert (payload[:, 8:24] == 127).all()
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_bad_block_leaves_its_neighbours_alone(launch: Launch, dtype: torch.dtype) -> None:
     rows = torch.randn((3, 32), generator=torch.Generator().manual_seed(3)).to(dtype)
