@@ -25,7 +25,7 @@ from benchmarks.compare.figures import (
 )
 from benchmarks.compare.launch import MPI_OPTIONS, BenchmarkError, Message, Mpi, run_job
 from benchmarks.compare.report import Files, Report, print_absences, print_report
-from benchmarks.harness import at_least, cores, more_than, parser
+from benchmarks.harness import SHARED_NOTE, at_least, cores, more_than, parser
 from benchmarks.sizes import EXPERTS
 from moe_triton.core.installing import install
 from moe_triton.core.row_formats import QUANTIZED
@@ -81,6 +81,7 @@ def scaling(arguments: Sequence[str]) -> None:
         report = Report.of(figures, samples_by_kind[kind], _settings(options, started))
         Files(options.out, f"scaling_{kind}").save(samples, report)
         scaling_table(kind, samples_by_kind[kind]).print(Console())
+        Console().print(SHARED_NOTE, soft_wrap=True)
         print_absences(samples_by_kind[kind], Console())
     if options.json:
         Report.of(every, samples_by_kind["tokens"], _settings(options, started)).save(options.json)

@@ -498,9 +498,10 @@ def scaling_table(kind: SweepKind, samples: Samples) -> TextTable:
     for sweep in sweeps_of(kind, samples):
         for case, spread in sweep.per_byte.items():
             last = case == sweep.cases[-1]
-            percentiles = [f"{value:.2f}" for value in (spread.p10, spread.p50, spread.p90)]
             time = f"{samples.median(case, sweep.route):.0f}"
-            rows.append((*_cells(sweep.route, case), time, *percentiles, sweep.verdict() if last else ""))
+            figures = (time, *(f"{value:.2f}" for value in (spread.p10, spread.p50, spread.p90)))
+            shown = [marked(figure, samples.is_shared(case, sweep.route)) for figure in figures]
+            rows.append((*_cells(sweep.route, case), *shown, sweep.verdict() if last else ""))
     rows += [(*_cells(route, case), "", "", "", "", ABSENT) for case, route in samples.absent]
     asked = f"{'slowest / fastest' if kind == 'tokens' else 'each'} {ASKED[kind]}"
     title = f"Time per byte over {kind}, against the smallest size in the same iteration; asked: {asked}"

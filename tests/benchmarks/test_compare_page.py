@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -121,3 +122,9 @@ def test_time_is_to_grow_with_the_bytes(kind: str, slower: float, expected: str)
     assert sweep.verdict() == expected
     assert [spread.p50 for spread in sweep.per_byte.values()] == pytest.approx([1, 1, slower])
     assert str(scaling_table(kind, samples).rows[-1][-1]) == expected
+
+
+def test_figures_of_more_ranks_than_cores_are_marked() -> None:
+    samples = [replace(sample, shared=sample.ranks > 2) for sample in sweep_samples("ranks")]
+    for row in scaling_table("ranks", Samples(samples)).rows:
+        assert [str(cell).startswith("(") for cell in row[4:8]] == [str(row[2]) != "2"] * 4
