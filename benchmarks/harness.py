@@ -7,11 +7,12 @@ import ctypes
 import json
 import math
 import os
+import resource
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 import torch
 from rich.console import Console
@@ -25,6 +26,8 @@ CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 ASSUMED_CACHE_BYTES = 96 << 20
 # A rank that waited so much of a run for a core has shared it: other work was timed too.
 SHARED_FROM = 0.05
+# Of a call that loses its core while it is timed.
+TRIES = 3
 
 
 class Record(TypedDict):
@@ -60,13 +63,20 @@ def records_of(
     ]
 
 
+class Times(NamedTuple):
+    """Seconds of a route's calls, and whether it shared its core in most of them."""
+
+    seconds: list[float]
+    is_shared: bool
+
+
 def interleave(
     routes: Mapping[str, Callable[[], object]],
     iterations: int,
     before: Callable[[Callable[[], object]], object],
     warm_up: int = 3,
-) -> dict[str, list[float]]:
-    """Seconds per call of each route, called in turn so that all see the same state of the machine.
+) -> dict[str, Times]:
+    """Times of each route, called in turn so that all see the same state of the machine.
 
     Args:
         before: called with a route before each of its timed calls, outside the time taken: `warm`, or an
@@ -76,13 +86,33 @@ def interleave(
         for call in routes.values():
             call()
     seconds: dict[str, list[float]] = {name: [] for name in routes}
+    num_shared = dict.fromkeys(routes, 0)
     for _ in range(iterations):
         for name, call in routes.items():
-            before(call)
-            start = time.perf_counter()
-            call()
-            seconds[name].append(time.perf_counter() - start)
-    return seconds
+            took, is_shared = _timed(call, before)
+            seconds[name].append(took)
+            num_shared[name] += is_shared
+    return {name: Times(of, 2 * num_shared[name] > iterations) for name, of in seconds.items()}
+
+
+def _timed(
+    call: Callable[[], object], before: Callable[[Callable[[], object]], object]
+) -> tuple[float, bool]:
+    """Seconds of a call, and whether others had its core meanwhile even in the last of some tries."""
+    for _ in range(TRIES):
+        before(call)
+        preempted = _preemptions()
+        start = time.perf_counter()
+        call()
+        took = time.perf_counter() - start
+        if _preemptions() == preempted:
+            return took, False
+    return took, True
+
+
+def _preemptions() -> int:
+    """How often this thread has lost its core while it wanted to run."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
 
 
 def warm(call: Callable[[], object]) -> None:
@@ -136,6 +166,7 @@ class Eviction:
     def __call__(self, _: object = None) -> None:
         """Whatever ran before is out of the caches."""
         self._memory.sum()
+        os.sched_yield()  # before it is timed, and not in the middle, since so much work uses up a turn
 
 
 def waited_s() -> float:
@@ -150,13 +181,13 @@ def cores() -> int:
 
 
 def marked(text: str, is_shared: bool) -> str:
-    """A figure as a table shows it: in parentheses if ranks shared a core, for then it is none."""
+    """A figure as a table shows it: in parentheses if a core was shared, for then it is none."""
     return f"({text})" if is_shared else text
 
 
 SHARED_NOTE = (
-    "In parentheses: ranks shared a core, as they were more than the cores or waited for one in over "
-    f"{100 * SHARED_FROM:g} % of a run; such a figure tells of the machine and not of the code."
+    "In parentheses: cores were shared, as ranks were more than they, or as other work had one during most "
+    "runs; such a figure tells of the machine and not of the code."
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import statistics
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -27,7 +28,7 @@ def check(case: Case) -> None:
 
 def measure(
     case: Case, iterations: int, cold_iterations: int, evict: harness.Eviction
-) -> dict[bool, dict[str, float]]:
+) -> dict[bool, Measured]:
     """Figures by whether memory was cold: of the kernel, torch and memcpy in turn.
 
     Warm, each call finds in the caches what the same call has just left there; cold, nothing at all. torch is
@@ -47,22 +48,41 @@ def measure(
         if eager
         else lambda: case.kernel.fallback(1, **arguments, **case.kernel.constants)
     )
-    seconds = {
+    times = {
         False: harness.interleave({**routes, "torch": torch_route}, iterations, harness.warm),
         True: harness.interleave(routes, cold_iterations, evict),
     }
-    return {is_cold: _figures(of, case.sizes.tokens) for is_cold, of in seconds.items()}
+    return {is_cold: Measured.of(of, case.sizes.tokens) for is_cold, of in times.items()}
 
 
-def _figures(seconds: dict[str, list[float]], tokens: int) -> dict[str, float]:
-    ours = seconds["ours"]
+def _figures(times: dict[str, harness.Times], tokens: int) -> dict[str, float]:
+    ours = times["ours"].seconds
     figures = {"us_per_token": statistics.median(ours) / tokens * 1e6}
-    if "torch" in seconds:
-        figures["vs_torch"] = harness.median_ratio(seconds["torch"], ours)
-    if "memcpy" in seconds:
-        ratios = [a / b for a, b in zip(ours, seconds["memcpy"], strict=True)]
+    if "torch" in times:
+        figures["vs_torch"] = harness.median_ratio(times["torch"].seconds, ours)
+    if "memcpy" in times:
+        ratios = [a / b for a, b in zip(ours, times["memcpy"].seconds, strict=True)]
         figures |= harness.with_interval("vs_memcpy", ratios)
     return figures
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is known of a case at one temperature.
+
+    Attributes:
+        figures: by metric.
+        is_shared: whether the kernel or memcpy had to share the core in most calls.
+    """
+
+    figures: dict[str, float]
+    is_shared: bool
+
+    @staticmethod
+    def of(times: dict[str, harness.Times], tokens: int) -> Measured:
+        """Of the times of every route."""
+        is_shared = any(of.is_shared for name, of in times.items() if name != "torch")
+        return Measured(_figures(times, tokens), is_shared)
 
 
 def _is_met(case: Case, warm: dict[str, float], cold: dict[str, float]) -> bool:
@@ -81,16 +101,18 @@ def _about(case: Case) -> dict[str, object]:
     }
 
 
-def _cells(case: Case, warm: dict[str, float], cold: dict[str, float]) -> list[str]:
-    ratio = f"{warm['vs_torch']:.1f}" if eager_of(case) else f"({warm['vs_torch']:.1f})"
-    cells = [case.name, f"{warm['us_per_token']:.3f}", ratio]
-    for figures in (warm, cold):
-        if "vs_memcpy" in figures:
-            cells += [f"{figures['vs_memcpy']:.2f}", harness.interval_text(figures, "vs_memcpy")]
+def _cells(case: Case, warm: Measured, cold: Measured) -> list[str]:
+    vs_torch = warm.figures["vs_torch"]
+    ratio = f"{vs_torch:.1f}" if eager_of(case) else f"({vs_torch:.1f})"
+    cells = [case.name, f"{warm.figures['us_per_token']:.3f}", ratio]
+    for measured in (warm, cold):
+        if "vs_memcpy" in measured.figures:
+            shown = harness.marked(f"{measured.figures['vs_memcpy']:.2f}", measured.is_shared)
+            cells += [shown, harness.interval_text(measured.figures, "vs_memcpy")]
         else:
             cells += ["-", "-"]
     does = "computes" if case.family.computes else "moves"
-    return [*cells, does, "yes" if _is_met(case, warm, cold) else "no"]
+    return [*cells, does, "yes" if _is_met(case, warm.figures, cold.figures) else "no"]
 
 
 def main() -> None:
@@ -117,13 +139,15 @@ def main() -> None:
             case = Case(each.family, each.shape, sizes)  # one case's data in memory at a time
             measured = measure(case, options.iterations, options.cold_iterations, evict)
             work.advance()
-            for is_cold, figures in measured.items():
-                records += harness.records_of("kernels", {**_about(case), "cold": is_cold}, figures)
+            for is_cold, of in measured.items():
+                about = {**_about(case), "cold": is_cold, "shared": of.is_shared}
+                records += harness.records_of("kernels", about, of.figures)
             lines.append(_cells(case, measured[False], measured[True]))
     temperatures = ["warm: ours / memcpy", "95 %", "cold", "95 %"]
     columns = ["kernel", "us/token", "torch / ours", *temperatures, "it", "target met"]
     harness.print_table(f"Triton kernels, {sizes.tokens} tokens, one core", columns, lines)
     print(f"Target: ours / memcpy <= {VS_MEMCPY} cold, and torch / ours >= {VS_TORCH:g} where it computes.")
+    print(harness.SHARED_NOTE)
     harness.write_records(options.json, records)
 
 

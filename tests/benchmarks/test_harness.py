@@ -47,15 +47,34 @@ def test_ranks_empty_the_caches_together(
     evict()
 
 
-def test_what_a_call_finds_in_the_caches_is_decided_right_before_it() -> None:
+def test_what_a_call_finds_in_the_caches_is_decided_right_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     routes: dict[str, Callable[[], object]] = {name: lambda name=name: done.append(name) for name in "ab"}
-    seconds = harness.interleave(routes, 2, harness.warm, warm_up=1)
+    monkeypatch.setattr(harness, "_preemptions", lambda: 0)
+    times = harness.interleave(routes, 2, harness.warm, warm_up=1)
     assert "".join(done) == "ab" + 2 * "aabb"
-    assert {name: len(of) for name, of in seconds.items()} == {"a": 2, "b": 2}
+    assert {name: (len(of.seconds), of.is_shared) for name, of in times.items()} == {
+        "a": (2, False),
+        "b": (2, False),
+    }
     done.clear()
     harness.interleave(routes, 2, lambda _: done.append("-"), warm_up=1)
     assert "".join(done) == "ab" + 2 * "-a-b"
+
+
+def test_a_call_that_loses_its_core_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three times at most, and marked where most rounds end so."""
+    done: list[str] = []
+    lost = iter([0, 1, 1, 1])  # before and after each try: the first one loses its core, the second does not
+    monkeypatch.setattr(harness, "_preemptions", lambda: next(lost))
+    routes: dict[str, Callable[[], object]] = {"a": lambda: done.append("a")}
+    times = harness.interleave(routes, 1, lambda _: done.append("-"), warm_up=0)
+    assert ("".join(done), len(times["a"].seconds), times["a"].is_shared) == ("-a-a", 1, False)
+    done.clear()
+    always = iter(range(100))
+    monkeypatch.setattr(harness, "_preemptions", lambda: next(always))
+    times = harness.interleave(routes, 2, lambda _: done.append("-"), warm_up=0)
+    assert ("".join(done), len(times["a"].seconds), times["a"].is_shared) == (6 * "-a", 2, True)
 
 
 def wait_beside_others(rank: int, num_ranks: int) -> tuple[float, float]:

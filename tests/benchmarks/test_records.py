@@ -17,7 +17,7 @@ RUNS = {
     "kernels": (
         ["--hidden", "512", "--iterations", "3", "--cold-iterations", "1"],
         {"vs_torch", "vs_memcpy", "vs_memcpy_low", "vs_memcpy_high"},
-        {"kernel", "cold"},
+        {"kernel", "cold", "shared"},
     ),
     "operators": (
         ["--iterations", "2", "--ranks", "4", "--tokens", "2"],
