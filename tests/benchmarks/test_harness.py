@@ -81,7 +81,7 @@ def wait_beside_others(rank: int, num_ranks: int) -> tuple[float, float]:
     """Seconds at work on one core for all ranks, and those of them in which another had the core."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     begin, waited = time.perf_counter(), harness.waited_s()
-    while time.perf_counter() < begin + 0.4:
+    while time.perf_counter() < begin + 0.2:
         pass
     return time.perf_counter() - begin, harness.waited_s() - waited
 
