@@ -17,11 +17,11 @@ from typing import NamedTuple, TypedDict
 import torch
 from rich.console import Console
 
+from moe_triton.core.cpu_caches import data_caches
 from moe_triton.tools.cli.errors import errors_shown
 from moe_triton.tools.text_table import TextTable, names, numbers
 
 MAX_RANKS = 256  # processes that a benchmark starts at most
-CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 # What the last cache is taken to hold where nobody says.
 ASSUMED_CACHE_BYTES = 96 << 20
 # A rank that waited so much of a run for a core has shared it: other work was timed too.
@@ -120,24 +120,9 @@ def warm(call: Callable[[], object]) -> None:
     call()
 
 
-def cache_sizes() -> dict[str, str]:
-    """What each level of this machine's data caches holds, as Linux writes it: "L2": "2048K"."""
-    sizes = {}
-    for index in sorted(CACHES.glob("index*")):
-        if read_text(index / "type") != "Instruction":
-            sizes[f"L{read_text(index / 'level')}"] = read_text(index / "size")
-    return sizes
-
-
 def cache_bytes() -> int:
     """What the largest cache holds that a core of this machine uses."""
-    return max((_bytes_of(size) for size in cache_sizes().values()), default=0) or ASSUMED_CACHE_BYTES
-
-
-def _bytes_of(size: str) -> int:
-    """Of "2048K", or "32M"; 0 if it is no size."""
-    digits, unit = size[:-1], size[-1:]
-    return int(digits) << {"K": 10, "M": 20, "G": 30}.get(unit, 0) if digits.isdigit() else 0
+    return max(data_caches().values(), default=ASSUMED_CACHE_BYTES)
 
 
 def read_text(path: Path) -> str:
@@ -159,7 +144,7 @@ class Eviction:
         # A quarter more than it holds, since caches do not give up exactly what is oldest; nor is any rank's
         # share less than twice the second level, which each core has of its own.
         share = cache_bytes() * 5 // 4 // num_ranks
-        own = 2 * _bytes_of(cache_sizes().get("L2", ""))
+        own = 2 * data_caches().get(2, 0)
         # Written once: all pages of zeros that nobody has written are one page, which stays in the caches.
         self._memory = torch.ones(max(share, own) // 8, dtype=torch.int64)
 

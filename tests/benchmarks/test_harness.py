@@ -10,26 +10,24 @@ from pathlib import Path
 import pytest
 
 from benchmarks import harness
+from moe_triton.core import cpu_caches
 from moe_triton.processes import RankGroup
 
 
-def cache(folder: Path, number: int, level: int, kind: str, size: str) -> None:
-    index = folder / f"index{number}"
-    index.mkdir()
+def cache(cpus: Path, number: int, level: int, kind: str, size: str) -> None:
+    index = cpus / f"cpu{min(os.sched_getaffinity(0))}" / "cache" / f"index{number}"
+    index.mkdir(parents=True)
     for name, text in (("level", level), ("type", kind), ("size", size)):
         (index / name).write_text(f"{text}\n")
 
 
 def test_caches_are_as_large_as_linux_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(harness, "CACHES", tmp_path)
-    assert harness.cache_sizes() == {}
+    monkeypatch.setattr(cpu_caches, "CPUS", tmp_path)
     assert harness.cache_bytes() == harness.ASSUMED_CACHE_BYTES
     cache(tmp_path, 0, 1, "Data", "48K")
-    cache(tmp_path, 1, 1, "Instruction", "64K")
-    cache(tmp_path, 2, 2, "Unified", "2048K")
-    assert harness.cache_bytes() == 2 << 20
+    cache(tmp_path, 1, 1, "Instruction", "64M")
+    assert harness.cache_bytes() == 48 << 10
     cache(tmp_path, 3, 3, "Unified", "32M")
-    assert harness.cache_sizes() == {"L1": "48K", "L2": "2048K", "L3": "32M"}
     assert harness.cache_bytes() == 32 << 20
 
 
@@ -38,7 +36,7 @@ def test_ranks_empty_the_caches_together(
     num_ranks: int, num_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of the last one and a quarter more, and each the second level of its own core."""
-    monkeypatch.setattr(harness, "CACHES", tmp_path)
+    monkeypatch.setattr(cpu_caches, "CPUS", tmp_path)
     cache(tmp_path, 2, 2, "Unified", "2048K")
     cache(tmp_path, 3, 3, "Unified", "32M")
     evict = harness.Eviction(num_ranks)

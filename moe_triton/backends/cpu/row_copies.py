@@ -14,13 +14,13 @@ from pathlib import Path
 
 from moe_triton.backends.cpu import native
 from moe_triton.backends.cpu.triton import cache
+from moe_triton.core.cpu_caches import data_caches
 from moe_triton.core.cpu_family import cpu_family
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.tuning import ALL_BYTES
 
 logger = logging.getLogger("moe_triton")
 
-CPUS = Path("/sys/devices/system/cpu")
 LIBRARY, STREAM = "library", "stream"
 """The C library's memcpy, which every way is compared with; and streaming stores."""
 
@@ -135,31 +135,11 @@ def _names() -> list[str]:
     return names
 
 
-def cache_sizes(cpus: Path = CPUS) -> CacheSizes:
+def cache_sizes(cpus: Path | None = None) -> CacheSizes:
     """Of the first core that this process may run on.
 
     Args:
-        cpus: where the kernel describes them.
+        cpus: where Linux describes cores; None for where it does.
     """
-    core = min(os.sched_getaffinity(0))
-    sizes = dict(_sizes(cpus / f"cpu{core}" / "cache"))
-    return CacheSizes(sizes.get(2), sizes[max(sizes)] if sizes and max(sizes) > 1 else None)
-
-
-def _sizes(folder: Path) -> list[tuple[int, int]]:
-    """Levels of caches for data, and their bytes."""
-    found = []
-    for each in folder.glob("index*"):
-        try:
-            level, size, kind = ((each / name).read_text().strip() for name in ("level", "size", "type"))
-            if kind != "Instruction":
-                found.append((int(level), _bytes(size)))
-        except (OSError, ValueError):
-            continue
-    return found
-
-
-def _bytes(size: str) -> int:
-    """Of a number that may end in K, M or G."""
-    power = " KMG".index(size[-1]) if size[-1:].isalpha() else 0
-    return int(size.rstrip("KMG")) << 10 * power
+    sizes = data_caches(cpus)
+    return CacheSizes(sizes.get(2), sizes[max(sizes)] if max(sizes, default=1) > 1 else None)
