@@ -182,11 +182,12 @@ def _sum_columns(
             # adding +0 changes no sum that started from +0, so it stands for adding nothing
             value = tl.where(is_routed, _load_slot(slots, slot_scales, offset, cols, blocks), 0.0)
             if SPECIAL == "copies" or SPECIAL == "constants":
+                special = expert - num_experts
                 value = _with_special(
-                    value, expert - num_experts, token, k, cols, ori_x, alphas, const_v,
+                    value, special, token, k, cols, ori_x, alphas, const_v,
                     num_zero, num_copy, num_const, SPECIAL, HIDDEN, TOPK,
                 )  # fmt: skip
-                is_routed = (expert >= 0) & (expert < num_experts + num_zero + num_copy + num_const)
+                is_routed |= (special >= num_zero) & (special < num_zero + num_copy + num_const)
             if HAS_WEIGHTS:
                 weight = _number(topk_weights, weight_tile, token, k, TOPK)
                 value = value * tl.where(is_routed, weight, 0.0)

@@ -11,7 +11,7 @@ from moe_triton.core.reach import Queues, token_of
 from .library import Library
 
 # As of threads without settings: no streaming stores, no sleep on doorbells.
-_DEFAULTS = (1 << 64) - 1, 200, 20_000, 0, None, None, None
+_DEFAULTS = {"cached_bytes": (1 << 64) - 1, "spins": 200, "yields": 20_000}
 
 
 class Nics:
@@ -43,7 +43,7 @@ class Nics:
             self._open.append(library.open_nic(description))
             places = [token_of(peer) if peer in own.peers else at for peer, at in enumerate(windows)]
             self.words.append([own.word(rank, peer, at) for peer, at in enumerate(places)])
-        self._settings = [SettingsStruct(*_DEFAULTS, nic) for nic in self._open]
+        self._settings = [SettingsStruct(**_DEFAULTS, nic=nic) for nic in self._open]
 
     def use(self, rank: int) -> None:
         """This thread's launches are that rank's from now on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import dataclasses
 
 import pytest
@@ -164,6 +165,20 @@ def test_what_no_id_leads_to_is_not_read(counts: tuple[int, int, int], target: s
     ]
     load(kernel).function((ctypes.c_uint64 * len(words))(*words), 1, 0)
     assert_same_bits(out, case.expected())
+
+
+@with_forms(SumFeatures(special=True), SumFeatures(masked=True, special=True, by_expert=True))
+@pytest.mark.parametrize("weight", [math.inf, -math.inf, math.nan])
+def test_a_zero_expert_adds_nothing_whatever_its_weight(
+    launch: Launch, target: str, features: SumFeatures, weight: float
+) -> None:
+    case = Case(features, torch.bfloat16, 32, 4, 1, True, 6, 3)
+    case.active_index[:] = 0
+    zero, copy, constant = NUM_EXPERTS, NUM_EXPERTS + 2, NUM_EXPERTS + 3
+    case.ids[:] = torch.tensor([[0, zero, 1, -1], [0, zero, copy, -1], [constant, zero, copy, 1]])
+    case.weights[:, 1] = weight
+    assert case.expected().isfinite().all()
+    case.check(launch, target, 2, 0, 3)
 
 
 @with_forms(

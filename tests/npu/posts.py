@@ -19,7 +19,7 @@ from moe_triton.rendezvous.meeting import Meeting
 
 MAKE = window.make_window
 # As of threads without settings: no streaming stores, no sleep on doorbells.
-_DEFAULTS = (1 << 64) - 1, 200, 20_000, 0, None, None, None
+_DEFAULTS = {"cached_bytes": (1 << 64) - 1, "spins": 200, "yields": 20_000}
 
 _settings: native.SettingsStruct | None = None
 
@@ -45,7 +45,7 @@ class PostedWindow:
         opened = native.library().moe_nic_open(ctypes.addressof(told))
         # Of a buffer that is dropped: posts are read from memory that goes.
         self._ending = weakref.finalize(self, native.library().moe_nic_close, opened)
-        _settings = native.SettingsStruct(*_DEFAULTS, opened)
+        _settings = native.SettingsStruct(**_DEFAULTS, nic=opened)
 
     def close(self) -> None:
         """Ends the NIC, which delivers what was posted. May be called twice."""
