@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import dataclasses
+import math
 
 import pytest
 import torch
