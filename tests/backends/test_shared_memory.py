@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,16 @@ def test_a_path_is_on_the_innermost_mount(mounts: Path, path: str, point: str) -
 
 def test_of_mounts_at_one_place_the_last_is_seen(mounts: Path) -> None:
     assert mount_of(Path("/hidden"), mounts) == Mount(Path("/hidden"), "tmpfs", ("rw",))
+
+
+@pytest.mark.parametrize(
+    "name", ["größe".encode(), b"gr\xf6", b"a\x0cb", b"a\rb", "a\u0085b".encode(), b"a\\134101"]
+)
+def test_mounts_may_have_names_of_any_bytes(mounts: Path, name: bytes) -> None:
+    mounts.write_bytes(mounts.read_bytes() + b"31 24 0:29 / /" + name + b" rw - tmpfs tmpfs rw\n")
+    point = Path(os.fsdecode(b"/" + name.replace(b"\\134", b"\\")))
+    assert mount_of(point / "x", mounts) == Mount(point, "tmpfs", ("rw",))
+    assert mount_of(USUAL, mounts) is not None
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from moe_triton.core.errors import WindowError
 USUAL = Path("/dev/shm")
 VARIABLE = "MOE_TRITON_SHM"
 MOUNTS = Path("/proc/self/mountinfo")
+_OCTAL = re.compile(rb"\\([0-7]{3})")
 FORCED = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 
 
@@ -75,14 +77,15 @@ def mount_of(path: Path, mounts: Path = MOUNTS) -> Mount | None:
 
 def _mounts(mounts: Path) -> Iterator[Mount]:
     try:
-        lines = mounts.read_text().splitlines()
+        lines = mounts.read_bytes().split(b"\n")
     except OSError:
         return
-    for line in lines:
-        fields, _, rest = line.partition(" - ")
-        point = fields.split(" ")[4].encode().decode("unicode_escape")  # spaces are \040
-        kind, _, options = rest.split(" ", 2)
-        yield Mount(Path(point), kind, tuple(options.split(",")))
+    for line in lines[:-1]:
+        fields, _, rest = line.partition(b" - ")
+        # spaces are \040; all other bytes are as in the path, whatever they mean
+        point = _OCTAL.sub(lambda octal: bytes([int(octal[1], 8)]), fields.split(b" ")[4])
+        kind, _, options = map(os.fsdecode, rest.split(b" ", 2))
+        yield Mount(Path(os.fsdecode(point)), kind, tuple(options.split(",")))
 
 
 def huge_pages(path: Path, mounts: Path = MOUNTS, forced: Path = FORCED) -> bool | None:
