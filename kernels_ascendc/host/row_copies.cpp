@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <iterator>
 #include <thread>
 #include <vector>
@@ -127,14 +128,17 @@ const char* moe_row_copy_name(uint64_t number) { return number < NUM_COPIES ? RO
 void* moe_row_copy(uint64_t number) { return reinterpret_cast<void*>(ROW_COPIES[number].copy); }
 
 // How many times as fast as the first way each one is, by its number, and behind them streaming stores; 0 if there are
-// none. So many rows of each thread go to `PLACES` places each.
-void moe_time_row_copies(uint64_t rows, uint32_t threads, uint64_t most_ns, double* speed_ups) {
+// none. So many rows of each thread go to `PLACES` places each. 1 where there is no memory or thread for that.
+int moe_time_row_copies(uint64_t rows, uint32_t threads, uint64_t most_ns, double* speed_ups) try {
     std::vector<RowCopy> ways;
     for (const NamedRowCopy& each : ROW_COPIES) ways.push_back(each.copy);
     if (moe::emulation::HAS_STREAMS) ways.push_back(moe::emulation::StreamBytes);
     speed_ups[NUM_COPIES] = 0;
     const std::vector<double> found = Exchange(rows, threads).SpeedUps(ways, std::chrono::nanoseconds(most_ns));
     std::copy(found.begin(), found.end(), speed_ups);
+    return 0;
+} catch (const std::exception&) {
+    return 1;
 }
 
 }  // extern "C"

@@ -139,3 +139,15 @@ def test_cache_sizes_are_those_of_a_core_of_ours(tmp_path: Path) -> None:
     described(caches / "index4", level="4", type="Unified")  # without a size
     assert cache_sizes(tmp_path) == CacheSizes(2 << 20, 260 << 20)
     assert cache_sizes(tmp_path / "nowhere") == CacheSizes(None, None)
+
+
+def test_without_room_for_a_timing_rows_are_copied_by_the_library(
+    unknown_processor: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """More rows than an address space holds. Nothing is kept: the next process may have more room."""
+    monkeypatch.setenv("MOE_TRITON_CACHE", str(tmp_path))
+    monkeypatch.setattr(row_copies, "_MOST_ROWS", 1 << 40)
+    monkeypatch.setattr(row_copies, "_CACHES", 1 << 50)
+    found = row_copies.chosen()
+    assert (found.name, found.streams) == ("library", False)
+    assert not list(tmp_path.glob("*.json"))

@@ -134,7 +134,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "moe_last_error": (TEXT,),
     "moe_row_copy_name": (TEXT, U64),
     "moe_row_copy": (POINTER, U64),
-    "moe_time_row_copies": (None, U64, U32, U64, POINTER),
+    "moe_time_row_copies": (ctypes.c_int, U64, U32, U64, POINTER),
     "moe_use_profiler": (None, POINTER, POINTER, POINTER),
     "moe_forget_threads": (None,),
 }

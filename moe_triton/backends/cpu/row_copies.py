@@ -99,6 +99,9 @@ def _chosen(threads: int) -> RowCopies:
             speed_ups = json.loads(entry.body())
     except ToolchainError:  # there is no place to keep it, as compiling will say
         speed_ups = json.loads(build())
+    except MemoryError as error:
+        logger.info("copies of rows are not timed: %s", error)
+        names, speed_ups = [LIBRARY], {LIBRARY: 1.0, STREAM: 0.0}
     return fastest(names, speed_ups, caches)
 
 
@@ -109,9 +112,13 @@ def timed(names: list[str], rows: int, threads: int) -> dict[str, float]:
         names: of all ways through the caches.
         rows: that each thread copies to 8 places in a turn.
         threads: that do so at the same time.
+
+    Raises:
+        MemoryError: there is no room for the rows, or for a thread.
     """
     speed_ups = (ctypes.c_double * (len(names) + 1))()
-    native.library().moe_time_row_copies(rows, threads, _MOST_NS, speed_ups)
+    if native.library().moe_time_row_copies(rows, threads, _MOST_NS, speed_ups):
+        raise MemoryError(f"{threads} threads with {rows} rows each")
     found = dict(zip((*names, STREAM), speed_ups, strict=True))
     logger.info("copies of rows, times as fast as memcpy: %s", found)
     return found
