@@ -174,7 +174,10 @@ public:
     // Whether all waits are to end.
     bool IsStopped() const { return settings_.control != nullptr && settings_.control->IsStopped(); }
 
+    // A copy with flags may be a row: a token to this rank's own server has its number in its head, which says that the
+    // token before it is there.
     void Notify(const void* flags, uint64_t number) {
+        PublishRows();
         if (paced_ != nullptr && paced_->HoldsRing(flags, number)) return;
         if (Doorbell* const bell = DoorbellOf(settings_, flags)) bell->Ring(number);
     }

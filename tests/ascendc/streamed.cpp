@@ -87,6 +87,7 @@ int main() {
         [&](Core& core, Window& window) { core.CopyOut(bytes_of(window), {0}, 32); },
         [&](Core& core, Window& window) { core.CopyBlocksOut(bytes_of(window), {0}, 1, {32, 24}); },
         [](Core& core, Window& window) { core.ScalarStore(window.flag, 1U); },
+        [](Core& core, Window& window) { core.Notify(window.flag, 1); },  // the flag is in the row
         [](Core& core, Window&) { core.SyncAll(); },
         [](Core& core, Window&) {
             try {
