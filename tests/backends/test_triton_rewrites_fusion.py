@@ -83,7 +83,24 @@ CARRIED = f"""
       scf.yield %2 : {VECTOR}
     }}
 """
+AGAIN = f"memref.cast %arg1 : {ROW} to memref<?x32xf32>"
+RECAST = f"%any = {AGAIN}\n%view = memref.cast %any : memref<?x32xf32> to {ROW}\n"
+SAME = f"%view = memref.subview %arg1[0, 0] [64, 32] [1, 1] : {ROW} to {ROW}\n"
+EITHER = f"""
+    %is_first = arith.cmpi eq, %number, %c0 : index
+    %view = arith.select %is_first, %arg1, %arg3 : {ROW}
+"""
+HANDED_ON = f"%all = scf.for %turn = %c0 to %number step %c1 iter_args(%view = %arg1) -> ({ROW}) {{\n"
+END = f"scf.yield %view : {ROW}\n}}\n"
+READING_VIEW = _loop("%arg0", "%arg2", second="%view")
 UNTOUCHED = {
+    "the second reads a part of what the first writes": (SAME, FIRST, READING_VIEW),
+    "the second reads what the first writes, by another type": (RECAST, FIRST, READING_VIEW),
+    "the second may read what the first writes": (EITHER, FIRST, READING_VIEW),
+    "the second reads what is handed on, which the first writes": (HANDED_ON, FIRST, READING_VIEW, END),
+    "a call in the first": (
+        FIRST.replace("vector.store", "func.call @unknown() : () -> ()\n      vector.store"), SECOND,
+    ),
     "the second reads what the first writes": (FIRST, _loop("%arg0", "%arg2", second="%arg1")),
     "the second writes what the first reads": (FIRST, _loop("%arg0", "%arg0")),
     "both write the same": (FIRST, _loop("%arg0", "%arg1")),

@@ -32,12 +32,15 @@ def fuse_loops(module: Operation) -> None:
 
     The next one, and what stands in between, must neither touch what the loop writes nor write what it reads.
     Different arguments are taken to be different memory: only for builds whose arguments do not overlap.
+    Memory that is neither an argument's nor a buffer's could be any of theirs.
     """
     makers = module.makers()
+    apart = {buffer.result for buffer in module.walk("memref.alloca")}
+    apart.update(*(function.body.arguments for function in module.walk("func.func") if function.regions[0]))
     for block in _blocks(module):
         loops = [each for each in block.operations if each.name == "scf.for"]
         for first, second in itertools.pairwise(loops):
-            if _bounds(first, makers) == _bounds(second, makers) and _can_wait(first, second, makers):
+            if _bounds(first, makers) == _bounds(second, makers) and _can_wait(first, second, makers, apart):
                 _move_into(first, second)
 
 
@@ -53,7 +56,7 @@ def _bounds(loop: Operation, makers: dict[str, Operation]) -> list[str]:
     ]
 
 
-def _can_wait(first: Operation, second: Operation, makers: dict[str, Operation]) -> bool:
+def _can_wait(first: Operation, second: Operation, makers: dict[str, Operation], apart: set[str]) -> bool:
     """Whether a loop, of which the second reads a row, may take its turns along with that one's."""
     if first.results or second.results:
         return False
@@ -61,9 +64,12 @@ def _can_wait(first: Operation, second: Operation, makers: dict[str, Operation])
     if touched.read.isdisjoint(_touched(second, makers).read):
         return False
     others = operations[operations.index(first) + 1 : operations.index(second) + 1]
-    inside = itertools.chain(others, *(each.walk() for each in others))
-    return {each.name.partition(".")[0] for each in inside} <= _DIALECTS and all(
-        touched.is_free_of(_touched(each, makers)) for each in others
+    inside = itertools.chain(first.walk(), others, *(each.walk() for each in others))
+    if not {each.name.partition(".")[0] for each in inside} <= _DIALECTS:
+        return False
+    of_others = [_touched(each, makers) for each in others]
+    return all(each.read | each.written <= apart for each in (touched, *of_others)) and all(
+        touched.is_free_of(each) for each in of_others
     )
 
 
