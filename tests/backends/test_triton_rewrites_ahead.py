@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -234,6 +236,28 @@ def test_rows_that_do_not_follow_each_other_are_not_asked_for_twice(outer: str) 
 
 def test_only_a_loop_that_always_ran_before_has_read_a_row() -> None:
     assert _asked(_rows(_pass(1), _pass(2), either=True)) == [NEXT_STRIP, NEXT_STRIP]
+
+
+def test_either_of_two_loops_may_go_through_a_row_of_one_address() -> None:
+    row = "llvm.getelementptr %arg0[%offset] : (!llvm.ptr, i64) -> !llvm.ptr, i16\n"
+    loops = [_pass(n).replace(f"%row_{n} = {row}", "").replace(f"%row_{n}[", "%row[") for n in (1, 2)]
+    text = _rows(*loops, either=True)
+    offset = "%offset = llvm.mul %first, %size : i64\n"
+    assert _asked(text.replace(offset, f"{offset}    %row = {row}")) == [NEXT_STRIP, NEXT_STRIP]
+
+
+def test_a_loop_that_counts_in_32_bits_stays_as_it_is() -> None:
+    text = (
+        function()
+        .replace("%5: i64", "%5: i32")
+        .replace("%11 : i64", "%11 : i32")
+        .replace("%0 : i64", "%0 : i32")
+    )
+    for number in (0, 1, 2):
+        text = re.sub(rf"(%{number} = .*) : index\) : i64", r"\1 : i32) : i32", text)
+    text = text.replace("%5, %2 : i64", "%5, %2 : i32").replace("%5, %1 : i64", "%5, %1 : i32")
+    text = text.replace("[%5] : (!llvm.ptr, i64)", "[%5] : (!llvm.ptr, i32)")
+    assert is_left(read_ahead, text)
 
 
 def test_a_row_that_is_the_same_for_all_is_not_asked_for() -> None:

@@ -140,7 +140,9 @@ def _ask_between_strips(
 ) -> None:
     asks = []
     for row in rows:
-        name, size = f"%ahead_{row.address[1:]}", strip // loop.step * row.turn_bytes
+        # two loops may go through a row of one address
+        name = f"%ahead_{row.address[1:]}_{loop.index[1:]}"
+        size = strip // loop.step * row.turn_bytes
         start = str(row.start).replace(row.address, name, 1) if row.start else ""
         at = element(
             f"{name}_at", name if row.start else row.address, f"%strip_{loop.index[1:]}", row.element

@@ -99,6 +99,8 @@ def find_loop(function: Operation, head: Block, body: Block, constants: Constant
     count = next((each for each in body.operations if each.results == last.operands[:1]), None)
     if count is None or (count.name, count.operands[:1]) != ("llvm.add", [index]):
         return None
+    if head.arguments[index] != "i64":  # what is put around it counts in 64 bits
+        return None
     is_loop = (
         (test.operands[0], test.attributes["predicate"]) == (index, "2 : i64")
         and (choice.operands, choice.successors[0]) == (test.results, body.label)
