@@ -45,11 +45,13 @@ class Relayed:
         case: with its rounds.
         limit: servers that a token's experts lie in: at most so many, or only that one; None for any.
         nic: of every rank, each with a seed of its own.
+        cached_bytes: of `Tuning`.
     """
 
     case: Case
     limit: Limit = None
     nic: NicSettings = field(default_factory=NicSettings)
+    cached_bytes: int | None = None
 
     @property
     def config(self) -> Config:
@@ -117,19 +119,21 @@ def relayed(
 ) -> Relayed:
     """A small case of a group of equal servers."""
     topk, most = changes.pop("topk", 3), changes.pop("max_tokens", 4)
+    hidden, cached_bytes = changes.pop("hidden", None), changes.pop("cached_bytes", None)
     case = small_case(servers * cards, "hierarchy", **{"rounds": 3, **changes})
     config = replace(
         case.config,
         ranks_per_server=cards,
         num_topk=min(topk, case.config.num_experts),
         num_max_tokens_per_rank=most,
+        hidden=hidden or case.config.hidden,
     )
-    return Relayed(replace(case, config=config), limit, nic or NicSettings())
+    return Relayed(replace(case, config=config), limit, nic or NicSettings(), cached_bytes)
 
 
 def make(of: Relayed, posts: Posts, **options: Any) -> EPBuffer:
     """Its buffer. Collective."""
-    return make_buffer(of.case, tuning=Tuning(posts=posts), **options)
+    return make_buffer(of.case, tuning=Tuning(posts=posts, cached_bytes=of.cached_bytes), **options)
 
 
 def compare(rank: int, num_ranks: int, cases: Sequence[Relayed]) -> list[str]:

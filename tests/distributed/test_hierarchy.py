@@ -52,6 +52,9 @@ def few_cases(servers: int, cards: int) -> list[Relayed]:
         relayed(servers, cards, nic=ORDERED, routing="none"),
         # Partial rows of a server in several pieces, some of them empty.
         relayed(servers, cards, nic=UNORDERED, max_tokens=70, tokens=many, rounds=2),
+        # Rows that are streamed, those with a flag in their head among them.
+        relayed(servers, cards, nic=UNORDERED, hidden=2080, cached_bytes=0, num_blocks=3),
+        relayed(servers, cards, nic=ORDERED, hidden=4160, cached_bytes=0, quantize="int8"),
     ]
 
 
