@@ -159,9 +159,9 @@ public:
         CopyOut(to, from, uint64_t{number} * of.bytes);
     }
 
-    // What lies behind a load's last byte, in its unit, is as unknown as the rest of it.
     uint64_t PieceBytes(uint64_t bytes, uint32_t) const { return bytes; }
 
+    // What lies behind a load's last byte, in its unit, is as unknown as the rest of it.
     void Spoil(UbAddress, uint32_t) {}
     void Discard(UbAddress, uint32_t) {}
 

@@ -82,9 +82,9 @@ public:
         Put(PIPE_MTE3, {Kind::EFFECT, std::move(pieces), {}, Stalls::BETWEEN_PIECES});
     }
 
-    // The bytes that a load leaves behind its last ones are undefined.
     uint64_t PieceBytes(uint64_t bytes, uint32_t) const { return bytes; }
 
+    // The bytes that a load leaves behind its last ones are undefined.
     void Spoil(UbAddress at, uint32_t bytes) {
         if (bytes == 0) return;
         AccessUb(PIPE_MTE2, at, bytes, true);

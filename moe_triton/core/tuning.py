@@ -58,8 +58,8 @@ class Tuning:
         communication_blocks: of a rank's blocks, those that communicate while the others compute; 0 lets
             all of them do both in turn. On an NPU there is one part then, and before CANN 9 always.
         cached_bytes: CPU: bytes of rows that a launch writes through the caches before it uses streaming
-            stores. None: as many as the second cache holds, where a timing at first use says that more of
-            them are faster streamed, and otherwise a rank's share of the last one.
+            stores. None: as many as the second cache holds, on processors that are known or were timed to be
+            faster at streaming more, and on others a rank's share of the last cache.
         spins: CPU: polls of missing flags with only a pause in between. None: the default of the machine.
         yields: CPU: polls after those that yield in between; then the waiter sleeps. None: many if ranks have
             cores of their own, few if they share them.
