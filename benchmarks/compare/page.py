@@ -95,8 +95,9 @@ PACE = """\
 ### At the pace of memcpy
 
 What the ratios would be if slots took as long as memcpy of the bytes that they have to move: their limit on
-this machine, but for what our copies gain over memcpy by asking ahead for the lines of both sides. The last
-column is how close slots come to it; above 1 they move their bytes faster than memcpy does.
+this machine, but for what our copies gain over memcpy by streaming past the caches, or by asking ahead for
+the lines of both sides. The last column is how close slots come to it; above 1 they move their bytes faster
+than memcpy does.
 """
 
 TEMPERATURE = """\
