@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from autotune import results, writing
@@ -26,6 +27,15 @@ from autotune.search.study import Studies
 from autotune.search.task import Outcome
 from autotune.selftest_reports.step_times import read_report
 from autotune.writing import LOCK
+from moe_triton.balance import (
+    Placement,
+    read_expert_location,
+    read_expert_map,
+    read_logical_count,
+    write_expert_location,
+    write_expert_map,
+    write_logical_count,
+)
 from moe_triton.core.errors import ArgumentError, MoeTritonError
 from moe_triton.core.tables import Row, load_table
 from moe_triton.tables import KernelSettings, pipelines, schemes
@@ -55,6 +65,21 @@ class Read(NamedTuple):
     write: Callable[[Path], Path]
     read: Callable[[Path], object]
     is_json: bool = True
+
+
+def expert_map(folder: Path) -> Path:
+    write_expert_map(Placement.initial(2, 4, 6, 2), folder / "map.json")
+    return folder / "map.json"
+
+
+def expert_location(folder: Path, ending: str = ".json") -> Path:
+    write_expert_location(Placement.initial(2, 4, 6, 2), folder / f"location{ending}")
+    return folder / f"location{ending}"
+
+
+def logical_count(folder: Path) -> Path:
+    write_logical_count(torch.ones(2, 4), folder / "count.json")
+    return folder / "count.json"
 
 
 def constants(folder: Path) -> Path:
@@ -127,6 +152,14 @@ FILES = {
     "schemes, written again": Read(
         lambda folder: of_schemes.write(folder, of_schemes.SCHEMES), write_schemes
     ),
+    "expert map": Read(expert_map, read_expert_map),
+    "expert location": Read(expert_location, lambda path: read_expert_location(path, 2)),
+    "expert location of tensors": Read(
+        lambda folder: expert_location(folder, ".pt"),
+        lambda path: read_expert_location(path, 2),
+        is_json=False,
+    ),
+    "logical count": Read(logical_count, read_logical_count),
     "study": Read(study, read_study, is_json=False),
     "lock of a study": Read(
         lambda folder: study(folder).with_suffix(".lock"),

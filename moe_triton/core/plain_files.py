@@ -33,15 +33,28 @@ def read_text(path: Path, most_bytes: int = MOST_BYTES) -> str:
     Raises:
         OSError: it cannot be read, is no plain file, is too large, or is no text. `strerror` says which.
     """
+    try:
+        return read_bytes(path, most_bytes).decode()
+    except UnicodeDecodeError as error:
+        raise OSError(errno.EILSEQ, f"it is no text in UTF-8: {error.reason}", str(path)) from None
+
+
+def read_bytes(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
+    """What a file holds.
+
+    Args:
+        path: of the file.
+        most_bytes: that it may have.
+
+    Raises:
+        OSError: it cannot be read, is no plain file, or is too large. `strerror` says which.
+    """
     with os.fdopen(_opened_plainly(path, os.O_RDONLY), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         data = file.read(most_bytes + 1) if size <= most_bytes else b""
     if max(size, len(data)) > most_bytes:
         raise OSError(errno.EFBIG, f"it has more than {most_bytes >> 20} MB", str(path))
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise OSError(errno.EILSEQ, f"it is no text in UTF-8: {error.reason}", str(path)) from None
+    return data
 
 
 def open_to_lock(path: Path) -> IO[bytes]:
