@@ -168,6 +168,9 @@ UNTOUCHED = {
         iterators=("parallel", "reduction"),
         element="i32",
     ),
+    "conditions in memory, a byte each": _generic(
+        ["tile", "tile"], ["%1 = arith.xori %in0, %in0 : i1", "%1"], element="i1"
+    ),
     "the place in the tile": _generic(
         ["tile", "tile"],
         ["%1 = linalg.index 1 : index", "%2 = arith.index_cast %1 : index to i32", "%2"],

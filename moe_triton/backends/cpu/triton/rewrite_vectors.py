@@ -160,6 +160,8 @@ def _operand(
     kind = kinds.get((first in dims, last in dims))
     if layout is None or kind is None or len(dims) != len(_shape(type_)):
         return None
+    if layout[2] == "i1":  # a byte each in memory, a bit each in what a vector of them is loaded from
+        return None
     expected = {first: row_elements if kind == "tile" else 1, last: 1}
     strides = layout[3].split(", ") if layout[3] else []
     if any(int(stride) != expected.get(dim, int(stride)) for dim, stride in zip(dims, strides, strict=False)):
