@@ -24,11 +24,13 @@ from moe_triton.core.row_formats import row_format_of
 from moe_triton.core.topology import RanksPerServer
 from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.core.uncopied import Uncopied
+from moe_triton.kernels.map_experts import ReplicaBy
 from moe_triton.runtime import arguments, buffer_calls
 from moe_triton.runtime.buffer_plans import BufferPlans
 from moe_triton.runtime.chosen_scheme import Asked, choose_scheme
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.construction import Order, meet, seconds_to_meet
+from moe_triton.runtime.expert_mapping import ExpertMapping
 from moe_triton.runtime.owner import Owner
 from moe_triton.runtime.size_hint import get_buffer_size_hint
 from moe_triton.runtime.traces import TracePath
@@ -155,7 +157,7 @@ class EPBuffer(Owner, Uncopied):
         self._latest_dtype: torch.dtype | None = None
         try:
             self._plans = BufferPlans(self._communicator, make_host(backend), self._id, special)
-            self._sent = self._plans.sent.calls
+            self._sent, self._mapping = self._plans.sent.calls, ExpertMapping(self._communicator)
             self._calls, self._posts = None, self._communicator.memory.posts
             if exchange is None and not self.config.num_special_experts:
                 self._calls = self._communicator.make_calls(self._id, DispatchOutput, DispatchHandle)
@@ -225,6 +227,8 @@ class EPBuffer(Owner, Uncopied):
         smooth_scales: torch.Tensor | None = None,
         active_mask: torch.Tensor | None = None,
         performance_info: torch.Tensor | None = None,
+        eplb_table: torch.Tensor | None = None,
+        eplb_mode: ReplicaBy | None = None,
         out: torch.Tensor | None = None,
         wait: Literal[True] = True,
     ) -> DispatchOutput: ...
@@ -243,6 +247,8 @@ class EPBuffer(Owner, Uncopied):
         smooth_scales: torch.Tensor | None = None,
         active_mask: torch.Tensor | None = None,
         performance_info: torch.Tensor | None = None,
+        eplb_table: torch.Tensor | None = None,
+        eplb_mode: ReplicaBy | None = None,
         out: torch.Tensor | None = None,
         wait: bool = True,
     ) -> DispatchOutput | Pending[DispatchOutput]:
@@ -250,7 +256,8 @@ class EPBuffer(Owner, Uncopied):
 
         Args:
             x: (T, H) bf16 or fp16, T at most num_max_tokens_per_rank and 0 allowed.
-            topk_idx: (T, K) int32 or int64, distinct in a row; -1 for no expert.
+            topk_idx: (T, K) int32 or int64, distinct in a row; -1 for no expert. With eplb_table, of logical
+                experts.
             topk_weights: (T, K) fp32, bf16 or fp16; given here, each received row comes with its weight.
                 "hierarchy" needs them.
             cumulative_local_expert_recv_stats: (E,) int32, to which the number of rows of each local expert
@@ -263,6 +270,13 @@ class EPBuffer(Owner, Uncopied):
                 Combine goes by the same one.
             performance_info: (EP,) int64, raised to the microseconds, 1 at least, that each source rank was
                 waited for.
+            eplb_table: int32, from logical experts (E of them) to physical ones, which num_experts counts;
+                None where ids are of physical ones. (E, F): how many replicas an expert has, and their ids;
+                or by "row" (n, E), of whose rows token t takes row t % n. A call reads it once, so it may
+                change between calls, and in a graph.
+            eplb_mode: what chooses among the replicas of (E, F): "token", also None, deals a rank's tokens
+                to them in turn; "rank" gives each rank one of them, as torch_npu's mode 0; "server" deals to
+                those of the own server, if there are any; or "row" (docs/balance.md).
             out: (A, H), where tokens are to arrive; None for a new tensor.
             wait: False to return as soon as all is sent, with what waits for the rows: `Pending`.
 
@@ -281,6 +295,8 @@ class EPBuffer(Owner, Uncopied):
             >>> received.tokens.dtype, int(received.tokens_per_expert.sum())
             (torch.int8, 128)
         """
+        if eplb_table is not None or eplb_mode is not None:
+            topk_idx = self._mapping.physical(topk_idx, active_mask, eplb_table, eplb_mode)
         if (
             self._calls is not None
             and active_mask is performance_info is out is None

@@ -63,6 +63,26 @@ def check_tensor(
     raise _reason(name, value, shape, dtypes, device)
 
 
+def contiguous(
+    name: str,
+    value: object,
+    *,
+    shape: Sequence[int | str],
+    dtypes: Sequence[torch.dtype],
+    device: torch.device = CPU,
+) -> torch.Tensor:
+    """A tensor as `check_tensor` has it, of one that may be strided.
+
+    Raises:
+        ArgumentError: the first thing that is wrong.
+    """
+    error = not_plain_error(name, value, device)
+    if error is not None:
+        raise error
+    assert isinstance(value, torch.Tensor)
+    return check_tensor(name, value.contiguous(), shape=shape, dtypes=dtypes, device=device)
+
+
 def _fits(sizes: Sequence[int], shape: Sequence[int | str]) -> bool:
     if len(sizes) != len(shape):
         return False

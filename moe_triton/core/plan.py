@@ -224,6 +224,8 @@ class Plan:
     @property
     def half(self) -> str:
         """Which half of an operator it is, " setup" or " teardown"; empty if it is all of one."""
+        if self.operator not in ("dispatch", "combine"):
+            return ""
         steps = set(map(attrgetter("step"), self.launches))
         return " setup" if "wait" not in steps else " teardown" if not steps & {"send", "flag"} else ""
 

@@ -22,6 +22,7 @@ from moe_triton.backends.waits import Waiting
 from moe_triton.core.ascendc import REPORT_MISMATCH
 from moe_triton.core.endings import at_end
 from moe_triton.core.errors import BufferStateError, CommunicationTimeoutError
+from moe_triton.core.kernel import TritonKernel
 from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.rendezvous.notes import Notes, noted_after_s
@@ -31,6 +32,7 @@ from moe_triton.runtime.diagnosis import Run, failure, note_of, patience_s, tell
 from moe_triton.runtime.exclusive import Exclusive
 from moe_triton.runtime.executables import Executables, Phase, PlanCalls, PlanMemory, call_bytes
 from moe_triton.runtime.in_flight import InFlight, UnreadRuns
+from moe_triton.runtime.local_launches import LocalLaunches
 from moe_triton.runtime.rounds import Rounds
 from moe_triton.runtime.traces import Trace
 from moe_triton.schemes.rank_context import Operator
@@ -102,6 +104,8 @@ class Communicator(Exclusive):
         self._fixed = self.memory.bindings
         made.callback(self._fixed.clear)
         self._executables = Executables(self.scheme, self.kernel_settings, self.backend, self.memory, log)
+        blocks = self.context.num_blocks if self.context.capabilities.owns_cores else 1
+        self._local = LocalLaunches(self.backend, blocks)
         self._last: dict[str, Executable] = {}
         self._in_flight = InFlight(self.scheme.rounds.shared)
         self._is_in_graph = False
@@ -204,6 +208,14 @@ class Communicator(Exclusive):
         except BaseException as error:
             self._give_up_for("a wait for the device", error)
             raise
+
+    def run_local(self, kernel: TritonKernel, arguments: Bindings) -> None:
+        """Runs a kernel that no peer takes part in; see `LocalLaunches.run`.
+
+        Raises:
+            BufferStateError: closed, broken or in use by another thread.
+        """
+        self._alone(self._local.run, kernel, arguments)
 
     def _full_wait(self, timeout_us: int | None = None) -> None:
         self._rounds.begin("barrier")
@@ -398,6 +410,7 @@ class Communicator(Exclusive):
         if self._unread is not None:
             self.backend.synchronize()  # running kernels use the memory that is released here
         self._executables.clear()
+        self._local.clear()
         self._last.clear()
         self._fixed.clear()
         for window in self._windows:

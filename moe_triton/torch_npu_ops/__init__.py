@@ -6,6 +6,7 @@ argument for is set by `configure`.
 
 from __future__ import annotations
 
+from moe_triton.torch_npu_ops.experts import npu_moe_update_expert
 from moe_triton.torch_npu_ops.group import _npu_distribute_barrier, npu_moe_distribute_buffer_reset
 from moe_triton.torch_npu_ops.npu_moe import (
     npu_moe_distribute_combine,
@@ -35,6 +36,7 @@ __all__ = [
     "npu_moe_distribute_combine_v2",
     "npu_moe_distribute_dispatch",
     "npu_moe_distribute_dispatch_v2",
+    "npu_moe_update_expert",
     "process_group",
     "register_group",
     "release",

@@ -25,6 +25,33 @@ def route_model(ids: list[int], num_experts: int) -> tuple[list[int], list[int]]
     return index, counts
 
 
+def replica_model(
+    table: list[list[int]],
+    expert: int,
+    token: int,
+    by: str,
+    physical: int,
+    own: tuple[int, int],
+    rank: tuple[int, int],
+) -> int:
+    """The physical expert of a logical one, as the kernel's docstring has it; 2**24 if there is none."""
+    if by == "row":
+        chosen = table[token % len(table)][expert]
+    else:
+        count, *columns = table[expert]
+        if not 0 < count <= len(columns):
+            return 1 << 24
+        replicas = columns[:count]
+        of_server = [each for each in replicas if own[0] <= each < own[1]]
+        if by == "rank":
+            chosen = replicas[rank[0] // -(-rank[1] // count)]
+        elif by == "server" and of_server:
+            chosen = of_server[token % len(of_server)]
+        else:
+            chosen = replicas[token % count]
+    return chosen if 0 <= chosen < physical else 1 << 24
+
+
 def select_model(
     ids: list[list[int]], mask: list[bool] | list[list[bool]]
 ) -> tuple[list[list[int]], list[int]]:

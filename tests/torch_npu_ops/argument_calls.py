@@ -89,6 +89,11 @@ def _other_weights(bench: Bench, good: Any) -> torch.Tensor:
     return bench.round.weights * 2
 
 
+def _reversed_experts(bench: Bench, good: Any) -> torch.Tensor:
+    experts = torch.arange(bench.experts)
+    return torch.stack([torch.ones_like(experts), experts.flip(0)], 1).int()
+
+
 def _smoothing(bench: Bench, good: Any) -> torch.Tensor:
     return torch.full((bench.experts, HIDDEN), 0.5).cumsum(0)
 
@@ -134,7 +139,7 @@ TRIES: dict[str, Try] = {
     "group_ep": _bad("nobody"),
     "group": _bad("nobody"),
     "ep_world_size": Try(bad=lambda bench, good: 2 * good),
-    "world_size": _bad(9),
+    "world_size": _bad(-9),
     "ep_rank_id": Try(bad=lambda bench, good: (good + 1) % bench.num_ranks),
     "moe_expert_num": _bad(5),
     "group_tp": Try(bad=_is("nobody"), beside_bad=_PAIR),
@@ -182,6 +187,12 @@ TRIES: dict[str, Try] = {
     "out": Try(lambda bench, good: bench.place_of_output()),
     "wait": _number(False, "no"),
     "handle": _bad(7),
+    "eplb_table": Try(_reversed_experts),
+    "eplb_mode": Try(bad=_is("expert"), beside={"eplb_table": _reversed_experts}),
+    # npu_moe_update_expert's
+    "pruning_threshold": Try(_twice),
+    "local_rank_id": _number(1, 7),
+    "balance_mode": _number(1, 5),
 }
 
 
@@ -248,9 +259,24 @@ class Bench:
             group = {"group_ep": self.round.group[0], "ep_world_size": self.num_ranks}
             ops.npu_moe_distribute_buffer_reset(**self._with({"elastic_info": everyone, **group}, changes))
             return []
+        if short == "npu_moe_update_expert":
+            return list(ops.npu_moe_update_expert(**self._with(self._to_update(), changes)))
         group = {"group": self.round.group[0], "world_size": self.num_ranks}
         ops._npu_distribute_barrier(**self._with({"x_ref": self.round.x, **group}, changes))
         return []
+
+    def _to_update(self) -> Arguments:
+        """What npu_moe_update_expert takes where it does all that it can."""
+        experts = torch.arange(self.experts)
+        return {
+            "expert_ids": self.round.ids,
+            "eplb_table": torch.stack([torch.full_like(experts, 2), experts, experts + 1], 1).int(),
+            "expert_scales": self.round.weights,
+            "pruning_threshold": torch.full((TOPK,), 0.5 / TOPK),
+            "active_mask": torch.arange(TOKENS) < 3,
+            "local_rank_id": 0,
+            "world_size": 2,
+        }
 
     def _plain(self, short: str, alike: Changes | None = None, **more: Any) -> Arguments:
         """What a function takes in a plain call; with what another call has, where it takes the same."""

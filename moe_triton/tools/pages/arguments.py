@@ -203,6 +203,8 @@ ROWS: dict[str, Mapping[str, Row]] = {
         **_rows("smooth_scales", "tttrt", f"with `quantize`; without, refused. {_NO_SCALES}"),
         **_rows("active_mask", "ttttr", "`direct` has none"),
         **_rows("performance_info", "tttrr", f"{_WAITS}; `direct` has none"),
+        **_rows("eplb_table", "ttttt"),
+        **_rows("eplb_mode", "ttttt", "with `eplb_table`; without, refused"),
         **_rows("out", "ttttr", "rows of `direct` arrive in the window"),
         **_rows(
             "wait", "tttrr", "a relay passes others' rows on inside its own call; `direct` has no halves"
@@ -216,6 +218,12 @@ ROWS: dict[str, Mapping[str, Row]] = {
         **_rows(_ALPHAS_AND_V, "ttrrr", f"{_WITH_CONST}. {_NO_CONST}, nor has `direct`"),
         **_rows("performance_info", "tttrr", f"{_WAITS}; `direct` has none"),
         **_rows("wait", "tttrr", "a relay sums inside its own call; `direct` has no halves"),
+    },
+    "npu_moe_update_expert": {
+        **_rows("expert_ids eplb_table balance_mode", "tt--"),
+        **_rows("expert_scales pruning_threshold", "tt--", "both or neither"),
+        **_rows("active_mask", "tt--", "with `expert_scales` and `pruning_threshold`; without, refused"),
+        **_rows("local_rank_id world_size", "tt--", "with `balance_mode` 0"),
     },
     "_npu_distribute_barrier": {
         **_rows(

@@ -76,6 +76,7 @@ FUNCTIONS = {
     "vsel_sv_": Function("V", (0, 2, 3)),
     "vsel_vs_": Function("V", (0, 1, 3)),
     "vsel_vv_": Function("V", (0, 1, 2, 3)),
+    "vsub_": _TWO,
     "vshrs_vs_": _WITH_SCALAR,
 }
 """By the beginning of the name; what follows it is the shape and the types."""

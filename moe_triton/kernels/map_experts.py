@@ -1,0 +1,422 @@
+"""Map experts: which replica of its logical expert each entry of a token goes to.
+
+Shape symbols:
+    T   tokens of this rank
+    K   experts per token
+    E   logical experts
+    F   columns of the table: how many replicas an expert has, and their physical ids
+    P   physical experts of all ranks
+
+One source serves two machines, as in `moe_triton.kernels.numbering`: ``SCALAR`` chooses. An AI core takes
+several hundred cycles to load an element from an address that it computes. So it holds the table in tiles,
+and compares: for each token, which column of a row counts, and then which row each of its entries names.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Literal, get_args
+
+import torch
+
+from moe_triton.core.checks import check_choice, check_positive
+from moe_triton.core.errors import ArgumentError
+from moe_triton.core.kernel import Arg, TritonKernel, alike, chosen_args, numbers
+from moe_triton.kernels.cases import I8, Draw, Family, Inputs, Shape, blank
+from moe_triton.kernels.fallbacks import Arguments, fallback
+from moe_triton.kernels.language import tl, triton
+from moe_triton.kernels.numbering import ID_LIMIT, far_ids, load_id, narrowed, taken_ids
+from moe_triton.kernels.programs import part_of
+
+ReplicaBy = Literal["rank", "token", "server", "row"]
+"""What chooses among the replicas of an expert: see `map_experts_kernel`."""
+REPLICA_BY: tuple[ReplicaBy, ...] = get_args(ReplicaBy)
+_RANK, _TOKEN, _SERVER, _ROW = range(len(REPLICA_BY))
+
+UNMAPPED = ID_LIMIT
+"""What an entry becomes for which the table has no replica: no kernel takes it for an expert's id."""
+
+MOST_TILED = 4096  # elements of a tile of the table
+FEW = 8  # columns that are loaded for the sake of the first one: 32 bytes
+
+
+@triton.jit
+def _is_own(physical, own_first, own_end):
+    return (physical >= own_first) & (physical < own_end)
+
+
+@triton.jit
+def _whole(a):
+    """What is before the point of fp32 numbers that are not negative."""
+    return a.to(tl.int32).to(tl.float32)
+
+
+@triton.jit
+def _replica(
+    table, expert, token, num_columns, rank, world_size, own_first, own_end, BY: tl.constexpr,
+):  # fmt: skip
+    """The physical id of a logical expert for a token; -1 if the table has none."""
+    row = table + expert * num_columns
+    count = tl.load(row)
+    is_count = (count > 0) & (count < num_columns)
+    count = tl.where(is_count, count, 1)
+    column = token % count + 1
+    if BY == 0:
+        column = rank // tl.cdiv(world_size, count) + 1
+    if BY == 2:
+        num_own = 0
+        for c in range(1, count + 1):
+            num_own += _is_own(tl.load(row + c), own_first, own_end).to(tl.int32)
+        wanted = token % tl.maximum(num_own, 1)
+        seen = 0
+        for c in range(1, count + 1):
+            is_own = _is_own(tl.load(row + c), own_first, own_end)
+            column = tl.where(is_own & (seen == wanted), c, column)
+            seen += is_own.to(tl.int32)
+    return tl.where(is_count, tl.load(row + column), -1)
+
+
+@triton.jit
+def _tile_of(table, experts, cols, num_logical, num_columns):
+    """Some columns of some rows of the table, -1 behind its end."""
+    places = experts[:, None] * num_columns + cols[None, :]
+    is_there = (experts < num_logical)[:, None] & (cols < num_columns)[None, :]
+    return tl.load(table + places, mask=is_there, other=-1).to(tl.float32)
+
+
+@triton.jit
+def _choices(
+    table, experts, num_logical, num_columns, rank, world_size, own_first, own_end,
+    BY: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, FEW: tl.constexpr, UNMAPPED: tl.constexpr,
+):  # fmt: skip
+    """What is known of a tile whatever the token: the replicas of each row; the number of each, by which a
+    token asks for it; among how many tokens are dealt, negative; one through that, or by "rank" the number
+    that all tokens ask for; and what makes a replica negative where a row cannot have as many as it says.
+    """
+    few, cols = tl.arange(0, FEW), 1 + tl.arange(0, COLS)
+    is_first = (1 - tl.minimum(few, 1)).to(tl.float32)  # as a factor: few columns are compared row by row
+    said = tl.sum(_tile_of(table, experts, few, num_logical, num_columns) * is_first[None, :], 1)
+    held = _tile_of(table, experts, cols, num_logical, num_columns)
+    is_count = (said > 0) & (said < num_columns)
+    count = tl.where(is_count, said, 1.0)
+    penalty = tl.where(is_count, 0.0, -UNMAPPED)
+    numbers, dealt = tl.zeros((ROWS, COLS), tl.float32) + cols.to(tl.float32)[None, :], count
+    if BY == 2:
+        is_own = (held >= own_first) & (held < own_end) & (numbers <= count[:, None])
+        own, own_numbers = is_own.to(tl.float32), tl.zeros((ROWS, COLS), tl.float32)
+        num_own = tl.zeros((ROWS,), tl.float32)
+        for c in range(1, num_columns):
+            of_column = own * (1 - tl.minimum(tl.abs(cols - c), 1)).to(tl.float32)[None, :]
+            num_own += tl.sum(of_column, 1)
+            own_numbers += of_column * num_own[:, None]
+        has_own = tl.where(num_own > 0, 1.0, 0.0)
+        numbers = numbers + (own_numbers - numbers) * has_own[:, None]
+        dealt = tl.where(num_own > 0, num_own, count)
+    share = 1.0 / dealt
+    if BY == 0:
+        per_replica = _whole((world_size - 0.5) / count + 1)  # rounded up
+        share = _whole((rank + 0.5) / per_replica) + 1
+    return held, numbers, -dealt, share, penalty
+
+
+@triton.jit
+def _offsets(
+    held, numbers, negative, share, penalty, names, token, num_physical,
+    BY: tl.constexpr, UNMAPPED: tl.constexpr,
+):  # fmt: skip
+    """How much further than its logical expert the physical one of each row is, for a token."""
+    number = share
+    if BY != 0:
+        # the half keeps what has been rounded from the next whole number, up to 2**21 tokens
+        number = _whole(share * (token + 0.5)) * negative + (token + 1)
+    physical = tl.sum(tl.where(numbers == number[:, None], held, 0.0), 1) + penalty
+    return _or_unmapped(physical, num_physical, UNMAPPED) - names
+
+
+@triton.jit
+def _or_unmapped(physical, num_physical, UNMAPPED: tl.constexpr):
+    return tl.where((physical >= 0) & (physical < num_physical), physical, UNMAPPED)
+
+
+@triton.jit
+def _map_experts_kernel(
+    given, table, scales, threshold, mask, topk_idx, kept,
+    num_tokens, num_logical, num_columns, num_physical, rank, world_size, own_first, own_end,
+    TOPK: tl.constexpr, BY: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, FEW: tl.constexpr,
+    ONE_TILE: tl.constexpr, PADDED: tl.constexpr, SCALAR: tl.constexpr, UNMAPPED: tl.constexpr,
+    ID_LIMIT: tl.constexpr,
+):  # fmt: skip
+    begin, end = part_of(num_tokens)
+    if SCALAR:
+        for token in range(begin, end):
+            total = 0.0
+            if kept is not None:
+                for k in range(0, TOPK):
+                    total += tl.load(scales + token * TOPK + k)
+            for k in range(0, TOPK):
+                expert = load_id(given, token * TOPK + k, ID_LIMIT)
+                # special experts come behind the physical ones as they came behind the logical ones
+                mapped = tl.where(expert < num_logical, expert, expert - num_logical + num_physical)
+                if (expert >= 0) & (expert < num_logical):
+                    if BY == 3:
+                        physical = tl.load(table + token % num_columns * num_logical + expert)
+                    else:
+                        physical = _replica(
+                            table, expert, token, num_columns, rank, world_size, own_first, own_end, BY
+                        )
+                    is_expert = (physical >= 0) & (physical < num_physical)
+                    mapped = tl.where(is_expert, physical, UNMAPPED)
+                tl.store(topk_idx + token * TOPK + k, mapped)
+                if kept is not None:
+                    least = total * tl.load(threshold + k)
+                    is_kept = (tl.load(scales + token * TOPK + k) >= least).to(tl.int8)
+                    if mask is not None:
+                        is_kept = tl.where(tl.load(mask + token) != 0, is_kept, 0)
+                    tl.store(kept + token * TOPK + k, is_kept)
+    else:
+        rows, ks = tl.arange(0, ROWS), tl.arange(0, PADDED)
+        num_tiles = tl.cdiv(num_logical, ROWS)
+        if ONE_TILE:
+            num_tiles = 1
+            if BY != 3:
+                held, numbers, negative, share, penalty = _choices(
+                    table, rows, num_logical, num_columns, rank, world_size, own_first, own_end,
+                    BY, ROWS, COLS, FEW, UNMAPPED,
+                )  # fmt: skip
+        for token in range(begin, end):
+            at, inside = token * TOPK + ks, ks < TOPK
+            # floats: to compare integers takes four instructions
+            ids = narrowed(tl.load(given + at, mask=inside, other=-1), ID_LIMIT).to(tl.float32)
+            # from 0: what a loop carries starts as a constant, or the CPU's compiler never frees its buffer
+            change = tl.zeros((PADDED,), tl.float32)
+            for tile in range(0, num_tiles):
+                experts = tile * ROWS + rows
+                names = tl.where(experts < num_logical, experts.to(tl.float32), -0.5)  # no id is a half
+                if BY == 3:
+                    row = table + token % num_columns * num_logical
+                    physical = tl.load(row + experts, mask=experts < num_logical, other=-1).to(tl.float32)
+                    offsets = _or_unmapped(physical, num_physical, UNMAPPED) - names
+                else:
+                    if not ONE_TILE:
+                        held, numbers, negative, share, penalty = _choices(
+                            table, experts, num_logical, num_columns, rank, world_size, own_first, own_end,
+                            BY, ROWS, COLS, FEW, UNMAPPED,
+                        )  # fmt: skip
+                    offsets = _offsets(
+                        held, numbers, negative, share, penalty, names, token, num_physical, BY, UNMAPPED
+                    )
+                change += tl.sum(tl.where(ids[:, None] == names[None, :], offsets[None, :], 0.0), 1)
+            mapped = ids + tl.where(ids < num_logical, change, num_physical - num_logical)
+            tl.store(topk_idx + at, mapped.to(tl.int32), mask=inside)
+            if kept is not None:
+                weights = tl.load(scales + at, mask=inside, other=0.0)
+                total = 0.0
+                for k in range(0, TOPK):  # ascending, as the other form adds them
+                    total += tl.sum(tl.where(ks == k, weights, 0.0), 0)
+                least = total * tl.load(threshold + ks, mask=inside, other=0.0)
+                is_kept = (weights >= least).to(tl.int32)
+                if mask is not None:
+                    is_kept = is_kept * (tl.load(mask + token) != 0).to(tl.int32)
+                tl.store(kept + at, is_kept.to(tl.int8), mask=inside)
+
+
+@fallback
+def _map_experts_fallback(a: Arguments) -> None:
+    size = a.num_tokens * a.TOPK
+    ids = taken_ids(a.given[:size]).long().view(a.num_tokens, a.TOPK)
+    tokens = torch.arange(a.num_tokens)[:, None]
+    is_logical = (ids >= 0) & (ids < a.num_logical)
+    experts = torch.where(is_logical, ids, 0)
+    if a.BY == _ROW:
+        rows = a.table[: a.num_columns * a.num_logical].view(a.num_columns, a.num_logical)
+        physical = rows[tokens % a.num_columns, experts]
+    else:
+        physical = _found(a, a.table[: a.num_logical * a.num_columns].view(-1, a.num_columns), experts)
+    physical = torch.where((physical >= 0) & (physical < a.num_physical), physical, a.UNMAPPED)
+    others = torch.where(ids < 0, ids, ids - a.num_logical + a.num_physical)
+    a.topk_idx[:size] = torch.where(is_logical, physical, others).view(-1).int()
+    if a.kept is None:
+        return
+    scales = a.scales[:size].view(a.num_tokens, a.TOPK)
+    total = torch.zeros(a.num_tokens)
+    for k in range(a.TOPK):
+        total = total + scales[:, k]
+    kept = scales >= total[:, None] * a.threshold[: a.TOPK]
+    if a.mask is not None:
+        kept &= a.mask[: a.num_tokens, None] != 0
+    a.kept[:size] = kept.view(-1).to(I8)
+
+
+def _found(a: Arguments, table: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+    """(T, K) what the table has for each entry, -1 for rows whose count cannot be."""
+    tokens = torch.arange(len(experts))[:, None]
+    held, count = table[experts].long(), table[experts][..., 0].long()
+    is_count = (count > 0) & (count < a.num_columns)
+    count = torch.where(is_count, count, 1)
+    column = tokens % count + 1
+    if a.BY == _RANK:
+        column = a.rank // -(-a.world_size // count) + 1
+    if a.BY == _SERVER:
+        columns = torch.arange(a.num_columns)
+        own = (held >= a.own_first) & (held < a.own_end) & (columns > 0) & (columns <= count[..., None])
+        num_own = own.sum(-1)
+        wanted = (own.cumsum(-1) == (tokens % num_own.clamp(min=1) + 1)[..., None]) & own
+        column = torch.where(num_own > 0, wanted.int().argmax(-1), column)
+    return torch.where(is_count, held.gather(-1, column[..., None])[..., 0], -1)
+
+
+@functools.cache
+def map_experts_kernel(
+    topk: int,
+    by: ReplicaBy = "token",
+    num_logical: int = 1,
+    num_columns: int = 2,
+    target: str = "cpu",
+    int64: bool = False,
+    prunes: bool = False,
+    masked: bool = False,
+) -> TritonKernel:
+    """Physical experts for logical ones, (T, K), by a table of each one's replicas.
+
+    ``table`` is (E, F): column 0 of a row is the number of replicas, columns 1 to that number their ids.
+    Token t of a rank goes to the replica in column::
+
+        rank // ceil(world_size / count) + 1   by "rank", of world_size of them
+        t % count + 1                          by "token"
+
+    By "server" it is number ``t % n`` of the n replicas in [own_first, own_end), in the order of their
+    columns; where there are none, as by "token". By "row" the table is (num_columns, E), and an entry goes
+    to ``table[t % num_columns, e]``. Ids below 0 stay; ids of E and more, of special experts, become as much
+    more as P is more than E. An entry for which the table has no replica in [0, P), or a count outside 1 to
+    F - 1, becomes `UNMAPPED`.
+
+    With ``prunes``, ``kept`` says of each entry whether ``scales[t, k] >= sum(scales[t]) * threshold[k]``, in
+    fp32, the sum with k ascending, and with ``masked`` whether ``mask[t]`` as well.
+
+    Args:
+        topk: K.
+        by: what chooses among replicas.
+        num_logical: E, which decides on an AI core's tiles.
+        num_columns: F, likewise.
+        target: back end that it is specialised for.
+        int64: whether ids are int64; those of `ID_LIMIT` or more, of either sign, become -1.
+        prunes: see above.
+        masked: see above.
+
+    Raises:
+        ArgumentError: a size that is not positive, an unknown ``by``, or ``masked`` without ``prunes``.
+
+    Example, with K 2, by "token"::
+
+        given = [0, 1, 0, -1, 0, 2]
+        table = [2, 0, 3, 1, 1, -1]
+        num_tokens = 3
+        num_logical = 2
+        num_columns = 3
+        num_physical = 4
+        topk_idx = [0, 1, 3, -1, 0, 4]
+    """
+    check_positive("topk", topk)
+    check_positive("num_logical", num_logical)
+    check_positive("num_columns", num_columns)
+    check_choice("by", by, REPLICA_BY)
+    if masked and not prunes:
+        raise ArgumentError("masked", masked, "a mask is for what is pruned", "Pass prunes as well.")
+    has_table_rows, is_scalar = by != "row", target == "cpu"
+    cols = triton.next_power_of_2(max(num_columns - 1, 1)) if has_table_rows and not is_scalar else 1
+    rows = 1 if is_scalar else min(triton.next_power_of_2(num_logical), max(MOST_TILED // cols, 1))
+    args, absent = chosen_args(
+        (True, Arg("given", "*i64" if int64 else "*i32", "in")),
+        (True, Arg("table", "*i32", "in")),
+        (prunes, alike("*fp32", "scales threshold", "in")),
+        (masked, Arg("mask", "*i8", "in")),
+        (True, Arg("topk_idx", "*i32", "out")),
+        (prunes, Arg("kept", "*i8", "out")),
+        (True, numbers("i32", "num_tokens num_logical num_columns num_physical")),
+        (by == "rank", numbers("i32", "rank world_size")),
+        (by == "server", numbers("i32", "own_first own_end")),
+    )
+    entry_bytes = (8 if int64 else 4) + 4 + 5 * prunes
+
+    def bytes_moved(*, num_tokens: int, num_logical: int, num_columns: int, **_: int) -> int:
+        return num_tokens * (topk * entry_bytes + masked) + 4 * num_logical * num_columns
+
+    return TritonKernel(
+        name="map_experts",
+        fn=_map_experts_kernel,
+        args=args,
+        constants={
+            **absent,
+            "TOPK": topk,
+            "BY": REPLICA_BY.index(by),
+            "ROWS": rows,
+            "COLS": cols,
+            "FEW": min(cols, FEW),
+            "ONE_TILE": rows >= num_logical,
+            "PADDED": triton.next_power_of_2(topk),
+            "SCALAR": is_scalar,
+            "UNMAPPED": UNMAPPED,
+            "ID_LIMIT": ID_LIMIT,
+        },
+        fallback=_map_experts_fallback,
+        bytes_moved=bytes_moved,
+    )
+
+
+# Of the cases' tables: an AI core holds them in one tile.
+LOGICAL, COLUMNS = 256, 9
+FEATURES = (*REPLICA_BY, "int64", "prunes", "masked")
+
+
+def _build(s: Shape) -> TritonKernel:
+    by = next((each for each in REPLICA_BY if s.has(each)), "token")
+    return map_experts_kernel(
+        s.topk, by, LOGICAL, COLUMNS, s.target, *map(s.has, ("int64", "prunes", "masked"))
+    )
+
+
+def _inputs(s: Shape, r: Draw) -> Inputs:
+    """Some rows of the table have a count that cannot be, or replicas that are not there."""
+    num_logical = r.num_experts
+    table = r.integers(-1, 2 * num_logical + 1, num_logical, COLUMNS)
+    table[:, 0] = r.integers(1, COLUMNS, num_logical)
+    table[0, 0], table[-1, 0] = 0, COLUMNS
+    return {
+        "given": far_ids(s, r),
+        "table": table.T.contiguous() if s.has("row") else table,
+        "scales": r.uniform(r.tokens, s.topk),
+        "threshold": r.uniform(s.topk) * 2 / s.topk,
+        "mask": (torch.arange(r.tokens) < r.tokens * 3 // 4).to(I8),
+        "topk_idx": blank(r.tokens, s.topk),
+        "kept": blank(r.tokens, s.topk, dtype=I8),
+        "num_logical": num_logical,
+        "num_columns": COLUMNS,
+        "num_physical": 2 * num_logical,
+        "world_size": r.num_ranks,
+        "rank": r.num_ranks - 1,
+        "own_first": num_logical // 2,
+        "own_end": num_logical,
+    }
+
+
+_OF_BUFFERS = tuple((by, *wide) for by in REPLICA_BY for wide in ((), ("int64",)))
+_OF_TORCH_NPU = tuple(
+    (by, *wide, "prunes", *masked)
+    for by in ("rank", "token")
+    for wide in ((), ("int64",))
+    for masked in ((), ("masked",))
+)
+
+FAMILIES = (
+    Family(
+        "map_experts",
+        map_experts_kernel,
+        _inputs,
+        _build,
+        axes=("topk",),
+        features=FEATURES,
+        variants=(*_OF_BUFFERS, *_OF_TORCH_NPU),
+        shown=(("token",), ("rank",), ("server",), ("row",), ("rank", "prunes", "masked")),
+        main=("token",),
+    ),
+)
