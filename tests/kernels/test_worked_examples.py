@@ -13,6 +13,7 @@ import torch
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.kernels.block_places import block_places_kernel
 from moe_triton.kernels.inner_table import inner_table_kernel
+from moe_triton.kernels.map_experts import map_experts_kernel
 from moe_triton.kernels.outer_table import outer_table_kernel
 from moe_triton.kernels.returns import own_offsets_kernel, returns_kernel
 from moe_triton.kernels.route import route_kernel
@@ -26,6 +27,7 @@ KERNELS = [
     (own_offsets_kernel, own_offsets_kernel()),
     (block_places_kernel, block_places_kernel()),
     (select_kernel, select_kernel(2, per_entry=False)),
+    (map_experts_kernel, map_experts_kernel(2)),
     (outer_table_kernel, outer_table_kernel(2, 2)),
     (inner_table_kernel, inner_table_kernel(2)),
     (share_kernel, share_kernel(by_position=True, masked=False)),

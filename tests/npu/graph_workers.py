@@ -212,3 +212,47 @@ def interrupted(rank: int, num_ranks: int, case: Case) -> tuple[str, bool, str]:
             thread.join()
     buffer.close()
     return "interrupted", at_once, said
+
+
+def replay_with_tables(rank: int, num_ranks: int, case: Case) -> list[str]:
+    """A graph whose table of replicas is written over between its runs, beside rounds of mapped ids."""
+    _, buffer = start(case, "random", rank)
+    inputs, experts = inputs_of(case, rank, 1), torch.arange(case.config.num_experts).int()
+    x, weights = inputs.x, inputs.topk_weights
+    table = torch.stack([torch.ones_like(experts), experts], 1)
+    wrong = []
+
+    def a_round(ids: torch.Tensor, eplb_table: torch.Tensor | None) -> list[torch.Tensor]:
+        output = buffer.dispatch(x, ids, weights, eplb_table=eplb_table)
+        out = buffer.combine(output.tokens, output.handle, weights)
+        return [output.tokens_per_expert, output.handle.topk_idx, output.handle.recv_offsets, out]
+
+    with buffer:
+        graph = torch.npu.NPUGraph()  # type: ignore[attr-defined]
+        a_round(inputs.topk_idx, None)
+        try:
+            with torch.npu.graph(torch.npu.NPUGraph()):  # type: ignore[attr-defined]
+                a_round(inputs.topk_idx, table)
+        except BufferStateError as error:
+            if "map_experts of this kind has not run before" not in str(error):
+                wrong.append(str(error))
+        else:
+            wrong.append("a kernel was compiled inside a graph")
+        a_round(inputs.topk_idx, table)
+        with torch.npu.graph(graph):  # type: ignore[attr-defined]
+            captured = a_round(inputs.topk_idx, table)
+        for shift in (0, 3, 1):
+            moved = (experts + shift) % len(experts)
+            table[:, 1] = moved
+            graph.replay()
+            buffer.synchronize()
+            got = [each.clone() for each in captured]
+            ids = inputs.topk_idx
+            want = a_round(torch.where(ids < 0, ids, moved[ids.clamp(min=0).long()]), None)
+            buffer.synchronize()
+            wrong += [
+                f"shift {shift}: {n}"
+                for n, pair in enumerate(zip(got, want, strict=True))
+                if not torch.equal(*pair)
+            ]
+    return wrong

@@ -78,3 +78,8 @@ def test_ctrl_c_ends_a_wait_for_the_device() -> None:
     assert said == "interrupted"
     assert at_once
     assert "broken: a wait for the device ended in KeyboardInterrupt" in afterwards
+
+
+def test_a_table_of_replicas_is_data_of_a_graph(ranks: Ranks) -> None:
+    case = Case(config(), 11, "sparse", (8, 8), num_blocks=2)
+    assert ranks(2).run(graph_workers.replay_with_tables, case) == [[]] * 2
