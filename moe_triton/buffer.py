@@ -15,16 +15,16 @@ import torch
 import torch.distributed as dist
 
 from moe_triton.backends import make_backend, make_host
-from moe_triton.core.checks import check_choice, check_flag
+from moe_triton.core.checks import check_choice, check_flag, check_text
 from moe_triton.core.config import Config, Product
 from moe_triton.core.deepep import with_names_of_deepep
 from moe_triton.core.errors import BufferStateError
 from moe_triton.core.handle import DispatchHandle, DispatchOutput, Pending
+from moe_triton.core.replicas import ReplicaBy
 from moe_triton.core.row_formats import row_format_of
 from moe_triton.core.topology import RanksPerServer
 from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.core.uncopied import Uncopied
-from moe_triton.kernels.map_experts import ReplicaBy
 from moe_triton.runtime import arguments, buffer_calls
 from moe_triton.runtime.buffer_plans import BufferPlans
 from moe_triton.runtime.chosen_scheme import Asked, choose_scheme
@@ -184,6 +184,16 @@ class EPBuffer(Owner, Uncopied):
         return self._communicator.group
 
     @property
+    def device(self) -> torch.device:
+        """Where the tensors of its calls are.
+
+        Examples:
+            >>> buffer.device
+            device(type='cpu')
+        """
+        return self._backend.device
+
+    @property
     def num_ranks(self) -> int:
         """Ranks of the group (EP), without lost ones."""
         return self.config.num_ranks
@@ -197,6 +207,40 @@ class EPBuffer(Owner, Uncopied):
     def capacity(self) -> int:
         """Rows that a dispatch can deliver here at most (A)."""
         return self._communicator.capacity
+
+    def leave(self, name: str, text: str) -> None:
+        """Leaves a text for the other ranks, in place of what this rank has left under that name before.
+
+        It goes to the process that hosts the group's store: there is no collective, and no call is disturbed.
+        A store that does not answer is waited for; call it from another thread where that must not be.
+
+        Args:
+            name: of what it is for.
+            text: small: all of a group's go through one process.
+
+        Raises:
+            ArgumentError: a name or a text that is none.
+            BufferStateError: the buffer is closed.
+
+        Examples:
+            >>> buffer.leave("example", "here")
+            >>> buffer.left("example")[buffer.rank]
+            'here'
+        """
+        self._communicator.leave(check_text("name", name), check_text("text", text))
+
+    def left(self, name: str) -> list[str]:
+        """What each rank has left under a name (`leave`), by rank; "" of one that has left nothing yet.
+
+        Raises:
+            ArgumentError: a name that is none.
+            BufferStateError: the buffer is closed.
+
+        Examples:
+            >>> buffer.left("nobody has")
+            ['', '']
+        """
+        return self._communicator.left(check_text("name", name))
 
     def tuning_source(self, dtype: torch.dtype = torch.bfloat16) -> dict[str, str]:
         """Which settings plain calls on tokens of ``dtype`` run with, by name, and who says so.
@@ -270,11 +314,10 @@ class EPBuffer(Owner, Uncopied):
                 Combine goes by the same one.
             performance_info: (EP,) int64, raised to the microseconds, 1 at least, that each source rank was
                 waited for.
-            eplb_table: int32, from logical experts (E of them) to physical ones, which num_experts counts;
-                None where ids are of physical ones. (E, F): how many replicas an expert has, and their ids;
-                or by "row" (n, E), of whose rows token t takes row t % n. A call reads it once, so it may
-                change between calls, and in a graph.
-            eplb_mode: what chooses among the replicas of (E, F): "token", also None, deals a rank's tokens
+            eplb_table: (N, F) int32, from logical experts to physical ones, which num_experts counts: how
+                many replicas each has, and their ids. Or by "row" (r, N), of which token t takes row t % r. A
+                call reads it once: it may change between calls, and in a graph. None for physical ids.
+            eplb_mode: what chooses among the replicas of (N, F): "token", also None, deals a rank's tokens
                 to them in turn; "rank" gives each rank one of them, as torch_npu's mode 0; "server" deals to
                 those of the own server, if there are any; or "row" (docs/balance.md).
             out: (A, H), where tokens are to arrive; None for a new tensor.

@@ -1,9 +1,10 @@
-"""Load balance: which rank holds which replicas of which expert, and the tables by which rows find them.
+"""Load balance: rows of each expert, which rank holds which replicas, and the tables by which rows find them.
 
-It stands beside the rest of `moe_triton`, which does not import it: plain torch and NumPy, on the CPU. Every
-rank of a group that calls it with the same arguments gets the same result.
+It stands above `EPBuffer`, and the rest of `moe_triton` does not import it. Placements are plain torch and
+NumPy, on the CPU: every rank that calls for one with the same arguments gets the same.
 """
 
+from moe_triton.balance.counts import ExpertCounts, ExpertLoad
 from moe_triton.balance.files import (
     read_expert_location,
     read_expert_map,
@@ -18,6 +19,8 @@ from moe_triton.balance.rebalance import Rebalanced, rebalance_experts
 from moe_triton.balance.refine import Move, MovePrice, Refinement, refine_placement
 
 __all__ = [
+    "ExpertCounts",
+    "ExpertLoad",
     "Move",
     "MovePrice",
     "Placement",

@@ -15,22 +15,19 @@ and compares: for each token, which column of a row counts, and then which row e
 from __future__ import annotations
 
 import functools
-from typing import Literal, get_args
 
 import torch
 
 from moe_triton.core.checks import check_choice, check_positive
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import Arg, TritonKernel, alike, chosen_args, numbers
+from moe_triton.core.replicas import REPLICA_BY, ReplicaBy
 from moe_triton.kernels.cases import I8, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.fallbacks import Arguments, fallback
 from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.numbering import ID_LIMIT, far_ids, load_id, narrowed, taken_ids
 from moe_triton.kernels.programs import part_of
 
-ReplicaBy = Literal["rank", "token", "server", "row"]
-"""What chooses among the replicas of an expert: see `map_experts_kernel`."""
-REPLICA_BY: tuple[ReplicaBy, ...] = get_args(ReplicaBy)
 _RANK, _TOKEN, _SERVER, _ROW = range(len(REPLICA_BY))
 
 UNMAPPED = ID_LIMIT

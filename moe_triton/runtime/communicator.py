@@ -26,6 +26,7 @@ from moe_triton.core.kernel import TritonKernel
 from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.rendezvous.notes import Notes, noted_after_s
+from moe_triton.rendezvous.stores import Store, below, read_key
 from moe_triton.runtime.buffer_calls import BufferCalls
 from moe_triton.runtime.construction import Order, Prepared, prepare
 from moe_triton.runtime.diagnosis import Run, failure, note_of, patience_s, tell_of
@@ -208,6 +209,29 @@ class Communicator(Exclusive):
         except BaseException as error:
             self._give_up_for("a wait for the device", error)
             raise
+
+    def leave(self, name: str, text: str) -> None:
+        """Leaves a text for the other ranks; see `moe_triton.EPBuffer.leave`.
+
+        Raises:
+            BufferStateError: closed.
+        """
+        self._texts(name).set(str(self.rank), text)
+
+    def left(self, name: str) -> list[str]:
+        """What each rank has left under a name, without waiting; "" of one that has left nothing.
+
+        Raises:
+            BufferStateError: closed.
+        """
+        texts = self._texts(name)
+        return [read_key(texts, str(rank)) for rank in range(self.config.num_ranks)]
+
+    def _texts(self, name: str) -> Store:
+        try:
+            return below(self._meetings[0].store(), f"texts/{name}")
+        except RuntimeError:  # this rank has left
+            raise BufferStateError("the buffer is closed. Construct a new one.") from None
 
     def run_local(self, kernel: TritonKernel, arguments: Bindings) -> None:
         """Runs a kernel that no peer takes part in; see `LocalLaunches.run`.

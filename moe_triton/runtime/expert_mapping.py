@@ -1,6 +1,6 @@
 """From logical experts to physical ones: what becomes of a dispatch's ids by a table that its caller holds.
 
-Shapes: T tokens of this rank, K experts per token, E logical experts, P physical ones, F columns of a table.
+Shapes: T tokens of this rank, K experts per token, N logical experts, P physical ones, F columns of a table.
 """
 
 from __future__ import annotations
@@ -11,12 +11,39 @@ import torch
 
 from moe_triton.core.checks import check_choice, contiguous, not_plain_error, shown
 from moe_triton.core.errors import ArgumentError
-from moe_triton.kernels.map_experts import REPLICA_BY, ReplicaBy, map_experts_kernel
+from moe_triton.core.kernel import TritonKernel
+from moe_triton.core.replicas import REPLICA_BY, ReplicaBy
+from moe_triton.kernels.map_experts import map_experts_kernel
 from moe_triton.runtime import arguments
 from moe_triton.runtime.communicator import Communicator
 
 TABLE = "eplb_table"
 _IDS = (torch.int32, torch.int64)
+
+
+def mapping_kernel(
+    ids: torch.Tensor,
+    table: torch.Tensor,
+    by: ReplicaBy,
+    target: str,
+    prunes: bool = False,
+    masked: bool = False,
+) -> tuple[TritonKernel, dict[str, torch.Tensor | int]]:
+    """The kernel that maps some ids by a table, and what of its arguments these decide.
+
+    Args:
+        ids: (T, K) int32 or int64.
+        table: (N, F), or (rows, N) by "row".
+        by: what chooses among replicas.
+        target: name of the back end.
+        prunes: whether it says which entries are kept.
+        masked: whether a mask has a say in that.
+    """
+    num_columns, num_logical = table.shape if by == "row" else table.shape[::-1]
+    is_wide = ids.dtype == torch.int64
+    kernel = map_experts_kernel(ids.shape[1], by, num_logical, num_columns, target, is_wide, prunes, masked)
+    sizes = {"num_tokens": ids.shape[0], "num_logical": num_logical, "num_columns": num_columns}
+    return kernel, {"given": ids, "table": table, **sizes}
 
 
 class ExpertMapping:
@@ -48,7 +75,7 @@ class ExpertMapping:
         Args:
             topk_idx: (T, K) int32 or int64, of logical experts; special experts have the ids behind those.
             active_mask: of the dispatch, or None: what an inactive entry holds does not matter.
-            table: (E, F) int32, or (rows, E) by "row".
+            table: (N, F) int32, or (rows, N) by "row".
             mode: what chooses among an expert's replicas; None is "token".
 
         Returns:
@@ -82,20 +109,8 @@ class ExpertMapping:
             num_ids = num_logical + self._num_special
             ids = arguments.taken_ids(made, ids, active_mask, num_ids, lambda name: name)
         mapped = backend.empty(ids.shape, torch.int32)
-        kernel = map_experts_kernel(
-            config.num_topk,
-            by,
-            num_logical,
-            table.shape[0 if by == "row" else 1],
-            backend.name,
-            ids.dtype == torch.int64,
-        )
-        sizes = {
-            "num_tokens": ids.shape[0],
-            "num_logical": num_logical,
-            "num_columns": table.shape[0 if by == "row" else 1],
-        }
-        made.run_local(kernel, {"given": ids, "table": table, "topk_idx": mapped, **sizes, **self._constants})
+        kernel, given = mapping_kernel(ids, table, by, backend.name)
+        made.run_local(kernel, {**given, "topk_idx": mapped, **self._constants})
         if not backend.is_asynchronous:
             self._check_mapped(ids, mapped, active_mask, table, by)
         return mapped
@@ -106,16 +121,16 @@ class ExpertMapping:
         Raises:
             ArgumentError: they are not.
         """
-        shape = ("rows", "E") if by == "row" else ("E", "F")
+        shape = ("rows", "N") if by == "row" else ("N", "F")
         device = self._communicator.backend.device
         plain = contiguous(TABLE, table, shape=shape, dtypes=(torch.int32,), device=device)
         of_experts, other = plain.shape[::-1] if by == "row" else plain.shape
         least = 1 if by == "row" else 2
         if not 1 <= of_experts <= self._num_physical or other < least:
             if by == "row":
-                rule = f"it is (rows, E) by 'row', with at least a row, for 1 to {self._num_physical} experts"
+                rule = f"it is (rows, N) by 'row', with at least a row, for 1 to {self._num_physical} experts"
             else:
-                rule = f"it is (E, F), for 1 to {self._num_physical} experts, a count and at least a replica"
+                rule = f"it is (N, F), for 1 to {self._num_physical} experts, a count and at least a replica"
             remedy = "num_experts counts physical experts: every logical one needs at least one of them."
             raise ArgumentError(TABLE, f"of shape {tuple(plain.shape)}", rule, remedy)
         return plain

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from moe_triton.core.checks import check_integer, contiguous, not_plain_error
 from moe_triton.core.errors import NULL_ARGUMENT, ArgumentError
-from moe_triton.kernels.map_experts import ReplicaBy, map_experts_kernel
+from moe_triton.core.replicas import ReplicaBy
+from moe_triton.runtime.expert_mapping import mapping_kernel
 from moe_triton.runtime.local_launches import LocalLaunches
 from moe_triton.torch_npu_ops import settings
 from moe_triton.torch_npu_ops.operators import operator
@@ -55,7 +56,7 @@ def npu_moe_update_expert(
 
     Args:
         expert_ids: (BS, K) int32 or int64, of logical experts; K at most 16, and as many as there are.
-        eplb_table: (E, F) int32, E 1 to 1024: column 0 of a row is its expert's number of replicas, columns 1
+        eplb_table: (N, F) int32, N 1 to 1024: column 0 of a row is its expert's number of replicas, columns 1
             to that number are their ids. No value is checked. F is 2 to world_size + 1.
         expert_scales: (BS, K) fp32, fp16 or bf16, routing weights; with pruning_threshold, or neither.
         pruning_threshold: (K,) or (1, K) fp32: an expert is kept whose scale is at least this share of the
@@ -75,8 +76,10 @@ def npu_moe_update_expert(
         ArgumentError: an argument breaks a rule; it has the status code.
 
     Examples:
-        >>> ids, mask = torch_npu.npu_moe_update_expert(expert_ids, table, balance_mode=1)
-        >>> outputs = torch_npu.npu_moe_distribute_dispatch_v2(x, ids, *group, x_active_mask=mask)
+        >>> table = torch.tensor([[2, 0, 1], [1, 2, -1]], dtype=torch.int32)
+        >>> ids = torch.tensor([[0], [0], [1]], dtype=torch.int32)
+        >>> torch_npu.npu_moe_update_expert(ids, table, balance_mode=1)[0].tolist()
+        [[0], [1], [2]]
     """
     if settings.current().product != "A3":
         rule = "npu_moe_update_expert is of A3 (aclnnMoeUpdateExpert)"
@@ -86,11 +89,11 @@ def npu_moe_update_expert(
     ids = contiguous(
         "expert_ids", expert_ids, shape=("BS", "K"), dtypes=(torch.int32, torch.int64), device=device
     )
-    table = contiguous("eplb_table", eplb_table, shape=("E", "F"), dtypes=(torch.int32,), device=device)
+    table = contiguous("eplb_table", eplb_table, shape=("N", "F"), dtypes=(torch.int32,), device=device)
     (num_tokens, topk), (num_logical, num_columns) = ids.shape, table.shape
     rank, ranks = check_integer("local_rank_id", local_rank_id), check_integer("world_size", world_size)
     _check_sizes(topk, num_logical, num_columns, by, rank, ranks)
-    arguments: dict[str, Tensor | int] = {"given": ids, "table": table}
+    arguments: dict[str, Tensor | int] = {}
     prunes = expert_scales is not None or pruning_threshold is not None
     if prunes:
         scales = contiguous(
@@ -106,15 +109,11 @@ def npu_moe_update_expert(
             "active_mask", active_mask, shape=(num_tokens,), dtypes=(torch.bool,), device=device
         )
         arguments["mask"] = mask.view(torch.int8)
-    is_wide = ids.dtype == torch.int64
     mapped = torch.empty(ids.shape, dtype=torch.int32, device=device)
     kept = torch.ones(ids.shape, dtype=torch.bool, device=device)
     arguments |= {
         "topk_idx": mapped,
         "kept": kept.view(torch.int8),
-        "num_tokens": num_tokens,
-        "num_logical": num_logical,
-        "num_columns": num_columns,
         "num_physical": ANY_EXPERT,
         "rank": rank,
         "world_size": ranks,
@@ -125,10 +124,8 @@ def npu_moe_update_expert(
         if launches is None:
             backend = chosen.make_backend()
             launches = _launches[chosen] = LocalLaunches(backend, backend.num_blocks(backend.cores()))
-        kernel = map_experts_kernel(
-            topk, by, num_logical, num_columns, chosen.backend, is_wide, prunes, active_mask is not None
-        )
-        launches.run(kernel, arguments)
+        kernel, given = mapping_kernel(ids, table, by, chosen.backend, prunes, active_mask is not None)
+        launches.run(kernel, {**given, **arguments})
     return mapped.to(ids.dtype), kept
 
 

@@ -154,7 +154,7 @@ BAD_CALLS: dict[str, tuple[dict[str, Any], str]] = {
     "no mode": ({"eplb_mode": "expert"}, "^eplb_mode .*one of"),
     "no tensor": ({"eplb_table": TABLE}, "^eplb_table .*torch.Tensor"),
     "wide": ({"eplb_table": torch.tensor(TABLE)}, "^eplb_table .*int32"),
-    "flat": ({"eplb_table": torch.tensor(TABLE[0]).int()}, r"^eplb_table .*\(E, F\)"),
+    "flat": ({"eplb_table": torch.tensor(TABLE[0]).int()}, r"^eplb_table .*\(N, F\)"),
     "no replica": ({"eplb_table": torch.tensor(TABLE).int()[:, :1]}, "^eplb_table .*a count and at least"),
     "too many experts": ({"eplb_table": torch.zeros(9, 2).int()}, "^eplb_table .*1 to 8 experts"),
     "no row": ({"eplb_table": torch.zeros(0, 5).int(), "eplb_mode": "row"}, "^eplb_table .*at least a row"),
