@@ -76,11 +76,14 @@ def contiguous(
     Raises:
         ArgumentError: the first thing that is wrong.
     """
-    error = not_plain_error(name, value, device)
-    if error is not None:
-        raise error
-    assert isinstance(value, torch.Tensor)
-    return check_tensor(name, value.contiguous(), shape=shape, dtypes=dtypes, device=device)
+    is_usual = type(value) is torch.Tensor and value.layout is torch.strided
+    if not is_usual or not value.is_contiguous():  # type: ignore[attr-defined]
+        error = not_plain_error(name, value, device)  # before a subclass is asked, which may do anything
+        if error is not None:
+            raise error
+        assert isinstance(value, torch.Tensor)
+        value = value.contiguous()
+    return check_tensor(name, value, shape=shape, dtypes=dtypes, device=device)
 
 
 def _fits(sizes: Sequence[int], shape: Sequence[int | str]) -> bool:

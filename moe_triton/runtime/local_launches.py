@@ -21,7 +21,8 @@ class LocalLaunches:
 
     def __init__(self, backend: Backend, blocks: int) -> None:
         self._backend, self._blocks = backend, blocks
-        self._compiled: dict[TritonKernel, Executable] = {}
+        # By identity: to hash a kernel takes longer than to run a small one. Factories keep what they make.
+        self._compiled: dict[int, tuple[TritonKernel, Executable]] = {}
 
     def run(self, kernel: TritonKernel, arguments: Bindings) -> None:
         """Runs a kernel, or on an asynchronous back end starts it, on the current stream.
@@ -34,10 +35,10 @@ class LocalLaunches:
             BufferStateError: a graph is being captured, and the kernel has not run before.
             ToolchainError: it cannot be compiled.
         """
-        executable = self._compiled.get(kernel)
-        if executable is None:
-            executable = self._compiled[kernel] = self._compile(kernel)
-        executable.run(arguments)
+        known = self._compiled.get(id(kernel))
+        if known is None:
+            known = self._compiled[id(kernel)] = kernel, self._compile(kernel)
+        known[1].run(arguments)
 
     def _compile(self, kernel: TritonKernel) -> Executable:
         if self._backend.is_capturing():
