@@ -32,6 +32,7 @@ from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.construction import Order, meet, seconds_to_meet
 from moe_triton.runtime.expert_mapping import ExpertMapping
 from moe_triton.runtime.owner import Owner
+from moe_triton.runtime.peer_memory import PeerMemory, Wanted
 from moe_triton.runtime.size_hint import get_buffer_size_hint
 from moe_triton.runtime.traces import TracePath
 from moe_triton.runtime.tuning_source import tuning_source
@@ -207,6 +208,30 @@ class EPBuffer(Owner, Uncopied):
     def capacity(self) -> int:
         """Rows that a dispatch can deliver here at most (A)."""
         return self._communicator.capacity
+
+    def peer_memory(self, asked: Wanted) -> PeerMemory:
+        """Makes memory of each rank that all ranks read and write (`PeerMemory`). Collective.
+
+        Args:
+            asked: says how many bytes, the same on every rank, and what else has to be alike, by name. It is
+                called once all ranks have come, which then hear of its errors.
+
+        Raises:
+            ArgumentError: a number of bytes that cannot be.
+            BufferStateError: the buffer is closed, broken or in use by another thread.
+            ConfigMismatchError: ranks ask for different things, or another one's request is refused.
+            WindowError: no memory for it, or on an NPU a rank that is out of reach.
+            CommunicationTimeoutError: a rank did not come.
+
+        Examples:
+            >>> memory = buffer.peer_memory(lambda: (64, {"what for": "an example"}))
+            >>> memory.of(buffer.rank)[0] = 7
+            >>> dist.barrier()
+            >>> memory.of(1 - buffer.rank)[0].item()
+            7
+            >>> memory.close()
+        """
+        return self._communicator.peer_memory(asked)
 
     def leave(self, name: str, text: str) -> None:
         """Leaves a text for the other ranks, in place of what this rank has left under that name before.

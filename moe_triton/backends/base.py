@@ -37,6 +37,9 @@ class Window(Protocol):
     def tensor(self) -> torch.Tensor:
         """This rank's window as a flat uint8 tensor."""
 
+    def view(self, rank: int) -> torch.Tensor:
+        """A rank's window as a flat uint8 tensor, where no queue leads to it."""
+
     def barrier(self) -> None:
         """Waits for every rank of the group."""
 

@@ -14,18 +14,23 @@ from moe_triton.balance.files import (
     write_logical_count,
 )
 from moe_triton.balance.loads import rank_loads, rank_loads_by_source, skew
+from moe_triton.balance.mover import Mover
 from moe_triton.balance.placement import Placement
 from moe_triton.balance.rebalance import Rebalanced, rebalance_experts
 from moe_triton.balance.refine import Move, MovePrice, Refinement, refine_placement
+from moe_triton.balance.weights import ExpertWeights, allocate
 
 __all__ = [
     "ExpertCounts",
     "ExpertLoad",
+    "ExpertWeights",
     "Move",
     "MovePrice",
+    "Mover",
     "Placement",
     "Rebalanced",
     "Refinement",
+    "allocate",
     "rank_loads",
     "rank_loads_by_source",
     "read_expert_location",

@@ -34,6 +34,7 @@ from moe_triton.runtime.exclusive import Exclusive
 from moe_triton.runtime.executables import Executables, Phase, PlanCalls, PlanMemory, call_bytes
 from moe_triton.runtime.in_flight import InFlight, UnreadRuns
 from moe_triton.runtime.local_launches import LocalLaunches
+from moe_triton.runtime.peer_memory import PeerMemory, Wanted
 from moe_triton.runtime.rounds import Rounds
 from moe_triton.runtime.traces import Trace
 from moe_triton.schemes.rank_context import Operator
@@ -209,6 +210,18 @@ class Communicator(Exclusive):
         except BaseException as error:
             self._give_up_for("a wait for the device", error)
             raise
+
+    def peer_memory(self, asked: Wanted) -> PeerMemory:
+        """Memory of each rank that all reach; see `PeerMemory`. Collective.
+
+        Raises:
+            BufferStateError: closed, broken or in use by another thread.
+        """
+        self.check_usable()
+        mine = self._meetings[0]
+        if mine.group is None and mine.num_ranks > 1:
+            raise BufferStateError("the buffer's group is gone, and ranks cannot meet. Keep the group.")
+        return PeerMemory(self.backend, Meeting(mine.group, mine.timeout_s, mine.members), asked)
 
     def leave(self, name: str, text: str) -> None:
         """Leaves a text for the other ranks; see `moe_triton.EPBuffer.leave`.

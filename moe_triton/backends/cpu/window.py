@@ -113,6 +113,10 @@ class SharedWindow:
         """This rank's window as a flat uint8 tensor."""
         return self._views[self._meeting.rank]
 
+    def view(self, rank: int) -> torch.Tensor:
+        """A rank's window as a flat uint8 tensor."""
+        return self._views[rank]
+
     def barrier(self) -> None:
         """Waits for every rank of the group."""
         self._meeting.exchange({}, "barrier")

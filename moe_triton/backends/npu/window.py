@@ -76,6 +76,12 @@ class NpuWindow:
         """This rank's window as a flat uint8 tensor."""
         return self._tensor
 
+    def view(self, rank: int) -> torch.Tensor:
+        """A rank's window as a flat uint8 tensor of this device, which copies reach."""
+        if rank == self._meeting.rank:
+            return self._tensor
+        return self._runtime.tensor_at(self._memory.peers[rank], self._tensor.numel())
+
     def barrier(self) -> None:
         """Waits for every rank of the group."""
         self._meeting.exchange({}, "barrier")

@@ -1,0 +1,344 @@
+"""`Mover`: moves experts' weights from placement to placement, a few bytes at a time, beside dispatches.
+
+What a rank needs it copies out of the weights of ranks that hold it, where they lie, to memory at its side.
+Nothing that is in use changes until all ranks have what they need. Then all of them change weights and tables
+at the same step, which takes no message but what each has left in its memory: a rank that begins step t has
+ended the dispatch of step t - 1, which waits for every rank to have begun it. So it sees whatever a rank has
+left before its own dispatch of t - 1. Each rank says in which step it had everything; the step after the
+last of these is the one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+import torch
+
+from moe_triton.balance.arguments import check_at_least
+from moe_triton.balance.placement import Placement
+from moe_triton.balance.weights import ExpertWeights
+from moe_triton.core.checks import shown
+from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError, BufferStateError, ConfigMismatchError
+
+KEPT = 2  # parts that a rank's word stays of: it is one ahead of the slowest rank at most
+
+
+class Said(NamedTuple):
+    """What a rank has left of itself: 64-bit words at the beginning of its memory, in this order.
+
+    Attributes:
+        move: number of its latest move, from 1; 0 before the first.
+        placement: what stands for the placement of that.
+        step: one more than that which it has begun last; 0 before the first.
+        switched: parts that it has changed to, of all moves.
+        had: of part p, from 1, at ``2 * (p % KEPT)`` the number p, once it has all of that, and behind it the
+            step in which it had.
+    """
+
+    move: int
+    placement: int
+    step: int
+    switched: int
+    had: tuple[int, ...]
+
+
+class Copy(NamedTuple):
+    """An expert that comes to this rank.
+
+    Attributes:
+        layer: of the expert.
+        source: rank that holds it, this one too.
+        source_slot, slot: numbers of slots on their ranks.
+    """
+
+    layer: int
+    source: int
+    source_slot: int
+    slot: int
+
+
+class Mover:
+    """Moves weights, and changes the tables by which rows find them. Every rank makes one, alike.
+
+    In each step all ranks call, in this order and before the step's first dispatch, `switch` and, while there
+    is something to move, `step`. Each step has a dispatch of the weights' buffer.
+
+    Args:
+        weights: filled as the placement says.
+        placement: of the weights.
+        num_columns: F of the tables, one more than an expert can have replicas; None for as many as there are
+            ranks of routed experts. Few columns are mapped faster.
+
+    Raises:
+        ArgumentError: a placement that does not fit the weights.
+    """
+
+    def __init__(self, weights: ExpertWeights, placement: Placement, num_columns: int | None = None) -> None:
+        if not isinstance(weights, ExpertWeights):
+            rule = "it moves weights of moe_triton.balance.allocate"
+            raise ArgumentError("weights", shown(weights), rule, "Pass those.", code=INVALID_ARGUMENT)
+        self._weights, self._parts = weights, weights.parts
+        self._check_placement(placement)
+        self.placement = placement
+        self._rank, self._num_ranks = weights.rank, placement.num_ranks
+        most = placement.num_ranks - placement.num_shared_ranks + 1
+        self._columns = most if num_columns is None else check_at_least("num_columns", num_columns, 2)
+        self._tables = [self._table(placement, layer) for layer in range(placement.num_layers)]
+        self._words = weights.memory.of(self._rank)[: 8 * (4 + 2 * KEPT)].view(torch.int64)
+        self._next: Placement | None = None
+        self._queue: list[list[int]] = []  # the layers of each part that is left, the current one first
+        self._copies: list[tuple[Copy, str, int]] = []  # what is left of it: tensor, and bytes done
+        self._side: dict[str, torch.Tensor] = {}  # of the one layer that moves
+        self._has_all = False
+        self._last_step: int | None = None
+        # (halves, L, slots) the experts that they hold: only what differs is copied.
+        self._held = torch.full((self._parts.halves, *self._own(placement).shape), -1)
+        self._held[0] = self._own(placement)
+        if self._parts.halves == 1:
+            self._side = {name: torch.empty_like(t) for name, t in weights.layer(0).items()}
+
+    def table(self, layer: int) -> torch.Tensor:
+        """A layer's table, (N, F) int32, for `EPBuffer.dispatch`'s eplb_table: always the same tensor."""
+        return self._tables[layer]
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether a move has begun and not ended."""
+        return self._next is not None
+
+    def begin(self, placement: Placement) -> int:
+        """Begins to move to another placement, the same on every rank. Nothing is copied yet.
+
+        Returns:
+            Bytes that will be copied to this rank.
+
+        Raises:
+            ArgumentError: a placement that does not fit the weights, or needs more columns than tables have.
+            BufferStateError: a move is under way.
+        """
+        if self._next is not None:
+            raise BufferStateError("a move is under way. Call step and switch until it has ended.")
+        self._check_placement(placement)
+        most = int(placement.logcnt.max())
+        if most >= self._columns:
+            rule = f"tables of {self._columns} columns have room for {self._columns - 1} replicas"
+            raise ArgumentError("placement", f"with {most} of an expert", rule, "Pass a larger num_columns.")
+        old = self.placement
+        changed = (placement.phy2log != old.phy2log).any(1).nonzero()[:, 0].tolist()
+        self._next = placement
+        is_doubled = self._parts.halves > 1
+        self._queue = [changed] if is_doubled and changed else [[layer] for layer in changed]
+        digest = hashlib.blake2b(placement.phy2log.numpy().tobytes(), digest_size=7).digest()
+        self._words[1] = int.from_bytes(digest, "little")
+        self._words[0] += 1
+        total = sum(len(self._of_layers(layers)) for layers in self._queue)
+        self._begin_part()
+        return total * self._parts.expert_bytes
+
+    def step(self, max_bytes: int) -> int:
+        """Copies some of what this rank needs, and never waits.
+
+        Args:
+            max_bytes: that it may copy, at least one.
+
+        Returns:
+            Bytes that were copied; 0 where nothing is left, or no rank that has it is there yet.
+
+        Raises:
+            ArgumentError: ``max_bytes`` is no positive integer.
+            ConfigMismatchError: a rank moves to another placement.
+        """
+        left = check_at_least("max_bytes", max_bytes, 1)
+        if self._next is None or self._has_all:
+            return 0
+        said = self._all_said()
+        done = 0
+        waiting: list[tuple[Copy, str, int]] = []
+        while self._copies and done < left:
+            copy, name, begun = self._copies.pop()
+            # Who is behind may still have other weights there. Nobody is ahead of what this rank lacks.
+            if said[copy.source].switched < self._switched:
+                waiting.append((copy, name, begun))
+                continue
+            done += self._copied(copy, name, begun, left - done)
+        self._copies += reversed(waiting)
+        self._has_all = not self._copies
+        return done
+
+    def ready(self) -> bool:
+        """Whether this rank has all that it changes next; also while nothing moves."""
+        return self._next is None or self._has_all
+
+    def switch(self, step: int) -> tuple[int, ...]:
+        """Begins a step. Changes weights and tables, if this is the step in which all ranks do.
+
+        Args:
+            step: its number, from 0 or any other on, one more each time and the same on every rank.
+
+        Returns:
+            The layers that have other weights and tables from now on.
+
+        Raises:
+            ArgumentError: a step is left out or comes again.
+            ConfigMismatchError: a rank moves to another placement, or is in a step that cannot be.
+        """
+        number = check_at_least("step", step, 0)
+        if self._last_step is not None and number != self._last_step + 1:
+            rule = f"the latest was {self._last_step}, and each step is begun once"
+            raise ArgumentError("step", number, rule, f"Pass {self._last_step + 1}.")
+        self._last_step = number
+        self._words[2] = number + 1
+        if self._next is None:
+            return ()
+        said = self._all_said()
+        part = self._switched + 1
+        if self._has_all and self._queue:
+            at = 4 + 2 * (part % KEPT)
+            if self._words[at] != part:
+                self._words[at + 1] = number
+                self._words[at] = part  # after its step: others look at the number first
+                return ()
+        if not self._queue:
+            self._next = None
+            return ()
+        index = 2 * (part % KEPT)
+        if any(each.had[index] != part for each in said):
+            return ()
+        due = max(each.had[index + 1] for each in said) + 1
+        if number < due:
+            return ()
+        if number > due:
+            raise ConfigMismatchError(f"the ranks change weights in step {due}, and this one is in {number}")
+        return self._change()
+
+    def _change(self) -> tuple[int, ...]:
+        assert self._next is not None
+        layers = self._queue.pop(0)
+        if self._parts.halves > 1:
+            for layer in layers:
+                self._weights.halves[layer] = 1 - self._weights.halves[layer]
+        else:
+            for copy in self._of_layers(layers):
+                for name, tensor in self._weights.layer(copy.layer).items():
+                    tensor[copy.slot].copy_(self._side[name][copy.slot])
+        mixed = self.placement.phy2log.clone()
+        mixed[layers] = self._next.phy2log[layers]
+        self.placement = Placement(
+            mixed, self.placement.num_experts, self._num_ranks, self.placement.num_shared_ranks
+        )
+        for layer in layers:
+            self._tables[layer].copy_(self._table(self.placement, layer))
+            self._held[self._weights.halves[layer], layer] = self._own(self.placement)[layer]
+        self._words[3] += 1
+        if self._queue:
+            self._begin_part()
+        else:
+            self._next = None
+        return tuple(layers)
+
+    @property
+    def _switched(self) -> int:
+        return int(self._words[3])
+
+    def _begin_part(self) -> None:
+        layers = self._queue[0] if self._queue else []
+        self._copies = [
+            (copy, name, 0) for copy in reversed(self._of_layers(layers)) for name in self._parts.specs
+        ]
+        self._has_all = not self._copies
+
+    def _of_layers(self, layers: list[int]) -> list[Copy]:
+        """What comes to this rank in some layers, each expert once."""
+        assert self._next is not None
+        wanted, old = self._own(self._next), self.placement
+        copies = []
+        for layer in layers:
+            spare = self._held[self._other_half(layer), layer]
+            for slot in (wanted[layer] != spare).nonzero()[:, 0].tolist():
+                expert = int(wanted[layer, slot])
+                held = old.log2phy[layer, expert]
+                sources = held[held >= 0].tolist()
+                # From home if it is there, or from this server; and dealt among those that have it.
+                here = [each for each in sources if old.rank_of(each) == self._rank]
+                near = [each for each in sources if old.rank_of(each) in self._weights.server]
+                nearest = here or near or sources
+                source = nearest[(self._rank + expert) % len(nearest)]
+                copies.append(Copy(layer, old.rank_of(source), source % old.slots_per_rank, slot))
+        return copies
+
+    def _copied(self, copy: Copy, name: str, begun: int, most: int) -> int:
+        """Copies bytes of one tensor of an expert; what is left of it is put back."""
+        memory = self._weights.memory.of(copy.source)
+        # All ranks change a layer's half together.
+        half, other = self._weights.halves[copy.layer], self._other_half(copy.layer)
+        source = self._parts.tensors(memory, half, copy.layer)[name][copy.source_slot]
+        if self._side:
+            to = self._side[name][copy.slot]
+        else:
+            mine = self._weights.memory.of(self._rank)
+            to = self._parts.tensors(mine, other, copy.layer)[name][copy.slot]
+        from_bytes, to_bytes = source.view(-1).view(torch.uint8), to.view(-1).view(torch.uint8)
+        end = min(begun + most, from_bytes.numel())
+        to_bytes[begun:end].copy_(from_bytes[begun:end])
+        if end < from_bytes.numel():
+            self._copies.append((copy, name, end))
+        return end - begun
+
+    def _other_half(self, layer: int) -> int:
+        """Where a layer's next weights go; the one half there is, if there is one."""
+        return self._parts.halves - 1 - self._weights.halves[layer]
+
+    def _own(self, placement: Placement) -> torch.Tensor:
+        """(L, slots) the experts of this rank's slots; none on a rank of shared experts."""
+        first = (self._rank - placement.num_shared_ranks) * placement.slots_per_rank
+        if first < 0:
+            return placement.phy2log[:, :0]
+        return placement.phy2log[:, first : first + placement.slots_per_rank]
+
+    def _table(self, placement: Placement, layer: int) -> torch.Tensor:
+        return placement.table(layer, self._columns)
+
+    def _all_said(self) -> list[Said]:
+        """What all ranks have left.
+
+        Raises:
+            ConfigMismatchError: one moves elsewhere, or counts its steps otherwise.
+        """
+        said = []
+        for rank in range(self._num_ranks):
+            words = self._weights.memory.of(rank)[: 8 * (4 + 2 * KEPT)].view(torch.int64).tolist()
+            said.append(Said(words[0], words[1], words[2], words[3], tuple(words[4:])))
+        mine = said[self._rank]
+        numbered = list(enumerate(said))
+        others = [r for r, each in numbered if each.move == mine.move and each.placement != mine.placement]
+        if others:
+            raise ConfigMismatchError(
+                f"rank(s) {others} move to another placement than rank {self._rank} in move {mine.move}. "
+                "Pass the same placement on every rank."
+            )
+        far = {r: each.step - 1 for r, each in numbered if each.step and abs(each.step - mine.step) > 1}
+        if far and mine.step:
+            raise ConfigMismatchError(
+                f"rank {self._rank} is in step {mine.step - 1}, and others, by rank, in {far}: ranks are "
+                "never more than a step apart. Count steps alike on every rank."
+            )
+        return said
+
+    def _check_placement(self, placement: object) -> None:
+        """Checks a placement against the weights.
+
+        Raises:
+            ArgumentError: it is none, or of other sizes.
+        """
+        if not isinstance(placement, Placement):
+            raise ArgumentError(
+                "placement", shown(placement), "it is a Placement", "Pass one.", code=INVALID_ARGUMENT
+            )
+        mine = self._parts.num_layers, self._parts.num_slots
+        its = placement.num_layers, placement.slots_per_rank
+        if mine != its:
+            rule = (
+                f"weights are of {mine[0]} layers, {mine[1]} slots a rank, and it has {its[0]} with {its[1]}"
+            )
+            raise ArgumentError("placement", "of other sizes", rule, "Pass one of the same.")

@@ -1,0 +1,69 @@
+"""Memory of each rank that all ranks of a buffer reach, beside its windows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from moe_triton.backends.base import Backend
+from moe_triton.core.checks import check_integer
+from moe_triton.core.errors import ArgumentError, BufferStateError
+from moe_triton.core.uncopied import Uncopied
+from moe_triton.rendezvous.agreement import agree
+from moe_triton.rendezvous.meeting import Meeting
+
+Wanted = Callable[[], tuple[int, Mapping[str, Any]]]
+"""Bytes of a rank's memory, and what else all ranks must say alike, JSON's types by name."""
+
+
+class PeerMemory(Uncopied):
+    """As much memory of each rank as of any other, all of which each of them reads and writes.
+
+    Nothing orders what ranks do there but their own words, and calls of the buffer: what a rank has written
+    before its dispatch is seen by whoever has ended the same one. It begins as zeros.
+
+    Args:
+        backend: makes it.
+        meeting: of the ranks, for this alone.
+        asked: called once the ranks meet, so that they hear of its errors.
+
+    Raises:
+        ArgumentError: a number of bytes that cannot be.
+        ConfigMismatchError: ranks ask for different things, or another one's request is refused.
+        WindowError: no memory for it, or a rank is out of reach.
+        CommunicationTimeoutError: a rank did not come.
+    """
+
+    _uncopied = "it is this rank's part of its group's memory. Make one where the copy is used."
+
+    def __init__(self, backend: Backend, meeting: Meeting, asked: Wanted) -> None:
+        try:
+            num_bytes, said = asked()
+            self.num_bytes = check_integer("num_bytes", num_bytes)
+            if self.num_bytes < 1:
+                raise ArgumentError("num_bytes", num_bytes, "it must be positive", "Pass what is needed.")
+            agree(meeting, {"num_bytes": self.num_bytes, **said}, "memory of all ranks")
+            self._window = backend.make_window(self.num_bytes, meeting)
+            meeting.exchange({}, "memory of all ranks is made")
+        except BaseException as error:
+            meeting.refuse(error)
+            raise
+        self._meeting, self._is_closed = meeting, False
+
+    def of(self, rank: int) -> torch.Tensor:
+        """A rank's memory, (num_bytes,) uint8. It stays mapped while a tensor of it is held.
+
+        Raises:
+            BufferStateError: it was given back.
+        """
+        if self._is_closed:
+            raise BufferStateError("this memory was given back. Make other memory.")
+        return self._window.view(rank)
+
+    def close(self) -> None:
+        """Gives this rank's part back, once nobody reads it any more. May be called twice."""
+        self._is_closed = True
+        self._window.close()
+        self._meeting.leave()
