@@ -246,6 +246,7 @@ class EPBuffer(Owner, Uncopied):
         Raises:
             ArgumentError: a name or a text that is none.
             BufferStateError: the buffer is closed.
+            RuntimeError: torch's, where the process that hosts the store is gone.
 
         Examples:
             >>> buffer.leave("example", "here")
@@ -260,6 +261,7 @@ class EPBuffer(Owner, Uncopied):
         Raises:
             ArgumentError: a name that is none.
             BufferStateError: the buffer is closed.
+            RuntimeError: torch's, where the process that hosts the store is gone.
 
         Examples:
             >>> buffer.left("nobody has")

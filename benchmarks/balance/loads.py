@@ -16,7 +16,7 @@ def physical(placement: Placement, ids: Ints, mode: str) -> Ints:
     Args:
         placement: of one layer.
         ids: (W, T, K) logical experts of the tokens of each rank.
-        mode: "token": replica ``t % count``. "rank": replica ``rank // ceil(W / count)``.
+        mode: "token": replica ``(t + rank + e) % count``. "rank": replica ``rank // ceil(W / count)``.
 
     Returns:
         (W, T, K) int64.
@@ -24,7 +24,8 @@ def physical(placement: Placement, ids: Ints, mode: str) -> Ints:
     num_ranks, num_tokens, _ = ids.shape
     counts = placement.logcnt[0].numpy()[ids]
     if mode == "token":
-        replica = np.arange(num_tokens)[None, :, None] % counts
+        turn = np.arange(num_tokens)[None, :, None] + np.arange(num_ranks)[:, None, None] + ids
+        replica = turn % counts
     else:
         replica = np.arange(num_ranks)[:, None, None] // -(-num_ranks // counts)
     slots: Ints = placement.log2phy[0].numpy()[ids, replica]

@@ -71,7 +71,7 @@ All but none have a quarter more slots than experts, or the next multiple of the
 ours: the busiest rank gives rows of its largest expert to the least busy rank with a slot, again and again.
 
 Rows are counted *as dispatched*: each id is mapped as `dispatch(eplb_table=, eplb_mode=)` maps it, by token
-(`t % count`) or by rank (`rank // ceil(W / count)`), and rows of each rank are added up.
+(`(t + rank + e) % count`) or by rank (`rank // ceil(W / count)`), and rows of each rank are added up.
 
 ## A step's time by the model
 

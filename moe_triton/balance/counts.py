@@ -12,6 +12,7 @@ import base64
 import binascii
 import concurrent.futures as futures
 import json
+import logging
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,10 @@ from moe_triton.core.checks import check_seconds, check_text, shown
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError, BufferStateError, ConfigMismatchError
 from moe_triton.core.threads import in_thread
 
+logger = logging.getLogger("moe_triton")
+
 SETTINGS = "num_layers", "window", "interval"
+GRACE_S = 5.0  # that a store may take
 KEPT = 2  # published sums of a rank: its newest one, and the one before, which slower ranks have as well
 
 
@@ -69,7 +73,7 @@ class ExpertCounts:
         num_layers: L.
         window: steps that a sum is over, up to its own; a multiple of interval. There are fewer at first.
         interval: steps from one sum to the next.
-        name: which tells several of one buffer apart.
+        name: which tells several of one buffer apart: two of one name write over each other's sums.
 
     Raises:
         ArgumentError: a bad argument.
@@ -112,6 +116,7 @@ class ExpertCounts:
         self._published: deque[str] = deque(maxlen=KEPT)
         self._publishing: futures.Future[None] | None = None
         self._newest: ExpertLoad | None = None
+        self._has_warned = False
         self.step = 0
 
     def of_layer(self, layer: int) -> torch.Tensor:
@@ -119,7 +124,16 @@ class ExpertCounts:
 
         It is ``cumulative_local_expert_recv_stats`` of every dispatch that counts, in graphs too. What counts
         is how it grows, so nobody need clear it, and it may overflow.
+
+        Raises:
+            ArgumentError: there is no such layer.
         """
+        if type(layer) is not int or not 0 <= layer < self._num_layers:
+            number = check_at_least("layer", layer, 0)
+            if number >= self._num_layers:
+                rule = f"layers are 0 to {self._num_layers - 1}"
+                raise ArgumentError("layer", number, rule, "Count only layers with experts.")
+            layer = number
         return self._layers[layer]
 
     def end_step(self) -> None:
@@ -134,8 +148,12 @@ class ExpertCounts:
         grown = (rows - self._before[0]) & 0xFFFFFFFF  # in 32 bits, as they are counted
         steps = min(len(self._before) * self._interval, self.step)
         self._before.append(rows)
-        if self._publishing is not None and not self._publishing.done():
-            return  # the store is slow: the next sums have these rows, too
+        if self._publishing is not None:
+            if not self._publishing.done():
+                return  # the store is slow: the next sums have these rows, too
+            if (error := self._publishing.exception()) is not None and not self._has_warned:
+                self._has_warned = True
+                logger.warning("sums of rows per expert were not published: %s", error)
         self._published.append(_written(self.step, steps, self._settings, grown))
         text = "\n".join(self._published)
         self._publishing = in_thread(lambda: self._buffer.leave(self._name, text), "counts")
@@ -204,6 +222,8 @@ class ExpertCounts:
         Raises:
             BufferStateError: the buffer is closed.
         """
+        if self._publishing is not None:  # or they would be there again
+            futures.wait([self._publishing], GRACE_S)
         self._buffer.leave(self._name, "")
 
 
@@ -218,9 +238,11 @@ def _read(text: str, experts: int) -> tuple[int, int, list[int], Ints] | None:
         said: Any = json.loads(head)
         step, steps, settings = int(said[0]), int(said[1]), [int(each) for each in said[2]]
         rows = np.frombuffer(base64.b64decode(body, validate=True), dtype="<i8").astype(np.int64)
-    except (ValueError, TypeError, LookupError, RecursionError, binascii.Error):
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError, binascii.Error):
         return None
-    is_sound = len(settings) == len(SETTINGS) and 0 < steps <= step and (rows >= 0).all()
+    is_sound = (
+        len(settings) == len(SETTINGS) and 0 < steps <= step and ((rows >= 0) & (rows <= 0xFFFFFFFF)).all()
+    )
     if not is_sound or rows.size != settings[0] * experts:
         return None
     return step, steps, settings, rows.reshape(settings[0], experts)

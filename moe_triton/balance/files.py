@@ -33,7 +33,7 @@ from moe_triton.balance.loads import Loads
 from moe_triton.balance.placement import Placement
 from moe_triton.core.checks import shown
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
-from moe_triton.core.plain_files import MOST_BYTES, read_bytes, read_text
+from moe_triton.core.plain_files import MOST_BYTES, check_plain, read_bytes, read_text
 
 MAP, COUNT = "physical_to_logical_map", "logical_count"
 _TENSORS, _JSON = ".pt", ".json"
@@ -361,15 +361,22 @@ def _write_value(path: PathLike, key: str, value: torch.Tensor) -> None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Puts a file in its place at once: who reads it meanwhile sees the one before."""
-    draft = path.with_name(f".{path.name}-{secrets.token_hex(8)}.new")
+    """Puts a file in its place at once: who reads it meanwhile sees the one before.
+
+    What is there has to be a plain file: a device or a pipe would be one afterwards.
+    """
+    draft: Path | None = None
     try:
+        place = path.resolve()  # where a link leads to is written over, not the link
+        check_plain(place)
+        draft = place.with_name(f".{place.name}-{secrets.token_hex(8)}.new")
         draft.write_bytes(data)
-        draft.replace(path)
-    except (OSError, ValueError) as error:
+        draft.replace(place)
+    except (OSError, ValueError, RuntimeError) as error:  # a circle of links is the last one
         why = error.strerror if isinstance(error, OSError) else error
         rule = f"it must be a file that can be written ({why})"
         raise _error(path, "", "not writable", rule, "Make room, or name another place.") from None
     finally:
-        with contextlib.suppress(OSError, ValueError):
-            draft.unlink()
+        if draft is not None:
+            with contextlib.suppress(OSError, ValueError):
+                draft.unlink()

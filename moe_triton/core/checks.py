@@ -82,7 +82,8 @@ def contiguous(
         if error is not None:
             raise error
         assert isinstance(value, torch.Tensor)
-        value = value.contiguous()
+        if value.dtype in dtypes and _fits(value.shape, shape):  # a view may be larger than any memory
+            value = value.contiguous()
     return check_tensor(name, value, shape=shape, dtypes=dtypes, device=device)
 
 

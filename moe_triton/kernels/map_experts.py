@@ -50,13 +50,16 @@ def _whole(a):
 
 @triton.jit
 def _replica(
-    table, expert, token, num_columns, rank, world_size, own_first, own_end, BY: tl.constexpr,
+    table, expert, token, num_columns, rank, world_size, own_first, own_end,
+    BY: tl.constexpr, SPREAD: tl.constexpr,
 ):  # fmt: skip
     """The physical id of a logical expert for a token; -1 if the table has none."""
     row = table + expert * num_columns
     count = tl.load(row)
     is_count = (count > 0) & (count < num_columns)
     count = tl.where(is_count, count, 1)
+    if SPREAD:
+        token += expert + rank
     column = token % count + 1
     if BY == 0:
         column = rank // tl.cdiv(world_size, count) + 1
@@ -118,14 +121,17 @@ def _choices(
 
 @triton.jit
 def _offsets(
-    held, numbers, negative, share, penalty, names, token, num_physical,
-    BY: tl.constexpr, UNMAPPED: tl.constexpr,
+    held, numbers, negative, share, penalty, names, token, rank, num_physical,
+    BY: tl.constexpr, SPREAD: tl.constexpr, UNMAPPED: tl.constexpr,
 ):  # fmt: skip
     """How much further than its logical expert the physical one of each row is, for a token."""
     number = share
     if BY != 0:
+        turn = negative * 0 + token
+        if SPREAD:
+            turn = names + (token + rank)
         # the half keeps what has been rounded from the next whole number, up to 2**21 tokens
-        number = _whole(share * (token + 0.5)) * negative + (token + 1)
+        number = _whole(share * (turn + 0.5)) * negative + (turn + 1)
     physical = tl.sum(tl.where(numbers == number[:, None], held, 0.0), 1) + penalty
     return _or_unmapped(physical, num_physical, UNMAPPED) - names
 
@@ -139,9 +145,9 @@ def _or_unmapped(physical, num_physical, UNMAPPED: tl.constexpr):
 def _map_experts_kernel(
     given, table, scales, threshold, mask, topk_idx, kept,
     num_tokens, num_logical, num_columns, num_physical, rank, world_size, own_first, own_end,
-    TOPK: tl.constexpr, BY: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, FEW: tl.constexpr,
-    ONE_TILE: tl.constexpr, PADDED: tl.constexpr, SCALAR: tl.constexpr, UNMAPPED: tl.constexpr,
-    ID_LIMIT: tl.constexpr,
+    TOPK: tl.constexpr, BY: tl.constexpr, SPREAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    FEW: tl.constexpr, ONE_TILE: tl.constexpr, PADDED: tl.constexpr, SCALAR: tl.constexpr,
+    UNMAPPED: tl.constexpr, ID_LIMIT: tl.constexpr,
 ):  # fmt: skip
     begin, end = part_of(num_tokens)
     if SCALAR:
@@ -153,13 +159,23 @@ def _map_experts_kernel(
             for k in range(0, TOPK):
                 expert = load_id(given, token * TOPK + k, ID_LIMIT)
                 # special experts come behind the physical ones as they came behind the logical ones
-                mapped = tl.where(expert < num_logical, expert, expert - num_logical + num_physical)
+                behind = tl.minimum(expert, ID_LIMIT) - num_logical + num_physical
+                mapped = tl.where(expert < 0, -1, behind)
                 if (expert >= 0) & (expert < num_logical):
                     if BY == 3:
                         physical = tl.load(table + token % num_columns * num_logical + expert)
                     else:
                         physical = _replica(
-                            table, expert, token, num_columns, rank, world_size, own_first, own_end, BY
+                            table,
+                            expert,
+                            token,
+                            num_columns,
+                            rank,
+                            world_size,
+                            own_first,
+                            own_end,
+                            BY,
+                            SPREAD,
                         )
                     is_expert = (physical >= 0) & (physical < num_physical)
                     mapped = tl.where(is_expert, physical, UNMAPPED)
@@ -182,8 +198,9 @@ def _map_experts_kernel(
                 )  # fmt: skip
         for token in range(begin, end):
             at, inside = token * TOPK + ks, ks < TOPK
-            # floats: to compare integers takes four instructions
-            ids = narrowed(tl.load(given + at, mask=inside, other=-1), ID_LIMIT).to(tl.float32)
+            ids = narrowed(tl.load(given + at, mask=inside, other=-1), ID_LIMIT)
+            # what becomes of them has to fit 32 bits; and floats: to compare integers takes four instructions
+            ids = tl.minimum(tl.maximum(ids, -1), ID_LIMIT).to(tl.float32)
             # from 0: what a loop carries starts as a constant, or the CPU's compiler never frees its buffer
             change = tl.zeros((PADDED,), tl.float32)
             for tile in range(0, num_tiles):
@@ -200,7 +217,18 @@ def _map_experts_kernel(
                             BY, ROWS, COLS, FEW, UNMAPPED,
                         )  # fmt: skip
                     offsets = _offsets(
-                        held, numbers, negative, share, penalty, names, token, num_physical, BY, UNMAPPED
+                        held,
+                        numbers,
+                        negative,
+                        share,
+                        penalty,
+                        names,
+                        token,
+                        rank,
+                        num_physical,
+                        BY,
+                        SPREAD,
+                        UNMAPPED,
                     )
                 change += tl.sum(tl.where(ids[:, None] == names[None, :], offsets[None, :], 0.0), 1)
             mapped = ids + tl.where(ids < num_logical, change, num_physical - num_logical)
@@ -230,7 +258,7 @@ def _map_experts_fallback(a: Arguments) -> None:
     else:
         physical = _found(a, a.table[: a.num_logical * a.num_columns].view(-1, a.num_columns), experts)
     physical = torch.where((physical >= 0) & (physical < a.num_physical), physical, a.UNMAPPED)
-    others = torch.where(ids < 0, ids, ids - a.num_logical + a.num_physical)
+    others = torch.where(ids < 0, -1, ids.clamp(max=a.ID_LIMIT) - a.num_logical + a.num_physical)
     a.topk_idx[:size] = torch.where(is_logical, physical, others).view(-1).int()
     if a.kept is None:
         return
@@ -250,14 +278,15 @@ def _found(a: Arguments, table: torch.Tensor, experts: torch.Tensor) -> torch.Te
     held, count = table[experts].long(), table[experts][..., 0].long()
     is_count = (count > 0) & (count < a.num_columns)
     count = torch.where(is_count, count, 1)
-    column = tokens % count + 1
+    turn = tokens + experts + a.rank if a.SPREAD else tokens
+    column = turn % count + 1
     if a.BY == _RANK:
         column = a.rank // -(-a.world_size // count) + 1
     if a.BY == _SERVER:
         columns = torch.arange(a.num_columns)
         own = (held >= a.own_first) & (held < a.own_end) & (columns > 0) & (columns <= count[..., None])
         num_own = own.sum(-1)
-        wanted = (own.cumsum(-1) == (tokens % num_own.clamp(min=1) + 1)[..., None]) & own
+        wanted = (own.cumsum(-1) == (turn % num_own.clamp(min=1) + 1)[..., None]) & own
         column = torch.where(num_own > 0, wanted.int().argmax(-1), column)
     return torch.where(is_count, held.gather(-1, column[..., None])[..., 0], -1)
 
@@ -272,6 +301,7 @@ def map_experts_kernel(
     int64: bool = False,
     prunes: bool = False,
     masked: bool = False,
+    plain: bool = False,
 ) -> TritonKernel:
     """Physical experts for logical ones, (T, K), by a table of each one's replicas.
 
@@ -279,13 +309,14 @@ def map_experts_kernel(
     Token t of a rank goes to the replica in column::
 
         rank // ceil(world_size / count) + 1   by "rank", of world_size of them
-        t % count + 1                          by "token"
+        (t + rank + e) % count + 1             by "token"
 
-    By "server" it is number ``t % n`` of the n replicas in [own_first, own_end), in the order of their
-    columns; where there are none, as by "token". By "row" the table is (num_columns, E), and an entry goes
-    to ``table[t % num_columns, e]``. Ids below 0 stay; ids of E and more, of special experts, become as much
-    more as P is more than E. An entry for which the table has no replica in [0, P), or a count outside 1 to
-    F - 1, becomes `UNMAPPED`.
+    so that ranks, and experts of a token, do not all begin with the first one; ``plain``, it is
+    ``t % count + 1``. By "server" it is number ``(t + rank + e) % n`` of the n replicas in [own_first,
+    own_end), in the order of their columns; where there are none, as by "token". By "row" the table is
+    (num_columns, E), and an entry goes to ``table[t % num_columns, e]``. Ids below 0 become -1; ids of E and
+    more, of special experts, become as much more as P is more than E. An entry for which the table has no
+    replica in [0, P), or a count outside 1 to F - 1, becomes `UNMAPPED`.
 
     With ``prunes``, ``kept`` says of each entry whether ``scales[t, k] >= sum(scales[t]) * threshold[k]``, in
     fp32, the sum with k ascending, and with ``masked`` whether ``mask[t]`` as well.
@@ -299,9 +330,11 @@ def map_experts_kernel(
         int64: whether ids are int64; those of `ID_LIMIT` or more, of either sign, become -1.
         prunes: see above.
         masked: see above.
+        plain: by "token", by its number alone, as torch_npu has it.
 
     Raises:
-        ArgumentError: a size that is not positive, an unknown ``by``, or ``masked`` without ``prunes``.
+        ArgumentError: a size that is not positive, an unknown ``by``, ``masked`` without ``prunes``, or
+            ``plain`` by something else.
 
     Example, with K 2, by "token"::
 
@@ -311,7 +344,8 @@ def map_experts_kernel(
         num_logical = 2
         num_columns = 3
         num_physical = 4
-        topk_idx = [0, 1, 3, -1, 0, 4]
+        rank = 1
+        topk_idx = [3, 1, 0, -1, 3, 4]
     """
     check_positive("topk", topk)
     check_positive("num_logical", num_logical)
@@ -319,6 +353,9 @@ def map_experts_kernel(
     check_choice("by", by, REPLICA_BY)
     if masked and not prunes:
         raise ArgumentError("masked", masked, "a mask is for what is pruned", "Pass prunes as well.")
+    if plain and by != "token":
+        raise ArgumentError("plain", plain, "it is about tokens", "Pass by='token' as well.")
+    spread = by == "server" or (by == "token" and not plain)
     has_table_rows, is_scalar = by != "row", target == "cpu"
     cols = triton.next_power_of_2(max(num_columns - 1, 1)) if has_table_rows and not is_scalar else 1
     rows = 1 if is_scalar else min(triton.next_power_of_2(num_logical), max(MOST_TILED // cols, 1))
@@ -330,7 +367,8 @@ def map_experts_kernel(
         (True, Arg("topk_idx", "*i32", "out")),
         (prunes, Arg("kept", "*i8", "out")),
         (True, numbers("i32", "num_tokens num_logical num_columns num_physical")),
-        (by == "rank", numbers("i32", "rank world_size")),
+        (by == "rank" or spread, numbers("i32", "rank")),
+        (by == "rank", numbers("i32", "world_size")),
         (by == "server", numbers("i32", "own_first own_end")),
     )
     entry_bytes = (8 if int64 else 4) + 4 + 5 * prunes
@@ -346,6 +384,7 @@ def map_experts_kernel(
             **absent,
             "TOPK": topk,
             "BY": REPLICA_BY.index(by),
+            "SPREAD": spread,
             "ROWS": rows,
             "COLS": cols,
             "FEW": min(cols, FEW),
@@ -362,13 +401,13 @@ def map_experts_kernel(
 
 # Of the cases' tables: an AI core holds them in one tile.
 LOGICAL, COLUMNS = 256, 9
-FEATURES = (*REPLICA_BY, "int64", "prunes", "masked")
+FEATURES = (*REPLICA_BY, "int64", "prunes", "masked", "plain")
 
 
 def _build(s: Shape) -> TritonKernel:
     by = next((each for each in REPLICA_BY if s.has(each)), "token")
     return map_experts_kernel(
-        s.topk, by, LOGICAL, COLUMNS, s.target, *map(s.has, ("int64", "prunes", "masked"))
+        s.topk, by, LOGICAL, COLUMNS, s.target, *map(s.has, ("int64", "prunes", "masked", "plain"))
     )
 
 
@@ -398,10 +437,10 @@ def _inputs(s: Shape, r: Draw) -> Inputs:
 
 _OF_BUFFERS = tuple((by, *wide) for by in REPLICA_BY for wide in ((), ("int64",)))
 _OF_TORCH_NPU = tuple(
-    (by, *wide, "prunes", *masked)
-    for by in ("rank", "token")
+    (*by, *wide, *prunes)
+    for by in (("rank",), ("token", "plain"))
     for wide in ((), ("int64",))
-    for masked in ((), ("masked",))
+    for prunes in ((), ("prunes",), ("prunes", "masked"))
 )
 
 FAMILIES = (
@@ -412,7 +451,7 @@ FAMILIES = (
         _build,
         axes=("topk",),
         features=FEATURES,
-        variants=(*_OF_BUFFERS, *_OF_TORCH_NPU),
+        variants=tuple(dict.fromkeys((*_OF_BUFFERS, *_OF_TORCH_NPU))),
         shown=(("token",), ("rank",), ("server",), ("row",), ("rank", "prunes", "masked")),
         main=("token",),
     ),

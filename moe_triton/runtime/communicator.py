@@ -42,6 +42,8 @@ from moe_triton.schemes.rank_context import Operator
 # Orders the uses of a process's communicators; it is the same on every rank, since all make the same calls.
 _clock = itertools.count(1)
 
+_LEFT = "="  # before texts in the store, where some words mean that nothing is there
+
 
 class Communicator(Exclusive):
     """Runs dispatch, combine and barriers of one rank. Collective: every rank makes the same calls.
@@ -229,7 +231,7 @@ class Communicator(Exclusive):
         Raises:
             BufferStateError: closed.
         """
-        self._texts(name).set(str(self.rank), text)
+        self._texts(name).set(str(self.rank), _LEFT + text)
 
     def left(self, name: str) -> list[str]:
         """What each rank has left under a name, without waiting; "" of one that has left nothing.
@@ -238,13 +240,11 @@ class Communicator(Exclusive):
             BufferStateError: closed.
         """
         texts = self._texts(name)
-        return [read_key(texts, str(rank)) for rank in range(self.config.num_ranks)]
+        return [read_key(texts, str(rank)).removeprefix(_LEFT) for rank in range(self.config.num_ranks)]
 
     def _texts(self, name: str) -> Store:
-        try:
-            return below(self._meetings[0].store(), f"texts/{name}")
-        except RuntimeError:  # this rank has left
-            raise BufferStateError("the buffer is closed. Construct a new one.") from None
+        self._check_open()
+        return below(self._meetings[0].store(), f"texts/{name}")
 
     def run_local(self, kernel: TritonKernel, arguments: Bindings) -> None:
         """Runs a kernel that no peer takes part in; see `LocalLaunches.run`.

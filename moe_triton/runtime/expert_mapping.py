@@ -5,6 +5,7 @@ Shapes: T tokens of this rank, K experts per token, N logical experts, P physica
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any
 
 import torch
@@ -13,10 +14,12 @@ from moe_triton.core.checks import check_choice, contiguous, not_plain_error, sh
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.replicas import REPLICA_BY, ReplicaBy
-from moe_triton.kernels.map_experts import map_experts_kernel
+from moe_triton.kernels.map_experts import UNMAPPED, map_experts_kernel
 from moe_triton.runtime import arguments
 from moe_triton.runtime.communicator import Communicator
 
+NO_EXPERT = UNMAPPED
+"""What an entry becomes that has no replica: more than there can be experts."""
 TABLE = "eplb_table"
 _IDS = (torch.int32, torch.int64)
 
@@ -28,6 +31,7 @@ def mapping_kernel(
     target: str,
     prunes: bool = False,
     masked: bool = False,
+    plain: bool = False,
 ) -> tuple[TritonKernel, dict[str, torch.Tensor | int]]:
     """The kernel that maps some ids by a table, and what of its arguments these decide.
 
@@ -38,10 +42,17 @@ def mapping_kernel(
         target: name of the back end.
         prunes: whether it says which entries are kept.
         masked: whether a mask has a say in that.
+        plain: by "token", as torch_npu has it.
+
+    Returns:
+        The kernel, and its arguments by name; what is missing are outputs, numbers of ranks and of physical
+        experts, and what it prunes by.
     """
     num_columns, num_logical = table.shape if by == "row" else table.shape[::-1]
     is_wide = ids.dtype == torch.int64
-    kernel = map_experts_kernel(ids.shape[1], by, num_logical, num_columns, target, is_wide, prunes, masked)
+    kernel = map_experts_kernel(
+        ids.shape[1], by, num_logical, num_columns, target, is_wide, prunes, masked, plain
+    )
     sizes = {"num_tokens": ids.shape[0], "num_logical": num_logical, "num_columns": num_columns}
     return kernel, {"given": ids, "table": table, **sizes}
 
@@ -158,7 +169,7 @@ class ExpertMapping:
         token, k = divmod(position, ids.shape[1])
         expert, physical = int(ids[token, k]), int(mapped[token, k])
         held = int(table[token % len(table), expert]) if by == "row" else table[expert].tolist()
-        value = f"{shown(held)} for expert {expert} at token {token}, k {k}"
+        value = f"{reprlib.repr(held)} for expert {expert} at token {token}, k {k}"
         if rule == "duplicate":
             others = [int(other) for other in ids[token][mapped[token] == physical] if int(other) != expert]
             text = f"experts {expert} and {others[0]} are both physical expert {physical}"

@@ -11,7 +11,7 @@ from torch import Tensor
 from moe_triton.core.checks import check_integer, contiguous, not_plain_error
 from moe_triton.core.errors import NULL_ARGUMENT, ArgumentError
 from moe_triton.core.replicas import ReplicaBy
-from moe_triton.runtime.expert_mapping import mapping_kernel
+from moe_triton.runtime.expert_mapping import NO_EXPERT, mapping_kernel
 from moe_triton.runtime.local_launches import LocalLaunches
 from moe_triton.torch_npu_ops import settings
 from moe_triton.torch_npu_ops.operators import operator
@@ -20,7 +20,7 @@ MAX_LOGICAL, MAX_TOPK = 1024, 16
 LEAST_WORLD_SIZE, MAX_WORLD_SIZE = 2, 768
 MODES: dict[int, ReplicaBy] = {0: "rank", 1: "token"}
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-ANY_EXPERT = 2**31 - 1  # values of a table are the caller's matter, as in the original
+ANY_EXPERT = NO_EXPERT  # values of a table are the caller's matter, as in the original
 
 _lock = threading.Lock()
 _launches: dict[settings.Settings, LocalLaunches] = {}
@@ -37,7 +37,8 @@ os.register_at_fork(after_in_child=_begin_anew)
 
 
 def _fake(expert_ids: Tensor, eplb_table: Tensor, **_: object) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(expert_ids), expert_ids.new_empty(expert_ids.shape, dtype=torch.bool)
+    ids = expert_ids.new_empty(expert_ids.shape)  # contiguous, whatever it is of
+    return ids, ids.new_empty(ids.shape, dtype=torch.bool)
 
 
 @operator(_fake)
@@ -57,7 +58,8 @@ def npu_moe_update_expert(
     Args:
         expert_ids: (BS, K) int32 or int64, of logical experts; K at most 16, and as many as there are.
         eplb_table: (N, F) int32, N 1 to 1024: column 0 of a row is its expert's number of replicas, columns 1
-            to that number are their ids. No value is checked. F is 2 to world_size + 1.
+            to that number are their ids. No value is checked. F is 2 to world_size
+            + 1, with balance_mode 1 to 769.
         expert_scales: (BS, K) fp32, fp16 or bf16, routing weights; with pruning_threshold, or neither.
         pruning_threshold: (K,) or (1, K) fp32: an expert is kept whose scale is at least this share of the
             sum of its token's, ``scale >= sum(scales) * threshold[k]`` in fp32, k ascending.
@@ -68,9 +70,9 @@ def npu_moe_update_expert(
             1: column ``token % count + 1``.
 
     Returns:
-        balanced_expert_ids (BS, K), of expert_ids' dtype: -1 and other negative ids stay; an entry whose row
-        has no replica in its column becomes 2**24, which no expert has. balanced_active_mask (BS, K) bool,
-        True everywhere where nothing is pruned.
+        balanced_expert_ids (BS, K), of expert_ids' dtype: ids below 0 become -1; those of N and more, and
+        entries whose row has no replica in its column, become ids that no expert has.
+        balanced_active_mask (BS, K) bool, True everywhere where nothing is pruned.
 
     Raises:
         ArgumentError: an argument breaks a rule; it has the status code.
@@ -124,7 +126,8 @@ def npu_moe_update_expert(
         if launches is None:
             backend = chosen.make_backend()
             launches = _launches[chosen] = LocalLaunches(backend, backend.num_blocks(backend.cores()))
-        kernel, given = mapping_kernel(ids, table, by, chosen.backend, prunes, active_mask is not None)
+        masked, plain = active_mask is not None, by == "token"
+        kernel, given = mapping_kernel(ids, table, by, chosen.backend, prunes, masked, plain)
         launches.run(kernel, {**given, **arguments})
     return mapped.to(ids.dtype), kept
 
@@ -178,7 +181,7 @@ def _check_sizes(
         if not 0 <= rank < world_size:
             rule = f"with balance_mode 0 it is 0 to {world_size - 1}"
             raise ArgumentError("local_rank_id", rank, rule, "Pass this rank's number in the group.")
-    most = world_size + 1 if world_size >= 0 else num_columns
-    if not 2 <= num_columns <= max(most, 2):
-        rule = "it has a column for the count, and at most one for each rank: 2 to world_size + 1"
+    most = (world_size if by == "rank" else MAX_WORLD_SIZE) + 1
+    if not 2 <= num_columns <= most:
+        rule = f"it has a column for the count, and at most one for each rank: 2 to {most}"
         raise ArgumentError("eplb_table", f"of {num_columns} columns", rule, "Leave columns of -1 out.")

@@ -153,6 +153,31 @@ def test_a_store_that_does_not_answer_is_waited_for_no_longer_than_asked(lone: E
     answered.set()
 
 
+def test_layers_are_those_that_are_counted(lone: EPBuffer) -> None:
+    counts = ExpertCounts(lone, 2)
+    assert counts.of_layer(np.int64(1)).data_ptr() == counts.of_layer(1).data_ptr()  # type: ignore[arg-type]
+    for layer in (-1, 2, "0", True):
+        with pytest.raises(ArgumentError, match=r"^layer"):
+            counts.of_layer(layer)  # type: ignore[arg-type]
+
+
+def test_any_text_may_be_left(lone: EPBuffer) -> None:
+    for text in ("absent", "", "=", "a line\nand \u00e4nother"):
+        lone.leave("a name/of two parts", text)
+        assert lone.left("a name/of two parts") == [text]
+    assert lone.left("another") == [""]
+
+
+def test_sums_that_cannot_be_published_are_told_of(lone: EPBuffer, caplog: pytest.LogCaptureFixture) -> None:
+    counts = ExpertCounts(lone, 1, window=1, interval=1)
+    with mock.patch.object(lone, "leave", side_effect=RuntimeError("the host is gone")):
+        for _ in range(3):
+            counts.end_step()
+            assert counts._publishing is not None
+            counts._publishing.exception(seconds(30.0))
+    assert caplog.text.count("the host is gone") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
@@ -184,5 +209,6 @@ def test_nothing_from_a_peer_is_trusted() -> None:
     assert np.array_equal(read, rows)
     bad = ["", "[]", "[4, 2, [2, 4, 2]]", good[:-4], good.replace("[4, 2,", "[1, 2,"), f"{good}!"]
     bad += ["{}\n", "[" * 9999, _written(4, 2, [3, 4, 2], rows), _written(4, 2, [2, 4], rows)]
-    bad += [_written(4, 2, [2, 4, 2], -rows), good.replace("[4", "[null")]
+    bad += [_written(4, 2, [2, 4, 2], -rows), _written(4, 2, [2, 4, 2], rows + 2**32)]
+    bad += [good.replace("[4", "[null"), good.replace("[4", "[Infinity")]
     assert [_read(text, 3) for text in bad] == [None] * len(bad)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import pickle
 import zipfile
 from collections.abc import Callable
@@ -248,3 +249,22 @@ def test_counts_that_are_none_are_refused(record: Any, said: str, tmp_path: Path
     (tmp_path / "x.json").write_text(json.dumps(record))
     with pytest.raises(ArgumentError, match=said):
         read_logical_count(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("name", ["", ".", "/", "/dev/null"])
+def test_what_is_no_file_is_left_alone(name: str) -> None:
+    with pytest.raises(ArgumentError, match="it must be a file that can be written"):
+        write_expert_map(Placement.initial(1, 2, 2, 1), name)
+    assert Path("/dev/null").is_char_device()
+
+
+def test_a_pipe_stays_one_and_a_link_is_followed(tmp_path: Path) -> None:
+    placement = Placement.initial(1, 2, 2, 1)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ArgumentError, match="it is no plain file"):
+        write_expert_map(placement, tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    write_expert_map(placement, tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert read_expert_map(tmp_path / "target") == placement

@@ -33,8 +33,10 @@ def replica_model(
     physical: int,
     own: tuple[int, int],
     rank: tuple[int, int],
+    plain: bool = False,
 ) -> int:
     """The physical expert of a logical one, as the kernel's docstring has it; 2**24 if there is none."""
+    turn = token if plain else token + rank[0] + expert
     if by == "row":
         chosen = table[token % len(table)][expert]
     else:
@@ -46,9 +48,9 @@ def replica_model(
         if by == "rank":
             chosen = replicas[rank[0] // -(-rank[1] // count)]
         elif by == "server" and of_server:
-            chosen = of_server[token % len(of_server)]
+            chosen = of_server[turn % len(of_server)]
         else:
-            chosen = replicas[token % count]
+            chosen = replicas[turn % count]
     return chosen if 0 <= chosen < physical else 1 << 24
 
 

@@ -57,14 +57,14 @@ def test_each_entry_goes_to_the_replica_that_the_docstring_names(
         table = [[row[c] for row in table] for c in range(F)]
     out = Guarded((tokens, K), torch.int32)
     numbers = [tokens, E, F, P]
-    numbers += {"rank": [rank, world_size], "server": [*own]}.get(by, [])
+    numbers += {"rank": [rank, world_size], "token": [rank], "server": [rank, *own]}.get(by, [])
     kernel = in_small_tiles(map_experts_kernel(K, by, E, F, target))
     given_ids = torch.tensor(ids, dtype=torch.int32)
     launch(kernel, [given_ids, torch.tensor(table, dtype=torch.int32), out.tensor, *numbers], programs)
     expected = [
         replica_model(table, id_, n // K, by, P, own, (rank, world_size))
         if 0 <= id_ < E
-        else id_ + (P - E) * (id_ >= E)
+        else (id_ + P - E if id_ >= E else -1)
         for n, id_ in enumerate(ids)
     ]
     assert out.check().flatten().tolist() == expected
@@ -89,7 +89,7 @@ def test_what_is_pruned_is_compared_in_fp32_with_the_sum_ascending(
     if masked:
         expected &= mask[:, None]
     kept, out = Guarded((tokens, K), torch.int8), Guarded((tokens, K), torch.int32)
-    kernel = in_small_tiles(map_experts_kernel(K, "token", 1, 2, target, prunes=True, masked=masked))
+    kernel = in_small_tiles(map_experts_kernel(K, "token", 1, 2, target, False, True, masked, True))
     table = torch.tensor([[1, 0]], dtype=torch.int32)
     mask_given = [mask.to(torch.int8)] if masked else []
     ids = torch.zeros(tokens, K, dtype=torch.int32)
@@ -98,7 +98,9 @@ def test_what_is_pruned_is_compared_in_fp32_with_the_sum_ascending(
     assert not out.check().any()
 
 
-@pytest.mark.parametrize("features", [("rank", "int64", "prunes", "masked"), ("server", "int64")])
+@pytest.mark.parametrize(
+    "features", [("rank", "int64", "prunes", "masked"), ("server", "int64"), ("token", "plain")]
+)
 @pytest.mark.parametrize("target", ["cpu", "npu"])
 def test_wide_ids_become_what_narrow_ones_do(target: str, features: tuple[str, ...]) -> None:
     shape = Shape(topk=8, features=frozenset(features), target=target)
@@ -119,6 +121,7 @@ def test_wide_ids_become_what_narrow_ones_do(target: str, features: tuple[str, .
         ({"topk": 1, "num_columns": 0}, "num_columns"),
         ({"topk": 1, "by": "expert"}, "by"),
         ({"topk": 1, "masked": True}, "masked"),
+        ({"topk": 1, "by": "rank", "plain": True}, "plain"),
     ],
 )
 def test_sizes_that_no_kernel_has_are_refused(arguments: dict[str, Any], error: str) -> None:

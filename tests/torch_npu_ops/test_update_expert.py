@@ -95,8 +95,10 @@ def test_nothing_is_pruned_without_scales_and_layouts_do_not_matter() -> None:
 
 def test_no_expert_stays_none_and_an_empty_batch_is_one() -> None:
     table = torch.tensor([[1, 3], [5, 4]], dtype=torch.int32)
-    ids, _ = ops.npu_moe_update_expert(torch.tensor([[-1], [0], [1]]).int(), table, balance_mode=1)
-    assert ids.tolist() == [[-1], [3], [1 << 24]]
+    given = torch.tensor([[-1], [0], [1], [2], [2**31 - 1]], dtype=torch.int32)
+    ids, _ = ops.npu_moe_update_expert(given, table, balance_mode=1)
+    assert ids[:3].tolist() == [[-1], [3], [1 << 24]]
+    assert (ids[3:] >= 1 << 24).all()
     ids, kept = ops.npu_moe_update_expert(torch.zeros(0, 2).int(), table, balance_mode=1)
     assert (ids.shape, kept.shape) == ((0, 2), (0, 2))
 
@@ -110,8 +112,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no experts": ({"eplb_table": torch.ones(0, 5).int()}, "^eplb_table .*1 to 1024.*561002"),
     "too many experts": ({"eplb_table": torch.ones(1025, 5).int()}, "^eplb_table .*1 to 1024"),
     "more choices than experts": ({"eplb_table": torch.ones(3, 5).int()}, "^expert_ids .*1 to 3"),
-    "one column": ({"eplb_table": torch.ones(12, 1).int()}, "^eplb_table .*2 to world_size"),
-    "too many columns": ({"eplb_table": torch.ones(12, 10).int()}, "^eplb_table .*2 to world_size"),
+    "one column": ({"eplb_table": torch.ones(12, 1).int()}, "^eplb_table .*2 to 9"),
+    "too many columns": ({"eplb_table": torch.ones(12, 10).int()}, "^eplb_table .*2 to 9"),
     "a world of one": ({"world_size": 1}, "^world_size .*2 to 768"),
     "a world too large": ({"world_size": 769}, "^world_size .*2 to 768"),
     "no rank": ({"local_rank_id": 8}, "^local_rank_id .*0 to 7"),
@@ -149,5 +151,10 @@ def test_traced_calls_know_shapes_and_give_the_same() -> None:
     def twice(**given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return ops.npu_moe_update_expert(**given, balance_mode=1)
 
+    # Its outputs are contiguous, of whatever layout the ids are.
+    with FakeTensorMode() as mode:
+        turned = mode.from_tensor(call["expert_ids"]).t()[:, :K]
+        table = mode.from_tensor(call["eplb_table"])
+        assert ops.npu_moe_update_expert(turned, table, balance_mode=1)[0].is_contiguous()
     compiled = torch.compile(twice, backend="eager", fullgraph=True)
     assert all(map(torch.equal, compiled(**call), twice(**call)))
