@@ -21,7 +21,8 @@ from moe_triton.balance.weights import ExpertWeights
 from moe_triton.core.checks import shown
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError, BufferStateError, ConfigMismatchError
 
-KEPT = 2  # parts that a rank's word stays of: it is one ahead of the slowest rank at most
+KEPT = 2  # moves and parts that a rank's words stay of: it is one ahead of the slowest rank at most
+NUM_WORDS = 3 + KEPT + 2 * KEPT
 
 
 class Said(NamedTuple):
@@ -29,18 +30,24 @@ class Said(NamedTuple):
 
     Attributes:
         move: number of its latest move, from 1; 0 before the first.
-        placement: what stands for the placement of that.
         step: one more than that which it has begun last; 0 before the first.
         switched: parts that it has changed to, of all moves.
+        placements: of move m, at ``m % KEPT``, what stands for its placement: written before its number, so
+            that who reads the number of the move before finds that one's.
         had: of part p, from 1, at ``2 * (p % KEPT)`` the number p, once it has all of that, and behind it the
             step in which it had.
     """
 
     move: int
-    placement: int
     step: int
     switched: int
+    placements: tuple[int, ...]
     had: tuple[int, ...]
+
+    @staticmethod
+    def of(words: list[int]) -> Said:
+        """What stands in some words."""
+        return Said(words[0], words[1], words[2], tuple(words[3 : 3 + KEPT]), tuple(words[3 + KEPT :]))
 
 
 class Copy(NamedTuple):
@@ -85,7 +92,7 @@ class Mover:
         most = placement.num_ranks - placement.num_shared_ranks + 1
         self._columns = most if num_columns is None else check_at_least("num_columns", num_columns, 2)
         self._tables = [self._table(placement, layer) for layer in range(placement.num_layers)]
-        self._words = weights.memory.of(self._rank)[: 8 * (4 + 2 * KEPT)].view(torch.int64)
+        self._words = self._words_of(self._rank)
         self._next: Placement | None = None
         self._queue: list[list[int]] = []  # the layers of each part that is left, the current one first
         self._copies: list[tuple[Copy, str, int]] = []  # what is left of it: tensor, and bytes done
@@ -130,8 +137,9 @@ class Mover:
         is_doubled = self._parts.halves > 1
         self._queue = [changed] if is_doubled and changed else [[layer] for layer in changed]
         digest = hashlib.blake2b(placement.phy2log.numpy().tobytes(), digest_size=7).digest()
-        self._words[1] = int.from_bytes(digest, "little")
-        self._words[0] += 1
+        number = int(self._words[0]) + 1
+        self._words[3 + number % KEPT] = int.from_bytes(digest, "little")
+        self._words[0] = number
         total = sum(len(self._of_layers(layers)) for layers in self._queue)
         self._begin_part()
         return total * self._parts.expert_bytes
@@ -188,13 +196,13 @@ class Mover:
             rule = f"the latest was {self._last_step}, and each step is begun once"
             raise ArgumentError("step", number, rule, f"Pass {self._last_step + 1}.")
         self._last_step = number
-        self._words[2] = number + 1
+        self._words[1] = number + 1
         if self._next is None:
             return ()
         said = self._all_said()
         part = self._switched + 1
         if self._has_all and self._queue:
-            at = 4 + 2 * (part % KEPT)
+            at = 3 + KEPT + 2 * (part % KEPT)
             if self._words[at] != part:
                 self._words[at + 1] = number
                 self._words[at] = part  # after its step: others look at the number first
@@ -230,7 +238,7 @@ class Mover:
         for layer in layers:
             self._tables[layer].copy_(self._table(self.placement, layer))
             self._held[self._weights.halves[layer], layer] = self._own(self.placement)[layer]
-        self._words[3] += 1
+        self._words[2] += 1
         if self._queue:
             self._begin_part()
         else:
@@ -239,7 +247,7 @@ class Mover:
 
     @property
     def _switched(self) -> int:
-        return int(self._words[3])
+        return int(self._words[2])
 
     def _begin_part(self) -> None:
         layers = self._queue[0] if self._queue else []
@@ -299,19 +307,22 @@ class Mover:
     def _table(self, placement: Placement, layer: int) -> torch.Tensor:
         return placement.table(layer, self._columns)
 
+    def _words_of(self, rank: int) -> torch.Tensor:
+        return self._weights.memory.of(rank)[: 8 * NUM_WORDS].view(torch.int64)
+
     def _all_said(self) -> list[Said]:
         """What all ranks have left.
 
         Raises:
             ConfigMismatchError: one moves elsewhere, or counts its steps otherwise.
         """
-        said = []
-        for rank in range(self._num_ranks):
-            words = self._weights.memory.of(rank)[: 8 * (4 + 2 * KEPT)].view(torch.int64).tolist()
-            said.append(Said(words[0], words[1], words[2], words[3], tuple(words[4:])))
+        said = [Said.of(self._words_of(rank).tolist()) for rank in range(self._num_ranks)]
         mine = said[self._rank]
         numbered = list(enumerate(said))
-        others = [r for r, each in numbered if each.move == mine.move and each.placement != mine.placement]
+        at = mine.move % KEPT
+        others = [
+            r for r, each in numbered if each.move == mine.move and each.placements[at] != mine.placements[at]
+        ]
         if others:
             raise ConfigMismatchError(
                 f"rank(s) {others} move to another placement than rank {self._rank} in move {mine.move}. "

@@ -367,3 +367,11 @@ def test_ranks_that_ask_for_other_memory_are_told_at_once(ranks: Groups) -> None
     assert second[4].startswith("num_layers is 0")
     assert all("rank 0 cannot be constructed: specs" in text for text in second[1:4])
     assert (first[5], second[5]) == ("{1.0}", "{0.0}")
+
+
+def test_a_rank_that_is_about_to_begin_the_next_move_is_in_this_one() -> None:
+    ranks = Ranks(2, "layer", 0)
+    for mover in ranks.movers:
+        mover.begin(turned(ranks.old, [0]))
+    ranks.movers[1]._words[3 + 2 % 2] = 7  # what stands for the placement of move 2, before its number
+    assert ranks.movers[0].step(1 << 30) > 0
