@@ -6,4 +6,6 @@ from typing import Literal, get_args
 
 ReplicaBy = Literal["rank", "token", "server", "row"]
 """The words of eplb_mode (`moe_triton.EPBuffer.dispatch`)."""
+NO_EXPERT = 1 << 24
+"""What an entry becomes that has no replica: more than there can be experts, and a whole number in fp32."""
 REPLICA_BY: tuple[ReplicaBy, ...] = get_args(ReplicaBy)

@@ -21,7 +21,7 @@ import torch
 from moe_triton.core.checks import check_choice, check_positive
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import Arg, TritonKernel, alike, chosen_args, numbers
-from moe_triton.core.replicas import REPLICA_BY, ReplicaBy
+from moe_triton.core.replicas import NO_EXPERT, REPLICA_BY, ReplicaBy
 from moe_triton.kernels.cases import I8, Draw, Family, Inputs, Shape, blank
 from moe_triton.kernels.fallbacks import Arguments, fallback
 from moe_triton.kernels.language import tl, triton
@@ -30,8 +30,7 @@ from moe_triton.kernels.programs import part_of
 
 _RANK, _TOKEN, _SERVER, _ROW = range(len(REPLICA_BY))
 
-UNMAPPED = ID_LIMIT
-"""What an entry becomes for which the table has no replica: no kernel takes it for an expert's id."""
+UNMAPPED = NO_EXPERT  # under which device code has it
 
 MOST_TILED = 4096  # elements of a tile of the table
 FEW = 8  # columns that are loaded for the sake of the first one: 32 bytes
@@ -291,6 +290,11 @@ def _found(a: Arguments, table: torch.Tensor, experts: torch.Tensor) -> torch.Te
     return torch.where(is_count, held.gather(-1, column[..., None])[..., 0], -1)
 
 
+def _padded(size: int) -> int:
+    """The power of two that a tile has for so many elements, 1 at least."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
 @functools.cache
 def map_experts_kernel(
     topk: int,
@@ -357,8 +361,8 @@ def map_experts_kernel(
         raise ArgumentError("plain", plain, "it is about tokens", "Pass by='token' as well.")
     spread = by == "server" or (by == "token" and not plain)
     has_table_rows, is_scalar = by != "row", target == "cpu"
-    cols = triton.next_power_of_2(max(num_columns - 1, 1)) if has_table_rows and not is_scalar else 1
-    rows = 1 if is_scalar else min(triton.next_power_of_2(num_logical), max(MOST_TILED // cols, 1))
+    cols = _padded(num_columns - 1) if has_table_rows and not is_scalar else 1
+    rows = 1 if is_scalar else min(_padded(num_logical), max(MOST_TILED // cols, 1))
     args, absent = chosen_args(
         (True, Arg("given", "*i64" if int64 else "*i32", "in")),
         (True, Arg("table", "*i32", "in")),
@@ -389,7 +393,7 @@ def map_experts_kernel(
             "COLS": cols,
             "FEW": min(cols, FEW),
             "ONE_TILE": rows >= num_logical,
-            "PADDED": triton.next_power_of_2(topk),
+            "PADDED": _padded(topk),
             "SCALAR": is_scalar,
             "UNMAPPED": UNMAPPED,
             "ID_LIMIT": ID_LIMIT,

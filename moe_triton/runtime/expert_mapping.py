@@ -14,12 +14,9 @@ from moe_triton.core.checks import check_choice, contiguous, not_plain_error, sh
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.replicas import REPLICA_BY, ReplicaBy
-from moe_triton.kernels.map_experts import UNMAPPED, map_experts_kernel
 from moe_triton.runtime import arguments
 from moe_triton.runtime.communicator import Communicator
 
-NO_EXPERT = UNMAPPED
-"""What an entry becomes that has no replica: more than there can be experts."""
 TABLE = "eplb_table"
 _IDS = (torch.int32, torch.int64)
 
@@ -48,6 +45,8 @@ def mapping_kernel(
         The kernel, and its arguments by name; what is missing are outputs, numbers of ranks and of physical
         experts, and what it prunes by.
     """
+    from moe_triton.kernels.map_experts import map_experts_kernel  # Triton's import takes long, and may fail
+
     num_columns, num_logical = table.shape if by == "row" else table.shape[::-1]
     is_wide = ids.dtype == torch.int64
     kernel = map_experts_kernel(

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from moe_triton.core.checks import check_integer, contiguous, not_plain_error
 from moe_triton.core.errors import NULL_ARGUMENT, ArgumentError
-from moe_triton.core.replicas import ReplicaBy
-from moe_triton.runtime.expert_mapping import NO_EXPERT, mapping_kernel
+from moe_triton.core.replicas import NO_EXPERT, ReplicaBy
+from moe_triton.runtime.expert_mapping import mapping_kernel
 from moe_triton.runtime.local_launches import LocalLaunches
 from moe_triton.torch_npu_ops import settings
 from moe_triton.torch_npu_ops.operators import operator

@@ -99,8 +99,9 @@ def test_rows_of_ranks_are_those_of_the_table(mode: str) -> None:
     table = placement.table(0).numpy()
     expected = np.zeros(RANKS, dtype=np.int64)
     for rank, token, place in np.ndindex(ids.shape):
-        count, *slots = table[ids[rank, token, place]]
-        replica = token % count if mode == "token" else rank // -(-RANKS // count)
+        expert = ids[rank, token, place]
+        count, *slots = table[expert]
+        replica = (token + rank + expert) % count if mode == "token" else rank // -(-RANKS // count)
         expected[placement.rank_of(int(slots[replica]))] += 1
     assert rows.tolist() == expected.tolist()
     assert rows.sum() == RANKS * TOKENS * 4

@@ -79,7 +79,7 @@ def test_the_whole_table_is_kept(soc: str) -> None:
 
 
 def test_kept_files_are_small() -> None:
-    assert sum(path.stat().st_size for path in golden.FOLDER.iterdir()) < 340_000
+    assert sum(path.stat().st_size for path in golden.FOLDER.iterdir()) < 360_000
     assert {path.stem for path in golden.FOLDER.iterdir()} == SOCS.keys()
 
 
@@ -192,7 +192,9 @@ def _is_single(row: Row) -> bool:
 
 @pytest.mark.parametrize("soc", [A2, A3])
 def test_copies_of_rows_overlap_with_the_work_on_them(soc: str) -> None:
-    """Except in tables of words, where there is no room to have a tile of fp32 twice, and of zeros."""
+    """Except in tables of words, where there is no room to have a tile of fp32 twice, of zeros, and where a
+    table is loaded once for all tokens.
+    """
     rows = golden.read(soc)
     single = {case for case, row in rows.items() if _is_single(row)}
     sums = {case for case in single if case.startswith("weighted_sum/")}
@@ -201,7 +203,8 @@ def test_copies_of_rows_overlap_with_the_work_on_them(soc: str) -> None:
         for case in single
         if case.partition("/")[0] in ("arrange", "arrange_own", "arrange_part", "const_alphas")
     }
-    assert single - sums - clearing == {"returns/shared_rank"}
+    mapping = {case for case in single if case.startswith("map_experts/")}
+    assert single - sums - clearing - mapping == {"returns/shared_rank"}
     assert all(re.fullmatch(r"(\d)/\1", rows[case]["loads"]) for case in clearing)
     assert all(re.search(r"-s0-weights-fp32_out$", case) for case in sums)
     for kernel in (

@@ -64,7 +64,8 @@ def test_no_kernel_is_faster_than_the_gates_lower_bound(
     found = replay_case(CASES[name], SOC.name, same_constants, 1).slowest
     assert found.cycles >= estimate(nodes).cycles
     if _num_loops(nodes) == 1:
-        assert found.cycles_per_turn >= estimate(nodes).cycles * (1 - 1e-9)
+        # An eighth of a cycle: masks of fewer than 16 bits, of which the gate counts whole bytes.
+        assert found.cycles_per_turn >= estimate(nodes).cycles - 0.125
 
 
 def test_enough_kernels_have_one_loop() -> None:
