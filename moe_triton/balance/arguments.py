@@ -33,6 +33,19 @@ def check_at_least(name: str, value: object, least: int) -> int:
     return number
 
 
+def check_layer(value: object, num_layers: int) -> int:
+    """Checks that a value is the number of a layer, and returns it as Python's.
+
+    Raises:
+        ArgumentError: it is something else.
+    """
+    number = check_at_least("layer", value, 0)
+    if number >= num_layers:
+        rule = f"layers are 0 to {num_layers - 1}"
+        raise ArgumentError("layer", number, rule, "Count only layers with experts.")
+    return number
+
+
 def check_weight(name: str, value: object, dtype: type[np.floating[Any]], num_dims: int = 2) -> Floats:
     """Checks loads of experts, and returns them in another dtype, in memory of their own.
 

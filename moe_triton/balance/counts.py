@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from moe_triton.balance.arguments import Ints, check_at_least
+from moe_triton.balance.arguments import Ints, check_at_least, check_layer
 from moe_triton.balance.placement import Placement
 from moe_triton.buffer import EPBuffer
 from moe_triton.core.checks import check_seconds, check_text, shown
@@ -128,13 +128,7 @@ class ExpertCounts:
         Raises:
             ArgumentError: there is no such layer.
         """
-        if type(layer) is not int or not 0 <= layer < self._num_layers:
-            number = check_at_least("layer", layer, 0)
-            if number >= self._num_layers:
-                rule = f"layers are 0 to {self._num_layers - 1}"
-                raise ArgumentError("layer", number, rule, "Count only layers with experts.")
-            layer = number
-        return self._layers[layer]
+        return self._layers[check_layer(layer, self._num_layers)]
 
     def end_step(self) -> None:
         """Ends a step. At each interval this rank's sums go to the others, from a thread.

@@ -22,7 +22,10 @@ from moe_triton.core.checks import shown
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError, BufferStateError, ConfigMismatchError
 
 KEPT = 2  # moves and parts that a rank's words stay of: it is one ahead of the slowest rank at most
-NUM_WORDS = 3 + KEPT + 2 * KEPT
+# Where these words begin.
+MOVE, STEP, SWITCHED, PLACEMENTS = range(4)
+HAD = PLACEMENTS + KEPT
+NUM_WORDS = HAD + 2 * KEPT
 
 
 class Said(NamedTuple):
@@ -47,7 +50,9 @@ class Said(NamedTuple):
     @staticmethod
     def of(words: list[int]) -> Said:
         """What stands in some words."""
-        return Said(words[0], words[1], words[2], tuple(words[3 : 3 + KEPT]), tuple(words[3 + KEPT :]))
+        return Said(
+            words[MOVE], words[STEP], words[SWITCHED], tuple(words[PLACEMENTS:HAD]), tuple(words[HAD:])
+        )
 
 
 class Copy(NamedTuple):
@@ -137,9 +142,9 @@ class Mover:
         is_doubled = self._parts.halves > 1
         self._queue = [changed] if is_doubled and changed else [[layer] for layer in changed]
         digest = hashlib.blake2b(placement.phy2log.numpy().tobytes(), digest_size=7).digest()
-        number = int(self._words[0]) + 1
-        self._words[3 + number % KEPT] = int.from_bytes(digest, "little")
-        self._words[0] = number
+        number = int(self._words[MOVE]) + 1
+        self._words[PLACEMENTS + number % KEPT] = int.from_bytes(digest, "little")
+        self._words[MOVE] = number
         total = sum(len(self._of_layers(layers)) for layers in self._queue)
         self._begin_part()
         return total * self._parts.expert_bytes
@@ -196,13 +201,14 @@ class Mover:
             rule = f"the latest was {self._last_step}, and each step is begun once"
             raise ArgumentError("step", number, rule, f"Pass {self._last_step + 1}.")
         self._last_step = number
-        self._words[1] = number + 1
+        self._words[STEP] = number + 1
         if self._next is None:
             return ()
         said = self._all_said()
         part = self._switched + 1
+        index = 2 * (part % KEPT)
         if self._has_all and self._queue:
-            at = 3 + KEPT + 2 * (part % KEPT)
+            at = HAD + index
             if self._words[at] != part:
                 self._words[at + 1] = number
                 self._words[at] = part  # after its step: others look at the number first
@@ -210,7 +216,6 @@ class Mover:
         if not self._queue:
             self._next = None
             return ()
-        index = 2 * (part % KEPT)
         if any(each.had[index] != part for each in said):
             return ()
         due = max(each.had[index + 1] for each in said) + 1
@@ -238,7 +243,7 @@ class Mover:
         for layer in layers:
             self._tables[layer].copy_(self._table(self.placement, layer))
             self._held[self._weights.halves[layer], layer] = self._own(self.placement)[layer]
-        self._words[2] += 1
+        self._words[SWITCHED] += 1
         if self._queue:
             self._begin_part()
         else:
@@ -247,7 +252,7 @@ class Mover:
 
     @property
     def _switched(self) -> int:
-        return int(self._words[2])
+        return int(self._words[SWITCHED])
 
     def _begin_part(self) -> None:
         layers = self._queue[0] if self._queue else []

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from moe_triton.balance.arguments import check_at_least, check_ids
+from moe_triton.balance.arguments import check_at_least, check_ids, check_layer
 from moe_triton.core.checks import check_flag
 from moe_triton.core.errors import ArgumentError
 
@@ -200,7 +200,7 @@ class Placement:
         Raises:
             ArgumentError: there is no such layer, or the table has too few columns for it.
         """
-        layer = self._check_layer(layer)
+        layer = check_layer(layer, self.num_layers)
         counts = self.logcnt[layer]
         least = int(counts.max()) + 1
         columns = least if num_columns is None else check_at_least("num_columns", num_columns, 2)
@@ -230,7 +230,7 @@ class Placement:
         Raises:
             ArgumentError: there is no such layer or rank.
         """
-        layer = self._check_layer(layer)
+        layer = check_layer(layer, self.num_layers)
         rank = check_at_least("ep_rank", ep_rank, 0)
         if rank >= self.num_ranks:
             rule = f"ranks are 0 to {self.num_ranks - 1}"
@@ -239,10 +239,3 @@ class Placement:
         experts = torch.arange(self.num_experts)
         replica = (rows + rank + experts) % self.logcnt[layer]
         return self.log2phy[layer][experts, replica].to(torch.int32)
-
-    def _check_layer(self, layer: object) -> int:
-        number = check_at_least("layer", layer, 0)
-        if number >= self.num_layers:
-            rule = f"layers are 0 to {self.num_layers - 1}"
-            raise ArgumentError("layer", number, rule, "Count only layers with experts.")
-        return number

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,12 +20,10 @@ from benchmarks.balance.routing import Burst, Day, Ints, with_skew
 from benchmarks.balance.simulation import MODES, sampled_steps, simulate
 from benchmarks.compare.cases import ROOT
 from moe_triton.balance import Placement, rank_loads_by_source
+from tests.drawing import needs_matplotlib
 
 SMALL = Day(steps=1_000, experts=32, topk=4, travel=16.0, bursts=(Burst(300, 50, (3, 4), 6.0),))
 RANKS, TOKENS = 16, 24
-needs_matplotlib = pytest.mark.skipif(
-    importlib.util.find_spec("matplotlib") is None, reason="the bench extra is not installed: no matplotlib"
-)
 
 
 def counted(ids: Ints, experts: int) -> Ints:

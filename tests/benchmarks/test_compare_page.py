@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from dataclasses import replace
@@ -24,10 +23,7 @@ from benchmarks.compare.figures import (
 )
 from benchmarks.compare.report import Files, Report
 from tests.benchmarks.test_compare import NO_MPI, some_samples
-
-needs_matplotlib = pytest.mark.skipif(
-    importlib.util.find_spec("matplotlib") is None, reason="the bench extra is not installed: no matplotlib"
-)
+from tests.drawing import needs_matplotlib
 
 
 def save_runs(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -12,10 +11,7 @@ from typer.testing import CliRunner
 from moe_triton.core.errors import ArgumentError
 from moe_triton.tools.cli.app import app
 from moe_triton.tools.cli.trace import Span, median_call
-
-needs_matplotlib = pytest.mark.skipif(
-    importlib.util.find_spec("matplotlib") is None, reason="the bench extra is not installed: no matplotlib"
-)
+from tests.drawing import needs_matplotlib
 
 
 def event(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 import re
 from dataclasses import replace
@@ -21,13 +20,10 @@ from autotune.model.constants import machine_named
 from moe_triton.core.errors import ArgumentError
 from moe_triton.tools.cli.app import app
 from tests.autotune.model.simple_kernel_costs import simple_kernel_costs
+from tests.drawing import needs_matplotlib
 
 A2 = ("--machine", "A2", "--routing", "node-limited", "--ep", "16,32,64", "--tokens", "8,64")
 A3 = ("--ep", "2,8", "--tokens", "4,16", "--hidden", "1024", "--experts", "32")
-
-needs_matplotlib = pytest.mark.skipif(
-    importlib.util.find_spec("matplotlib") is None, reason="the bench extra is not installed: no matplotlib"
-)
 
 
 def run(*arguments: str, code: int = 0) -> str:
