@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moe_triton.core.ascendc import REPORT_BAD_ROW, REPORT_TIMEOUT
-from moe_triton.layout import UB_ALIGN, WORD_BYTES
+from moe_triton.layout import NUM_ZONES, UB_ALIGN, WORD_BYTES
 from moe_triton.schemes.a2_fullmesh.layout import end_flag
 
 from .blocks import BlocksWorld
@@ -27,11 +27,13 @@ class HostileBlockCase(BlocksCase):
         header: what stands in the header of the last rank in place of its first count; None: nothing comes.
         has_end: whether FLAG2 of what it ought to send is there.
         has_other_end: whether FLAG2 is also where it would be if that count were right.
+        has_old_block: whether its zone has the block before, as large; the header stays as sent.
     """
 
     header: int | None = None
     has_end: bool = True
     has_other_end: bool = False
+    has_old_block: bool = False
 
 
 def check_hostile(library: Library, case: HostileBlockCase, seed: int = 0) -> None:
@@ -42,6 +44,8 @@ def check_hostile(library: Library, case: HostileBlockCase, seed: int = 0) -> No
     outputs = Outputs.of(c.num_local_experts, c.num_ranks, c.receive_capacity(0))
     senders = [rank for rank in range(len(case.tokens)) if rank != last or case.header is not None]
     try:
+        if case.has_old_block:
+            _send_as_before(world, last, outputs)
         for rank in senders:
             if world.nics:
                 world.nics.use(rank)
@@ -51,7 +55,7 @@ def check_hostile(library: Library, case: HostileBlockCase, seed: int = 0) -> No
     finally:
         if world.nics:
             world.nics.close()  # what was posted is there
-    if case.header is not None:
+    if case.header is not None and not case.has_old_block:
         _change_header(world, last, case.header)
     phases = world.waiting(world.phases(0, draw_routing(case, seed, 0, 0), 0, 0, outputs))
     wait, offsets = library.launch_phases(case.blocks, phases)
@@ -67,6 +71,17 @@ def check_hostile(library: Library, case: HostileBlockCase, seed: int = 0) -> No
         raise WrongResultError(
             f"sums {outputs.recv_offsets.array.tolist()}: what did not come counts as none"
         )
+
+
+def _send_as_before(world: BlocksWorld, rank: int, outputs: Outputs) -> None:
+    """Sends the same block of a rank with the number of its zone's round before."""
+    numbers = world.numbers[rank]
+    now = numbers.copy()
+    numbers -= NUM_ZONES
+    routing = draw_routing(world.case, world.seed, 0, rank)
+    for name, arguments in world.sending(world.phases(rank, routing, 0, 0, outputs)):
+        check_reports(world.library.launch(name, world.case.blocks, **arguments))
+    numbers[:] = now
 
 
 def _change_header(world: BlocksWorld, rank: int, count: int) -> None:

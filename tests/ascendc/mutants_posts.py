@@ -210,7 +210,14 @@ BLOCKS = (
     Mutant(
         "FLAG2 that stale rows look like",
         (Patch(FORMAT, "static_cast<uint32_t>(number) * 0x9E3779B1U", "(number != 0 ? 0x9E3779B1U : 0)"),),
-        blocks_of(rounds=12, straggle=0.8, schedule="D", keeps_order=True, topk=1, skewed=True, blocks=1),
+        HostileBlockCase(
+            tokens=(2, 3, 2),
+            first_number=3,
+            header=0,
+            has_end=False,
+            has_old_block=True,
+            timeout_us=MUTANT_TIMEOUT_US,
+        ),
     ),
     Mutant(
         "a block written straight to where only a queue leads",

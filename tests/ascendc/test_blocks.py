@@ -76,6 +76,9 @@ def test_large(library: Library, case: BlocksCase) -> None:
 HOSTILE = {
     "nothing comes": HostileBlockCase(tokens=(2, 3, 2), timeout_us=SHORT_US),
     "rows do not come": HostileBlockCase(tokens=(2, 3, 2), header=0, has_end=False, timeout_us=SHORT_US),
+    "rows do not come, and old ones are there": HostileBlockCase(
+        tokens=(2, 3, 2), first_number=3, header=0, has_end=False, has_old_block=True, timeout_us=SHORT_US
+    ),
     "a negative count": HostileBlockCase(tokens=(2, 3, 2), header=-1),
     "a count beyond a rank's tokens": HostileBlockCase(tokens=(2, 3, 2), header=4),
     "a count beyond everything": HostileBlockCase(tokens=(2, 3, 2), header=2**31 - 1),
