@@ -4,6 +4,7 @@ It stands above `EPBuffer`, and the rest of `moe_triton` does not import it. Pla
 NumPy, on the CPU: every rank that calls for one with the same arguments gets the same.
 """
 
+from moe_triton.balance.adopted import AdoptedWeights, adopt
 from moe_triton.balance.counts import ExpertCounts, ExpertLoad
 from moe_triton.balance.files import (
     read_expert_location,
@@ -21,6 +22,7 @@ from moe_triton.balance.refine import Move, MovePrice, Refinement, refine_placem
 from moe_triton.balance.weights import ExpertWeights, allocate
 
 __all__ = [
+    "AdoptedWeights",
     "ExpertCounts",
     "ExpertLoad",
     "ExpertWeights",
@@ -30,6 +32,7 @@ __all__ = [
     "Placement",
     "Rebalanced",
     "Refinement",
+    "adopt",
     "allocate",
     "rank_loads",
     "rank_loads_by_source",

@@ -11,12 +11,17 @@ last of these is the one.
 from __future__ import annotations
 
 import hashlib
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from moe_triton.balance.arguments import check_at_least
 from moe_triton.balance.placement import Placement
+from moe_triton.balance.stage import Bytes
 from moe_triton.balance.weights import ExpertWeights
 from moe_triton.core.checks import shown
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError, BufferStateError, ConfigMismatchError
@@ -56,18 +61,36 @@ class Said(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """An expert that comes to this rank.
+    """An expert that comes to a rank, once.
 
     Attributes:
         layer: of the expert.
-        source: rank that holds it, this one too.
-        source_slot, slot: numbers of slots on their ranks.
+        source: rank that holds it, the same one too.
+        source_slot: its number there.
+        slots: numbers of those that it comes to.
     """
 
     layer: int
     source: int
     source_slot: int
-    slot: int
+    slots: tuple[int, ...]
+
+
+@dataclass
+class Piece:
+    """Bytes of one tensor of an expert that are not all copied yet.
+
+    Attributes:
+        copy: of which expert; None for what goes to another rank.
+        source: the bytes, None where they come through a stage.
+        targets: where they go, none of what goes to another rank.
+        done: bytes so far.
+    """
+
+    copy: Copy | None
+    source: Bytes | None
+    targets: list[Bytes]
+    done: int = 0
 
 
 class Mover:
@@ -88,7 +111,7 @@ class Mover:
 
     def __init__(self, weights: ExpertWeights, placement: Placement, num_columns: int | None = None) -> None:
         if not isinstance(weights, ExpertWeights):
-            rule = "it moves weights of moe_triton.balance.allocate"
+            rule = "it moves weights of moe_triton.balance.allocate, or adopt"
             raise ArgumentError("weights", shown(weights), rule, "Pass those.", code=INVALID_ARGUMENT)
         self._weights, self._parts = weights, weights.parts
         self._check_placement(placement)
@@ -100,15 +123,21 @@ class Mover:
         self._words = self._words_of(self._rank)
         self._next: Placement | None = None
         self._queue: list[list[int]] = []  # the layers of each part that is left, the current one first
-        self._copies: list[tuple[Copy, str, int]] = []  # what is left of it: tensor, and bytes done
-        self._side: dict[str, torch.Tensor] = {}  # of the one layer that moves
+        self._copies: list[Copy] = []  # of the current part, to this rank
+        self._pieces: deque[Piece] = deque()  # what is left of it: what this rank reads where it lies,
+        self._coming: dict[int, deque[Piece]] = {}  # what comes through a stage, by rank,
+        self._going: dict[int, deque[Piece]] = {}  # and what goes
         self._has_all = False
         self._last_step: int | None = None
-        # (halves, L, slots) the experts that they hold: only what differs is copied.
-        self._held = torch.full((self._parts.halves, *self._own(placement).shape), -1)
-        self._held[0] = self._own(placement)
+        # (halves, L, P) the experts that all ranks' slots hold: only what differs is copied.
+        self._held = torch.full((self._parts.halves, *placement.phy2log.shape), -1)
+        self._held[0] = placement.phy2log
+        self._side: dict[str, list[Bytes]] = {}  # of the one layer that moves
         if self._parts.halves == 1:
-            self._side = {name: torch.empty_like(t) for name, t in weights.layer(0).items()}
+            self._side = {
+                name: list(np.empty((self._parts.num_slots, size), np.uint8))
+                for name, size in self._parts.sizes.items()
+            }
 
     def table(self, layer: int) -> torch.Tensor:
         """A layer's table, (N, F) int32, for `EPBuffer.dispatch`'s eplb_table: always the same tensor."""
@@ -145,7 +174,7 @@ class Mover:
         number = int(self._words[MOVE]) + 1
         self._words[PLACEMENTS + number % KEPT] = int.from_bytes(digest, "little")
         self._words[MOVE] = number
-        total = sum(len(self._of_layers(layers)) for layers in self._queue)
+        total = sum(len(self._of_layers(layers, self._rank)) for layers in self._queue)
         self._begin_part()
         return total * self._parts.expert_bytes
 
@@ -156,27 +185,23 @@ class Mover:
             max_bytes: that it may copy, at least one.
 
         Returns:
-            Bytes that were copied; 0 where nothing is left, or no rank that has it is there yet.
+            Bytes that were copied, into a stage and out of one too; 0 where nothing is left, or others are
+            not there yet.
 
         Raises:
             ArgumentError: ``max_bytes`` is no positive integer.
             ConfigMismatchError: a rank moves to another placement.
         """
         left = check_at_least("max_bytes", max_bytes, 1)
-        if self._next is None or self._has_all:
+        if self._next is None:
             return 0
         said = self._all_said()
-        done = 0
-        waiting: list[tuple[Copy, str, int]] = []
-        while self._copies and done < left:
-            copy, name, begun = self._copies.pop()
-            # Who is behind may still have other weights there. Nobody is ahead of what this rank lacks.
-            if said[copy.source].switched < self._switched:
-                waiting.append((copy, name, begun))
-                continue
-            done += self._copied(copy, name, begun, left - done)
-        self._copies += reversed(waiting)
-        self._has_all = not self._copies
+        done = self._read(said, left)
+        # What comes makes room at others; what goes gives them something to do. Neither waits for the other.
+        done += self._through(self._coming, (left - done + 1) // 2)
+        done += self._through(self._going, left - done)
+        done += self._through(self._coming, left - done)
+        self._has_all = not self._pieces and not any(self._coming.values())
         return done
 
     def ready(self) -> bool:
@@ -232,9 +257,10 @@ class Mover:
             for layer in layers:
                 self._weights.halves[layer] = 1 - self._weights.halves[layer]
         else:
-            for copy in self._of_layers(layers):
-                for name, tensor in self._weights.layer(copy.layer).items():
-                    tensor[copy.slot].copy_(self._side[name][copy.slot])
+            for copy, name, slot in self._places(self._copies):
+                np.copyto(
+                    self._weights.bytes_of(self._rank, 0, copy.layer, name, slot), self._side[name][slot]
+                )
         mixed = self.placement.phy2log.clone()
         mixed[layers] = self._next.phy2log[layers]
         self.placement = Placement(
@@ -242,7 +268,7 @@ class Mover:
         )
         for layer in layers:
             self._tables[layer].copy_(self._table(self.placement, layer))
-            self._held[self._weights.halves[layer], layer] = self._own(self.placement)[layer]
+            self._held[self._weights.halves[layer], layer] = self.placement.phy2log[layer]
         self._words[SWITCHED] += 1
         if self._queue:
             self._begin_part()
@@ -256,58 +282,115 @@ class Mover:
 
     def _begin_part(self) -> None:
         layers = self._queue[0] if self._queue else []
-        self._copies = [
-            (copy, name, 0) for copy in reversed(self._of_layers(layers)) for name in self._parts.specs
-        ]
+        assert not any(self._going.values()), "all ranks had all"
+        self._copies, stage = self._of_layers(layers, self._rank), self._weights.stage
+        self._pieces.clear()
+        for copy in self._copies:
+            for name in self._parts.specs:
+                targets = [self._target(copy.layer, name, slot) for slot in copy.slots]
+                if stage is None or copy.source == self._rank:
+                    source = self._source(copy.source, copy, name)
+                    self._pieces.append(Piece(copy, source, targets))
+                else:
+                    self._coming.setdefault(copy.source, deque()).append(Piece(copy, None, targets))
+        if stage is not None and layers:
+            for rank in range(self._num_ranks):
+                going = self._going.setdefault(rank, deque())
+                for copy in self._of_layers(layers, rank) if rank != self._rank else ():
+                    if copy.source == self._rank:
+                        going.extend(
+                            Piece(None, self._source(self._rank, copy, name), [])
+                            for name in self._parts.specs
+                        )
         self._has_all = not self._copies
 
-    def _of_layers(self, layers: list[int]) -> list[Copy]:
-        """What comes to this rank in some layers, each expert once."""
+    def _of_layers(self, layers: Sequence[int], rank: int) -> list[Copy]:
+        """What comes to a rank in some layers, each expert once."""
         assert self._next is not None
-        wanted, old = self._own(self._next), self.placement
+        old = self.placement
+        first = (rank - old.num_shared_ranks) * old.slots_per_rank
+        if first < 0:  # it has shared experts alone
+            return []
+        wanted = self._next.phy2log[:, first : first + old.slots_per_rank]
         copies = []
         for layer in layers:
-            spare = self._held[self._other_half(layer), layer]
+            spare = self._held[self._other_half(layer), layer, first : first + old.slots_per_rank]
+            slots_of: dict[int, list[int]] = {}
             for slot in (wanted[layer] != spare).nonzero()[:, 0].tolist():
-                expert = int(wanted[layer, slot])
+                slots_of.setdefault(int(wanted[layer, slot]), []).append(slot)
+            for expert, slots in slots_of.items():
                 held = old.log2phy[layer, expert]
                 sources = held[held >= 0].tolist()
                 # From home if it is there, or from this server; and dealt among those that have it.
-                here = [each for each in sources if old.rank_of(each) == self._rank]
-                near = [each for each in sources if old.rank_of(each) in self._weights.server]
+                here = [each for each in sources if old.rank_of(each) == rank]
+                near = [each for each in sources if old.rank_of(each) in self._weights.neighbours(rank)]
                 nearest = here or near or sources
-                source = nearest[(self._rank + expert) % len(nearest)]
-                copies.append(Copy(layer, old.rank_of(source), source % old.slots_per_rank, slot))
+                source = nearest[(rank + expert) % len(nearest)]
+                copies.append(Copy(layer, old.rank_of(source), source % old.slots_per_rank, tuple(slots)))
         return copies
 
-    def _copied(self, copy: Copy, name: str, begun: int, most: int) -> int:
-        """Copies bytes of one tensor of an expert; what is left of it is put back."""
-        memory = self._weights.memory.of(copy.source)
-        # All ranks change a layer's half together.
-        half, other = self._weights.halves[copy.layer], self._other_half(copy.layer)
-        source = self._parts.tensors(memory, half, copy.layer)[name][copy.source_slot]
+    def _places(self, copies: Sequence[Copy]) -> Iterator[tuple[Copy, str, int]]:
+        """All tensors of all slots that something comes to."""
+        for copy in copies:
+            for name in self._parts.specs:
+                for slot in copy.slots:
+                    yield copy, name, slot
+
+    def _source(self, rank: int, copy: Copy, name: str) -> Bytes:
+        """Where a tensor lies that others need. All ranks change a layer's half together."""
+        half = self._weights.halves[copy.layer]
+        return self._weights.bytes_of(rank, half, copy.layer, name, copy.source_slot)
+
+    def _target(self, layer: int, name: str, slot: int) -> Bytes:
         if self._side:
-            to = self._side[name][copy.slot]
-        else:
-            mine = self._weights.memory.of(self._rank)
-            to = self._parts.tensors(mine, other, copy.layer)[name][copy.slot]
-        from_bytes, to_bytes = source.view(-1).view(torch.uint8), to.view(-1).view(torch.uint8)
-        end = min(begun + most, from_bytes.numel())
-        to_bytes[begun:end].copy_(from_bytes[begun:end])
-        if end < from_bytes.numel():
-            self._copies.append((copy, name, end))
-        return end - begun
+            return self._side[name][slot]
+        return self._weights.bytes_of(self._rank, self._other_half(layer), layer, name, slot)
+
+    def _read(self, said: Sequence[Said], most: int) -> int:
+        """Copies what lies in memory that this rank reads; how many bytes."""
+        done = 0
+        waiting: list[Piece] = []
+        while self._pieces and done < most:
+            piece = self._pieces[0]
+            assert piece.copy is not None
+            assert piece.source is not None
+            # Who is behind may still have other weights there. Nobody is ahead of what this rank lacks.
+            if said[piece.copy.source].switched < self._switched:
+                waiting.append(self._pieces.popleft())
+                continue
+            end = min(piece.done + most - done, len(piece.source))
+            for target in piece.targets:
+                np.copyto(target[piece.done : end], piece.source[piece.done : end])
+            done += end - piece.done
+            piece.done = end
+            if end == len(piece.source):
+                self._pieces.popleft()
+        self._pieces.extendleft(reversed(waiting))
+        return done
+
+    def _through(self, queues: dict[int, deque[Piece]], most: int) -> int:
+        """Copies into the stage, or out of others'; how many bytes."""
+        stage, done = self._weights.stage, 0
+        for rank, queue in queues.items():
+            while queue and done < most:
+                assert stage is not None
+                piece = queue[0]
+                data = piece.targets[0] if piece.source is None else piece.source
+                wanted = data[piece.done : piece.done + most - done]
+                moved = stage.get(rank, wanted) if piece.source is None else stage.put(rank, wanted)
+                for other in piece.targets[1:]:
+                    np.copyto(other[piece.done :][:moved], wanted[:moved])
+                piece.done += moved
+                done += moved
+                if piece.done == len(data):
+                    queue.popleft()
+                elif moved < len(wanted):
+                    break  # the rank has to do something first
+        return done
 
     def _other_half(self, layer: int) -> int:
         """Where a layer's next weights go; the one half there is, if there is one."""
         return self._parts.halves - 1 - self._weights.halves[layer]
-
-    def _own(self, placement: Placement) -> torch.Tensor:
-        """(L, slots) the experts of this rank's slots; none on a rank of shared experts."""
-        first = (self._rank - placement.num_shared_ranks) * placement.slots_per_rank
-        if first < 0:
-            return placement.phy2log[:, :0]
-        return placement.phy2log[:, first : first + placement.slots_per_rank]
 
     def _table(self, placement: Placement, layer: int) -> torch.Tensor:
         return placement.table(layer, self._columns)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol, get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args
 
 import torch
 
 from moe_triton.balance.arguments import check_at_least
+from moe_triton.balance.stage import Bytes, Memory, Stage
 from moe_triton.buffer import EPBuffer
 from moe_triton.core.checks import CPU, check_choice, check_text, shown
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
@@ -22,18 +23,16 @@ Spec = tuple[Sequence[int], torch.dtype]
 """Shape of an expert's tensor, without its slot, and its dtype."""
 
 
-class Memory(Protocol):
-    """Memory of each rank that all ranks reach: `moe_triton.EPBuffer.peer_memory`."""
-
-    def of(self, rank: int) -> torch.Tensor:
-        """A rank's, (bytes,) uint8."""
-
-    def close(self) -> None:
-        """Gives it back."""
+def num_bytes_of(spec: Spec) -> int:
+    """Bytes of an expert's tensor."""
+    shape, dtype = spec
+    return math.prod(shape) * dtype.itemsize
 
 
 class Parts:
-    """Where everything lies in a rank's memory: header, and halves of layers of tensors of slots.
+    """What an expert consists of, and where all of them lie in a rank's memory.
+
+    That is: header, and halves of layers of tensors of slots.
 
     Args:
         num_layers: of experts.
@@ -44,12 +43,11 @@ class Parts:
 
     def __init__(self, num_layers: int, num_slots: int, specs: Mapping[str, Spec], halves: int) -> None:
         self.num_layers, self.num_slots, self.specs, self.halves = num_layers, num_slots, dict(specs), halves
-        self.expert_bytes = 0
+        self.sizes = {name: num_bytes_of(spec) for name, spec in self.specs.items()}
+        self.expert_bytes = sum(self.sizes.values())
         self._offsets: dict[str, int] = {}
         end = 0
-        for name, (shape, dtype) in self.specs.items():
-            num_bytes = math.prod(shape) * dtype.itemsize
-            self.expert_bytes += num_bytes
+        for name, num_bytes in self.sizes.items():
             self._offsets[name] = end
             end += -(-num_slots * num_bytes // ALIGNMENT) * ALIGNMENT
         self._layer_bytes = end
@@ -57,13 +55,21 @@ class Parts:
 
     def tensors(self, memory: torch.Tensor, half: int, layer: int) -> dict[str, torch.Tensor]:
         """A layer's tensors in a rank's memory, (slots, *shape) by name."""
-        start = HEADER_BYTES + (half * self.num_layers + layer) * self._layer_bytes
         found = {}
         for name, (shape, dtype) in self.specs.items():
-            size = self.num_slots * math.prod(shape) * dtype.itemsize
-            flat = memory[start + self._offsets[name] :][:size]
+            start = self._start(half, layer, name)
+            flat = memory[start : start + self.num_slots * self.sizes[name]]
             found[name] = flat.view(dtype).view(self.num_slots, *shape)
         return found
+
+    def bytes_of(self, memory: torch.Tensor, half: int, layer: int, name: str, slot: int) -> Bytes:
+        """Those of one tensor of an expert."""
+        size = self.sizes[name]
+        start = self._start(half, layer, name) + slot * size
+        return memory[start : start + size].numpy()
+
+    def _start(self, half: int, layer: int, name: str) -> int:
+        return HEADER_BYTES + (half * self.num_layers + layer) * self._layer_bytes + self._offsets[name]
 
 
 class ExpertWeights:
@@ -73,22 +79,39 @@ class ExpertWeights:
         parts: where they lie.
         memory: of all ranks.
         rank: this one.
-        server: ranks that are nearest to it, itself among them.
+        neighbours: ranks of a rank's server, itself among them: they are nearest to it.
 
     Attributes:
         halves: of each layer, which half is in use: 0 unless there are two.
+        stage: through which they go where other ranks cannot read them in place.
     """
 
-    def __init__(self, parts: Parts, memory: Memory, rank: int, server: Sequence[int]) -> None:
-        self.parts, self.memory, self.rank, self.server = parts, memory, rank, server
+    stage: Stage | None = None
+
+    def __init__(
+        self, parts: Parts, memory: Memory, rank: int, neighbours: Callable[[int], Sequence[int]]
+    ) -> None:
+        self.parts, self.memory, self.rank, self.neighbours = parts, memory, rank, neighbours
         self.halves = [0] * parts.num_layers
 
-    def layer(self, layer: int) -> dict[str, torch.Tensor]:
+    def layer(self, layer: int) -> dict[str, Any]:
         """A layer's tensors by name, (slots of this rank, *shape): filled once, and read by its experts.
 
         With ``side="double"`` they are other ones after each switch: ask anew in each step.
         """
         return self.parts.tensors(self.memory.of(self.rank), self.halves[layer], layer)
+
+    def bytes_of(self, rank: int, half: int, layer: int, name: str, slot: int) -> Bytes:
+        """Those of one tensor of an expert, where it lies.
+
+        Args:
+            rank: that holds it: without a stage any, else this one.
+            half, layer, name, slot: which tensor.
+
+        Raises:
+            BufferStateError: the memory was given back.
+        """
+        return self.parts.bytes_of(self.memory.of(rank), half, layer, name, slot)
 
     def close(self) -> None:
         """Gives the memory back; tensors of it keep it until they go."""
@@ -112,23 +135,45 @@ def allocate(
         WindowError: no memory for it.
         CommunicationTimeoutError: a rank did not come.
     """
+    check_buffer(buffer)
+    made: list[Parts] = []
+
+    def asked() -> tuple[int, dict[str, Any]]:
+        layers, halves = check_at_least("num_layers", num_layers, 1), num_halves(side)
+        made.append(Parts(layers, buffer.config.num_local_experts, _checked(specs), halves))
+        return made[0].num_bytes, described(made[0], side)
+
+    memory = buffer.peer_memory(asked)
+    return ExpertWeights(made[0], memory, buffer.rank, buffer.config.topology.neighbours)
+
+
+def check_buffer(buffer: object) -> None:
+    """Checks that weights can be moved between the ranks of a buffer.
+
+    Raises:
+        ArgumentError: it is none, or of a back end on which they cannot.
+    """
     if not isinstance(buffer, EPBuffer):
         rule = "its ranks hold the weights"
         raise ArgumentError("buffer", shown(buffer), rule, "Pass an EPBuffer.", code=INVALID_ARGUMENT)
     if buffer.device != CPU:
         rule = "weights are moved on the CPU back end so far"
         raise ArgumentError("buffer", f"on {buffer.device}", rule, "Load a layer's weights by its placement.")
-    made: list[Parts] = []
 
-    def asked() -> tuple[int, dict[str, Any]]:
-        layers, halves = check_at_least("num_layers", num_layers, 1), check_choice("side", side, SIDES)
-        checked = _checked(specs)
-        made.append(Parts(layers, buffer.config.num_local_experts, checked, 1 + SIDES.index(halves)))
-        described = {name: [list(shape), str(dtype)] for name, (shape, dtype) in checked.items()}
-        return made[0].num_bytes, {"num_layers": layers, "side": side, "specs": described}
 
-    memory = buffer.peer_memory(asked)
-    return ExpertWeights(made[0], memory, buffer.rank, buffer.config.topology.neighbours(buffer.rank))
+def num_halves(side: object) -> int:
+    """Of which weights consist.
+
+    Raises:
+        ArgumentError: there is no such side.
+    """
+    return 1 + SIDES.index(check_choice("side", side, SIDES))
+
+
+def described(parts: Parts, side: Side) -> dict[str, Any]:
+    """What all ranks must say alike of weights, JSON's types by name."""
+    specs = {name: [list(shape), str(dtype)] for name, (shape, dtype) in parts.specs.items()}
+    return {"num_layers": parts.num_layers, "side": side, "specs": specs}
 
 
 def _checked(specs: object) -> dict[str, Spec]:

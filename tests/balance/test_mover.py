@@ -12,14 +12,16 @@ import torch
 import torch.distributed as dist
 
 from moe_triton import ArgumentError, BufferStateError, ConfigMismatchError, EPBuffer
-from moe_triton.balance import ExpertWeights, Mover, Placement, allocate
-from moe_triton.balance.weights import Parts, Side
+from moe_triton.balance import AdoptedWeights, ExpertWeights, Mover, Placement, allocate
+from moe_triton.balance.stage import Stage
+from moe_triton.balance.weights import HEADER_BYTES, Parts, Side
 from moe_triton.processes import RankGroup
 from tests.patience import seconds
 
 Groups = Callable[[int], RankGroup]
 SPECS = {"up": ((3, 5), torch.float32), "scale": ((2,), torch.int8)}
 EXPERTS, SLOTS, LAYERS = 4, 2, 2
+HOW = [("layer", "allocated"), ("double", "allocated"), ("layer", "stacked"), ("double", "slot by slot")]
 
 
 class SharedArrays:
@@ -53,9 +55,36 @@ def value(layer: int, expert: int) -> int:
 def fill(weights: ExpertWeights, held: Placement) -> None:
     for layer in range(weights.parts.num_layers):
         own = held.phy2log[layer].view(held.num_ranks, SLOTS)[weights.rank]
-        for tensor in weights.layer(layer).values():
-            for slot, expert in enumerate(own.tolist()):
-                tensor[slot] = value(layer, expert)
+        for name in weights.layer(layer):
+            for tensor, expert in zip(slots_of(weights, layer, name), own.tolist(), strict=True):
+                tensor.fill_(value(layer, expert))
+
+
+def own_layers(held: str) -> list[dict[str, Any]]:
+    """A model's own weights: stacked, or a tensor for each slot, whose dimensions are turned in memory."""
+    if held == "stacked":
+        return [{n: torch.zeros(SLOTS, *s, dtype=d) for n, (s, d) in SPECS.items()} for _ in range(LAYERS)]
+    return [
+        {
+            n: [torch.zeros(*s[::-1], dtype=d).permute(*reversed(range(len(s)))) for _ in range(SLOTS)]
+            for n, (s, d) in SPECS.items()
+        }
+        for _ in range(LAYERS)
+    ]
+
+
+def adopted(parts: Parts, num_ranks: int, held: str, ring_bytes: int) -> list[ExpertWeights]:
+    everyone = range(num_ranks)
+    memory = SharedArrays(num_ranks, HEADER_BYTES + Stage.num_bytes(num_ranks, ring_bytes))
+    stages = [Stage(memory, HEADER_BYTES, rank, num_ranks, ring_bytes) for rank in everyone]
+    return [
+        AdoptedWeights(parts, memory, rank, lambda _: everyone, own_layers(held), stages[rank])
+        for rank in everyone
+    ]
+
+
+def slots_of(weights: ExpertWeights, layer: int, name: str) -> list[torch.Tensor]:
+    return list(weights.layer(layer)[name])
 
 
 class Ranks:
@@ -64,13 +93,16 @@ class Ranks:
     A step is begun (`switch`, `step`), and ended by its dispatch, for which all ranks must have begun it.
     """
 
-    def __init__(self, num_ranks: int, side: Side, seed: int) -> None:
+    def __init__(self, num_ranks: int, side: Side, seed: int, held: str = "allocated") -> None:
         self.draw = random.Random(seed)
         self.old = placement(self.draw, num_ranks)
         parts = Parts(LAYERS, SLOTS, SPECS, 1 if side == "layer" else 2)
-        memory = SharedArrays(num_ranks, parts.num_bytes)
         everyone = range(num_ranks)
-        self.weights = [ExpertWeights(parts, memory, rank, everyone) for rank in everyone]
+        if held == "allocated":
+            memory = SharedArrays(num_ranks, parts.num_bytes)
+            self.weights = [ExpertWeights(parts, memory, rank, lambda _: everyone) for rank in everyone]
+        else:
+            self.weights = adopted(parts, num_ranks, held, self.draw.choice([64, 128]))
         for each in self.weights:
             fill(each, self.old)
         # Of any placement: an expert may be on a rank twice.
@@ -105,10 +137,11 @@ class Ranks:
         own = mover.placement.phy2log.view(LAYERS, -1, SLOTS)[:, rank]
         for layer in range(LAYERS):
             assert torch.equal(mover.table(layer), mover.placement.table(layer, first.shape[2]))
-            for name, tensor in self.weights[rank].layer(layer).items():
-                wanted = torch.tensor([value(layer, e) for e in own[layer].tolist()]).to(tensor.dtype)
-                got = tensor.view(SLOTS, -1)
-                assert (got == wanted[:, None]).all(), f"{name} of rank {rank} in step {step}"
+            for name in self.weights[rank].layer(layer):
+                for tensor, expert in zip(
+                    slots_of(self.weights[rank], layer, name), own[layer].tolist(), strict=True
+                ):
+                    assert (tensor == value(layer, expert)).all(), f"{name} of rank {rank} in step {step}"
 
 
 def orders(begun: tuple[int, ...], ended: tuple[int, ...], last: int) -> Iterator[tuple[int, ...]]:
@@ -124,7 +157,7 @@ def orders(begun: tuple[int, ...], ended: tuple[int, ...], last: int) -> Iterato
             yield from ((rank, *rest) for rest in orders(begun, one, last))
 
 
-def check_every_order(num_ranks: int, side: Side, last: int) -> int:
+def check_every_order(num_ranks: int, side: Side, last: int, held: str = "allocated") -> int:
     """Moves in every order of the steps after the first, in which rank 0 is late; how many orders there are.
 
     Of ranks that are not late, those with higher numbers begin later: they are alike.
@@ -132,7 +165,7 @@ def check_every_order(num_ranks: int, side: Side, last: int) -> int:
     made = set(orders((0,) * num_ranks, (-1,) * num_ranks, last))
     every = [order for order in made if num_ranks < 3 or order.index(1) < order.index(2)]
     for order in every:
-        ranks = Ranks(num_ranks, side, seed=1)
+        ranks = Ranks(num_ranks, side, 1, held)
         new = placement(ranks.draw, num_ranks)
         for rank in range(num_ranks):  # step 0, in which one copies next to nothing
             ranks.act(rank, new, 1 if rank == 0 else 1 << 30)
@@ -147,24 +180,24 @@ def check_every_order(num_ranks: int, side: Side, last: int) -> int:
     return len(every)
 
 
-@pytest.mark.parametrize("side", ["layer", "double"])
-def test_every_order_of_two_ranks_in_three_steps(side: Side) -> None:
-    assert check_every_order(2, side, 3) >= 50
+@pytest.mark.parametrize(("side", "held"), HOW)
+def test_every_order_of_two_ranks_in_three_steps(side: Side, held: str) -> None:
+    assert check_every_order(2, side, 3, held) >= 50
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("side", ["layer", "double"])
-def test_every_order_of_three_ranks_in_three_steps(side: Side) -> None:
-    assert check_every_order(3, side, 2) == 4050
+@pytest.mark.parametrize(("side", "held"), HOW)
+def test_every_order_of_three_ranks_in_three_steps(side: Side, held: str) -> None:
+    assert check_every_order(3, side, 2, held) == 4050
 
 
-@pytest.mark.parametrize("side", ["layer", "double"])
+@pytest.mark.parametrize(("side", "held"), HOW)
 @pytest.mark.parametrize("seed", range(2))
-def test_many_moves_in_any_order(side: Side, seed: int) -> None:
-    ranks = Ranks(4, side, seed)
+def test_many_moves_in_any_order(side: Side, seed: int, held: str) -> None:
+    ranks = Ranks(4, side, seed, held)
     moves = [placement(ranks.draw, 4) for _ in range(5)]
     done = [0] * 4
-    while min(ranks.begun) < 90:
+    while min(ranks.begun) < 90 or any(mover.is_moving for mover in ranks.movers):
         rank = ranks.draw.randrange(4)
         if not ranks.may(rank):
             continue
