@@ -6,6 +6,7 @@ NumPy, on the CPU: every rank that calls for one with the same arguments gets th
 
 from moe_triton.balance.adopted import AdoptedWeights, adopt
 from moe_triton.balance.counts import ExpertCounts, ExpertLoad
+from moe_triton.balance.eplb_communicator import EplbCommunicator
 from moe_triton.balance.files import (
     read_expert_location,
     read_expert_map,
@@ -23,6 +24,7 @@ from moe_triton.balance.weights import ExpertWeights, allocate
 
 __all__ = [
     "AdoptedWeights",
+    "EplbCommunicator",
     "ExpertCounts",
     "ExpertLoad",
     "ExpertWeights",

@@ -1,0 +1,275 @@
+"""`EplbCommunicator`: carries experts' weights where a framework plans the moves, as vLLM asks for it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from moe_triton.balance.adopted import STAGE_BYTES, bytes_of, ring_bytes_of
+from moe_triton.balance.arguments import check_at_least
+from moe_triton.balance.stage import LINE, Bytes, Stage
+from moe_triton.balance.weights import check_buffer
+from moe_triton.buffer import EPBuffer
+from moe_triton.core.checks import check_seconds, shown
+from moe_triton.core.errors import (
+    INVALID_ARGUMENT,
+    ArgumentError,
+    BufferStateError,
+    CommunicationTimeoutError,
+    ConfigMismatchError,
+)
+from moe_triton.core.threads import Deadline
+
+NO_ID = -1  # of an expert, in the older form
+HEAD_WORDS = 3  # in front of each expert: which message of the pair, whose, and how many bytes
+PIECE_BYTES = 1 << 18  # the other side copies one while the next is made
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 20e-6, 1e-3
+DONE = -1  # instead of bytes
+
+
+class Message(NamedTuple):
+    """An expert's tensors, to or from a rank."""
+
+    expert: int
+    parts: list[Bytes]
+
+
+class EplbCommunicator:
+    """Sends and receives weights of experts between the ranks of a buffer, beside its dispatches.
+
+    What vLLM calls while it rearranges experts (``vllm/distributed/eplb/eplb_communicator.py``): the tensors
+    that go and come are named one expert after the other, and `execute` moves them. It is no collective: a
+    rank that has nothing to move returns at once. Any thread may call it, one at a time.
+
+    Both sides name the same experts with the same bytes. With ids their order does not matter; without, in
+    vLLM's older form, experts of a pair of ranks come in the order in which they were named.
+
+    Args:
+        buffer: whose ranks they are. Collective: every rank makes one.
+        stage_bytes: of the memory through which weights go, on each rank.
+        timeout_s: that `execute` waits for another rank to go on, 1e-6 to 1e9.
+
+    Raises:
+        ArgumentError: a bad argument.
+        ConfigMismatchError: ranks disagree.
+        WindowError: no memory for it.
+        CommunicationTimeoutError: a rank did not come.
+
+    Examples:
+        >>> communicator = EplbCommunicator(buffer)
+        >>> other = 1 - buffer.rank
+        >>> w = torch.full((2, 3), float(buffer.rank))
+        >>> came = torch.empty(2, 3)
+        >>> communicator.add_send([w], other, expert_id=4)
+        >>> communicator.add_recv([came], other, expert_id=4)
+        >>> communicator.execute()
+        >>> came[0, 0].item() == other
+        True
+        >>> communicator.close()
+    """
+
+    def __init__(self, buffer: EPBuffer, *, stage_bytes: int = STAGE_BYTES, timeout_s: float = 60.0) -> None:
+        check_buffer(buffer)
+        self._rank, self._num_ranks = buffer.rank, buffer.config.num_ranks
+        made: list[int] = []
+
+        def asked() -> tuple[int, dict[str, Any]]:
+            self._timeout_s = check_seconds("timeout_s", timeout_s)
+            made.append(ring_bytes_of(stage_bytes, self._num_ranks))
+            return LINE + Stage.num_bytes(self._num_ranks, made[0]), {"ring_bytes": made[0]}
+
+        self._memory = buffer.peer_memory(asked)
+        self._stage = Stage(self._memory, LINE, self._rank, self._num_ranks, made[0])
+        self._lock = threading.Lock()
+        self._going: dict[int, list[Message]] = {}
+        self._coming: dict[int, list[Message]] = {}
+        # By rank, how many messages went to it or came from it.
+        self._sent = [0] * self._num_ranks
+        self._got = [0] * self._num_ranks
+        self._executed = 0
+        self._broken = ""
+        self._stream: object = None
+
+    @property
+    def needs_profile_buffer_reservation(self) -> bool:
+        """False: all its memory is taken when it is made."""
+        return False
+
+    def set_stream(self, cuda_stream: object) -> None:
+        """Takes a stream as vLLM passes it. On CPUs all is done when `execute` returns, in any stream."""
+        self._stream = cuda_stream
+
+    def set_transfer_context(self, old_indices: object = None, layer_idx: int | None = None) -> None:
+        """Takes what vLLM of summer 2026 says before a layer. Nothing is needed of it."""
+
+    def add_send(
+        self, tensors: torch.Tensor | Sequence[torch.Tensor], dst_rank: int, expert_id: int | None = None
+    ) -> None:
+        """Names what the next `execute` sends. It is read then, and must not be written before it returns.
+
+        Args:
+            tensors: of an expert, dense, on the CPU; one alone in vLLM's older form.
+            dst_rank: number in the buffer's group.
+            expert_id: a number that both sides give it; None in the older form.
+
+        Raises:
+            ArgumentError: a bad argument; nothing is sent of it.
+            BufferStateError: it is closed, broken, or used by another thread.
+        """
+        self._add(self._going, "dst_rank", tensors, dst_rank, expert_id)
+
+    def add_recv(
+        self, tensors: torch.Tensor | Sequence[torch.Tensor], src_rank: int, expert_id: int | None = None
+    ) -> None:
+        """Names what the next `execute` receives, and where to.
+
+        Args:
+            tensors: of an expert, dense, on the CPU, as many and as large as those that are sent.
+            src_rank: number in the buffer's group.
+            expert_id: as the sender has it.
+
+        Raises:
+            ArgumentError: a bad argument; nothing is received of it.
+            BufferStateError: it is closed, broken, or used by another thread.
+        """
+        self._add(self._coming, "src_rank", tensors, src_rank, expert_id)
+
+    def execute(self, old_indices: object = None) -> None:
+        """Moves all that was named since the last time, and returns once this rank's part is there.
+
+        Args:
+            old_indices: what vLLM passes for communicators that look up where an expert lies. Not needed.
+
+        Raises:
+            BufferStateError: it is closed, broken, or used by another thread.
+            ConfigMismatchError: another expert came than was named, or of another size.
+            CommunicationTimeoutError: a rank did not go on. After this or the error before it is broken:
+                weights are half moved. Close it on every rank, and load them anew.
+        """
+        with self._alone():
+            going, self._going = self._going, {}
+            coming, self._coming = self._coming, {}
+            number = self._executed
+            self._executed += 1
+            try:
+                self._move(number, going, coming)
+            except BaseException as error:
+                self._broken = f"move {number} failed ({type(error).__name__})"
+                self._say_broken()
+                raise
+
+    def close(self) -> None:
+        """Gives its memory back. May be called twice."""
+        self._broken = self._broken or "it is closed"
+        with contextlib.suppress(BufferStateError):
+            self._say_broken()
+        self._memory.close()
+
+    def _add(
+        self, queues: dict[int, list[Message]], name: str, tensors: object, rank: object, expert_id: object
+    ) -> None:
+        with self._alone():
+            number = check_at_least(name, rank, 0)
+            if number >= self._num_ranks:
+                rule = f"the buffer has {self._num_ranks} ranks"
+                raise ArgumentError(name, number, rule, "Pass the rank's number in the buffer's group.")
+            expert = NO_ID if expert_id is None else check_at_least("expert_id", expert_id, 0)
+            given = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+            if not isinstance(given, (list, tuple)) or not given:
+                rule = "it has the tensors of an expert"
+                raise ArgumentError("tensors", shown(tensors), rule, "Pass a list.", code=INVALID_ARGUMENT)
+            parts = [bytes_of(f"tensors[{n}]", each) for n, each in enumerate(given)]
+            queues.setdefault(number, []).append(Message(expert, parts))
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._lock.acquire(blocking=False):
+            raise BufferStateError("another thread is inside this communicator; calls must not overlap")
+        try:
+            if self._broken:
+                raise BufferStateError(f"{self._broken}. Close it on every rank, and make a new one.")
+            yield
+        finally:
+            self._lock.release()
+
+    def _move(self, number: int, going: dict[int, list[Message]], coming: dict[int, list[Message]]) -> None:
+        left = [(rank, self._send(rank, messages)) for rank, messages in going.items()]
+        left += [(rank, self._receive(rank, messages)) for rank, messages in coming.items()]
+        pause, deadline = SHORTEST_PAUSE_S, Deadline(self._timeout_s)
+        while left:
+            turns = [(rank, stream, next(stream, DONE)) for rank, stream in left]
+            left = [(rank, stream) for rank, stream, moved in turns if moved != DONE]
+            if any(moved for _, _, moved in turns):
+                pause, deadline = SHORTEST_PAUSE_S, Deadline(self._timeout_s)
+                continue
+            self._look(number, sorted({rank for rank, _ in left}), deadline)
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    def _look(self, number: int, ranks: list[int], deadline: Deadline) -> None:
+        """Raises where nothing will come of waiting for ranks."""
+        gone = [rank for rank in ranks if self._word(rank)[0]]
+        if gone:
+            raise BufferStateError(
+                f"rank(s) {gone} have closed this communicator, or a move of theirs has failed, while this "
+                f"rank waited for them in move {number}. Close it on every rank."
+            )
+        if deadline.left() <= 0:
+            rule = "they named nothing to go or come, or have stopped. Name it on both sides."
+            raise CommunicationTimeoutError("moving weights", number, 0, ranks, rule)
+
+    def _send(self, rank: int, messages: Sequence[Message]) -> Iterator[int]:
+        """Sends to a rank, and yields how many bytes went each time."""
+        for message in _ordered(messages):
+            size = sum(map(len, message.parts))
+            head = np.array([self._sent[rank], message.expert, size], np.int64)
+            for data in (head.view(np.uint8), *message.parts):
+                done = 0
+                while done < len(data):
+                    moved = self._stage.put(rank, data[done : done + PIECE_BYTES])
+                    done += moved
+                    yield moved
+            self._sent[rank] += 1
+
+    def _receive(self, rank: int, messages: Sequence[Message]) -> Iterator[int]:
+        """Receives from a rank, and yields how many bytes came each time."""
+        for message in _ordered(messages):
+            size = sum(map(len, message.parts))
+            head = np.empty(HEAD_WORDS, np.int64)
+            yield from self._fill(rank, head.view(np.uint8))
+            found, wanted = head.tolist(), [self._got[rank], message.expert, size]
+            if found != wanted:
+                raise ConfigMismatchError(
+                    f"rank {rank} sends expert {found[1]} with {found[2]} bytes (message {found[0]}) where "
+                    f"rank {self._rank} expects expert {wanted[1]} with {wanted[2]} (message {wanted[0]}); "
+                    f"{NO_ID} is an expert without a number. Name the same on both sides."
+                )
+            for part in message.parts:
+                yield from self._fill(rank, part)
+            self._got[rank] += 1
+
+    def _fill(self, rank: int, data: Bytes) -> Iterator[int]:
+        done = 0
+        while done < len(data):
+            moved = self._stage.get(rank, data[done : done + PIECE_BYTES])
+            done += moved
+            yield moved
+
+    def _word(self, rank: int) -> npt.NDArray[np.int64]:
+        """Of a rank: whether it has failed or closed."""
+        return self._memory.of(rank)[:LINE].view(torch.int64).numpy()
+
+    def _say_broken(self) -> None:
+        self._word(self._rank)[0] = 1
+
+
+def _ordered(messages: Sequence[Message]) -> list[Message]:
+    """As both sides have them: by expert, and of one expert as they were named."""
+    return sorted(messages, key=lambda message: message.expert)
