@@ -93,6 +93,33 @@ class Piece:
     done: int = 0
 
 
+@dataclass
+class Part:
+    """Of a move, what changes at once: a layer, or with two halves all that change.
+
+    Attributes:
+        layers: which.
+        placement: of all layers afterwards.
+        tables: (layers, N, F) int32, theirs.
+        copies: that come to this rank.
+        pieces: of them what is left that this rank reads where it lies.
+        coming, going: what is left that comes and goes through a stage, by rank.
+    """
+
+    layers: torch.Tensor
+    placement: Placement
+    tables: torch.Tensor
+    copies: list[Copy]
+    pieces: deque[Piece]
+    coming: dict[int, deque[Piece]]
+    going: dict[int, deque[Piece]]
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this rank has all of it."""
+        return not self.pieces and not any(self.coming.values())
+
+
 class Mover:
     """Moves weights, and changes the tables by which rows find them. Every rank makes one, alike.
 
@@ -119,15 +146,19 @@ class Mover:
         self._rank, self._num_ranks = weights.rank, placement.num_ranks
         most = placement.num_ranks - placement.num_shared_ranks + 1
         self._columns = most if num_columns is None else check_at_least("num_columns", num_columns, 2)
-        self._tables = [self._table(placement, layer) for layer in range(placement.num_layers)]
-        self._words = self._words_of(self._rank)
+        self._all_tables = torch.stack(
+            [placement.table(layer, self._columns) for layer in range(placement.num_layers)]
+        )
+        self._tables = self._all_tables.unbind()
+        # What each rank has said, by rank: its words where they lie.
+        self._words_of = [
+            weights.memory.of(rank)[: 8 * NUM_WORDS].view(torch.int64).numpy()
+            for rank in range(self._num_ranks)
+        ]
+        self._words = self._words_of[self._rank]
         self._next: Placement | None = None
         self._queue: list[list[int]] = []  # the layers of each part that is left, the current one first
-        self._copies: list[Copy] = []  # of the current part, to this rank
-        self._pieces: deque[Piece] = deque()  # what is left of it: what this rank reads where it lies,
-        self._coming: dict[int, deque[Piece]] = {}  # what comes through a stage, by rank,
-        self._going: dict[int, deque[Piece]] = {}  # and what goes
-        self._has_all = False
+        self._part: Part | None = None  # the current one, once it is laid out
         self._last_step: int | None = None
         # (halves, L, P) the experts that all ranks' slots hold: only what differs is copied.
         self._held = torch.full((self._parts.halves, *placement.phy2log.shape), -1)
@@ -175,7 +206,7 @@ class Mover:
         self._words[PLACEMENTS + number % KEPT] = int.from_bytes(digest, "little")
         self._words[MOVE] = number
         total = sum(len(self._of_layers(layers, self._rank)) for layers in self._queue)
-        self._begin_part()
+        self._part = self._lay_out(self._queue[0]) if self._queue else None
         return total * self._parts.expert_bytes
 
     def step(self, max_bytes: int) -> int:
@@ -196,17 +227,20 @@ class Mover:
         if self._next is None:
             return 0
         said = self._all_said()
-        done = self._read(said, left)
+        if self._part is None and self._queue:
+            self._part = self._lay_out(self._queue[0])
+        if (part := self._part) is None:
+            return 0
+        done = self._read(part.pieces, said, left)
         # What comes makes room at others; what goes gives them something to do. Neither waits for the other.
-        done += self._through(self._coming, (left - done + 1) // 2)
-        done += self._through(self._going, left - done)
-        done += self._through(self._coming, left - done)
-        self._has_all = not self._pieces and not any(self._coming.values())
+        done += self._through(part.coming, (left - done + 1) // 2)
+        done += self._through(part.going, left - done)
+        done += self._through(part.coming, left - done)
         return done
 
     def ready(self) -> bool:
         """Whether this rank has all that it changes next; also while nothing moves."""
-        return self._next is None or self._has_all
+        return self._next is None or (self._part.is_here if self._part else not self._queue)
 
     def switch(self, step: int) -> tuple[int, ...]:
         """Begins a step. Changes weights and tables, if this is the step in which all ranks do.
@@ -230,49 +264,39 @@ class Mover:
         if self._next is None:
             return ()
         said = self._all_said()
-        part = self._switched + 1
-        index = 2 * (part % KEPT)
-        if self._has_all and self._queue:
-            at = HAD + index
-            if self._words[at] != part:
-                self._words[at + 1] = number
-                self._words[at] = part  # after its step: others look at the number first
-                return ()
         if not self._queue:
             self._next = None
             return ()
-        if any(each.had[index] != part for each in said):
+        coming = self._switched + 1
+        index = 2 * (coming % KEPT)
+        at = HAD + index
+        if self._part and self._part.is_here and self._words[at] != coming:
+            self._words[at + 1] = number
+            self._words[at] = coming  # after its step: others look at the number first
+            return ()
+        if self._part is None or any(each.had[index] != coming for each in said):
             return ()
         due = max(each.had[index + 1] for each in said) + 1
         if number < due:
             return ()
         if number > due:
             raise ConfigMismatchError(f"the ranks change weights in step {due}, and this one is in {number}")
-        return self._change()
+        return self._change(self._part)
 
-    def _change(self) -> tuple[int, ...]:
-        assert self._next is not None
+    def _change(self, part: Part) -> tuple[int, ...]:
         layers = self._queue.pop(0)
+        weights = self._weights
         if self._parts.halves > 1:
             for layer in layers:
-                self._weights.halves[layer] = 1 - self._weights.halves[layer]
+                weights.halves[layer] = 1 - weights.halves[layer]
         else:
-            for copy, name, slot in self._places(self._copies):
-                np.copyto(
-                    self._weights.bytes_of(self._rank, 0, copy.layer, name, slot), self._side[name][slot]
-                )
-        mixed = self.placement.phy2log.clone()
-        mixed[layers] = self._next.phy2log[layers]
-        self.placement = Placement(
-            mixed, self.placement.num_experts, self._num_ranks, self.placement.num_shared_ranks
-        )
-        for layer in layers:
-            self._tables[layer].copy_(self._table(self.placement, layer))
-            self._held[self._weights.halves[layer], layer] = self.placement.phy2log[layer]
+            for copy, name, slot in self._places(part.copies):
+                np.copyto(weights.bytes_of(self._rank, 0, copy.layer, name, slot), self._side[name][slot])
+        self.placement = part.placement
+        self._all_tables[part.layers] = part.tables
         self._words[SWITCHED] += 1
-        if self._queue:
-            self._begin_part()
-        else:
+        self._part = None  # the next one is laid out in a step
+        if not self._queue:
             self._next = None
         return tuple(layers)
 
@@ -280,29 +304,31 @@ class Mover:
     def _switched(self) -> int:
         return int(self._words[SWITCHED])
 
-    def _begin_part(self) -> None:
-        layers = self._queue[0] if self._queue else []
-        assert not any(self._going.values()), "all ranks had all"
-        self._copies, stage = self._of_layers(layers, self._rank), self._weights.stage
-        self._pieces.clear()
-        for copy in self._copies:
+    def _lay_out(self, layers: Sequence[int]) -> Part:
+        """What has to be done for some layers, and how all is afterwards."""
+        assert self._next is not None
+        old, stage = self.placement, self._weights.stage
+        mixed = old.phy2log.clone()
+        index = torch.tensor(layers)
+        mixed[index] = self._next.phy2log[index]
+        placement = Placement(mixed, old.num_experts, self._num_ranks, old.num_shared_ranks)
+        tables = torch.stack([placement.table(layer, self._columns) for layer in layers])
+        part = Part(index, placement, tables, self._of_layers(layers, self._rank), deque(), {}, {})
+        for copy in part.copies:
             for name in self._parts.specs:
                 targets = [self._target(copy.layer, name, slot) for slot in copy.slots]
                 if stage is None or copy.source == self._rank:
-                    source = self._source(copy.source, copy, name)
-                    self._pieces.append(Piece(copy, source, targets))
+                    part.pieces.append(Piece(copy, self._source(copy, name), targets))
                 else:
-                    self._coming.setdefault(copy.source, deque()).append(Piece(copy, None, targets))
-        if stage is not None and layers:
-            for rank in range(self._num_ranks):
-                going = self._going.setdefault(rank, deque())
-                for copy in self._of_layers(layers, rank) if rank != self._rank else ():
-                    if copy.source == self._rank:
-                        going.extend(
-                            Piece(None, self._source(self._rank, copy, name), [])
-                            for name in self._parts.specs
-                        )
-        self._has_all = not self._copies
+                    part.coming.setdefault(copy.source, deque()).append(Piece(copy, None, targets))
+        for rank in range(self._num_ranks) if stage is not None else ():
+            for copy in self._of_layers(layers, rank) if rank != self._rank else ():
+                if copy.source == self._rank:
+                    pieces = [Piece(None, self._source(copy, name), []) for name in self._parts.specs]
+                    part.going.setdefault(rank, deque()).extend(pieces)
+        for layer in layers:
+            self._held[self._other_half(layer), layer] = mixed[layer]  # once it has changed
+        return part
 
     def _of_layers(self, layers: Sequence[int], rank: int) -> list[Copy]:
         """What comes to a rank in some layers, each expert once."""
@@ -336,27 +362,27 @@ class Mover:
                 for slot in copy.slots:
                     yield copy, name, slot
 
-    def _source(self, rank: int, copy: Copy, name: str) -> Bytes:
-        """Where a tensor lies that others need. All ranks change a layer's half together."""
+    def _source(self, copy: Copy, name: str) -> Bytes:
+        """Where a tensor lies. All ranks change a layer's half together."""
         half = self._weights.halves[copy.layer]
-        return self._weights.bytes_of(rank, half, copy.layer, name, copy.source_slot)
+        return self._weights.bytes_of(copy.source, half, copy.layer, name, copy.source_slot)
 
     def _target(self, layer: int, name: str, slot: int) -> Bytes:
         if self._side:
             return self._side[name][slot]
         return self._weights.bytes_of(self._rank, self._other_half(layer), layer, name, slot)
 
-    def _read(self, said: Sequence[Said], most: int) -> int:
+    def _read(self, pieces: deque[Piece], said: Sequence[Said], most: int) -> int:
         """Copies what lies in memory that this rank reads; how many bytes."""
         done = 0
         waiting: list[Piece] = []
-        while self._pieces and done < most:
-            piece = self._pieces[0]
+        while pieces and done < most:
+            piece = pieces[0]
             assert piece.copy is not None
             assert piece.source is not None
             # Who is behind may still have other weights there. Nobody is ahead of what this rank lacks.
             if said[piece.copy.source].switched < self._switched:
-                waiting.append(self._pieces.popleft())
+                waiting.append(pieces.popleft())
                 continue
             end = min(piece.done + most - done, len(piece.source))
             for target in piece.targets:
@@ -364,8 +390,8 @@ class Mover:
             done += end - piece.done
             piece.done = end
             if end == len(piece.source):
-                self._pieces.popleft()
-        self._pieces.extendleft(reversed(waiting))
+                pieces.popleft()
+        pieces.extendleft(reversed(waiting))
         return done
 
     def _through(self, queues: dict[int, deque[Piece]], most: int) -> int:
@@ -392,19 +418,14 @@ class Mover:
         """Where a layer's next weights go; the one half there is, if there is one."""
         return self._parts.halves - 1 - self._weights.halves[layer]
 
-    def _table(self, placement: Placement, layer: int) -> torch.Tensor:
-        return placement.table(layer, self._columns)
-
-    def _words_of(self, rank: int) -> torch.Tensor:
-        return self._weights.memory.of(rank)[: 8 * NUM_WORDS].view(torch.int64)
-
     def _all_said(self) -> list[Said]:
         """What all ranks have left.
 
         Raises:
             ConfigMismatchError: one moves elsewhere, or counts its steps otherwise.
         """
-        said = [Said.of(self._words_of(rank).tolist()) for rank in range(self._num_ranks)]
+        self._weights.memory.of(self._rank)  # an error once it was given back
+        said = [Said.of(words.tolist()) for words in self._words_of]
         mine = said[self._rank]
         numbered = list(enumerate(said))
         at = mine.move % KEPT

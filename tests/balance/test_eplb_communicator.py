@@ -1,4 +1,4 @@
-"""What vLLM calls to move experts: in all its forms, from a thread beside dispatches, and with wrong peers."""
+"""What vLLM calls to move experts: in all its forms, beside dispatches, and with peers that are wrong."""
 
 from __future__ import annotations
 
