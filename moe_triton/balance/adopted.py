@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -53,10 +54,11 @@ class AdoptedWeights(ExpertWeights):
     ) -> None:
         super().__init__(parts, memory, rank, neighbours)
         self.stage = stage
-        halves = [[dict(layer) for layer in layers]]
+        # What is moved is the tensors' memory: none is to be replaced by another one.
+        halves = [[{name: _fixed(held) for name, held in layer.items()} for layer in layers]]
         if parts.halves > 1:
             halves.append([{name: _like(held) for name, held in layer.items()} for layer in layers])
-        self._layers = halves
+        self._layers = [[MappingProxyType(layer) for layer in half] for half in halves]
         # (halves, layers) by name, slot by slot.
         self._bytes = [
             [
@@ -69,8 +71,8 @@ class AdoptedWeights(ExpertWeights):
             for half in halves
         ]
 
-    def layer(self, layer: int) -> dict[str, Held]:
-        """A layer's tensors as they were passed.
+    def layer(self, layer: int) -> Mapping[str, Any]:
+        """A layer's tensors as they were passed, a tuple of those that are one for each slot.
 
         With ``side="double"`` they are other ones after each switch: ask anew in each step.
         """
@@ -182,7 +184,11 @@ def _like(held: Held) -> Held:
     """Other memory for as many slots, of the same strides."""
     if isinstance(held, torch.Tensor):
         return torch.empty_like(held, requires_grad=False)
-    return [torch.empty_like(each, requires_grad=False) for each in held]
+    return tuple(torch.empty_like(each, requires_grad=False) for each in held)
+
+
+def _fixed(held: Held) -> Held:
+    return held if isinstance(held, torch.Tensor) else tuple(held)
 
 
 class Kinds:

@@ -94,7 +94,7 @@ class ExpertWeights:
         self.parts, self.memory, self.rank, self.neighbours = parts, memory, rank, neighbours
         self.halves = [0] * parts.num_layers
 
-    def layer(self, layer: int) -> dict[str, Any]:
+    def layer(self, layer: int) -> Mapping[str, Any]:
         """A layer's tensors by name, (slots of this rank, *shape): filled once, and read by its experts.
 
         With ``side="double"`` they are other ones after each switch: ask anew in each step.

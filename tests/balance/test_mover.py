@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from moe_triton import ArgumentError, BufferStateError, ConfigMismatchError, EPBuffer
-from moe_triton.balance import AdoptedWeights, ExpertWeights, Mover, Placement, allocate
+from moe_triton.balance import AdoptedWeights, ExpertWeights, Mover, Placement, adopt, allocate
 from moe_triton.balance.stage import Stage
 from moe_triton.balance.weights import HEADER_BYTES, Parts, Side
 from moe_triton.processes import RankGroup
@@ -306,8 +307,14 @@ def test_what_is_refused(call: Callable[[Ranks], Any], error: type[Exception], p
     assert re.search(pattern, str(caught.value)), str(caught.value)
 
 
-def beside_dispatches(rank: int, num_ranks: int, side: Side, rounds: int) -> list[str]:
-    """Rounds of row-wise experts while weights move, to the bit what the model's experts give."""
+def beside_dispatches(
+    rank: int, num_ranks: int, side: Side, held: str, rounds: int, longest_s: float = 0.0
+) -> list[str]:
+    """Rounds of row-wise experts while weights move, to the bit what the model's experts give.
+
+    Args:
+        longest_s: of the naps that a rank takes at random.
+    """
     hidden, tokens, topk = 64, 6, 2
     wrong: list[str] = []
     shared = random.Random(1)
@@ -320,11 +327,15 @@ def beside_dispatches(rank: int, num_ranks: int, side: Side, rounds: int) -> lis
         relaxed=True,
         timeout_s=seconds(30.0),
     ) as buffer:
-        weights = allocate(buffer, 1, {"w": ((hidden,), torch.bfloat16)}, side=side)
+        if held == "allocated":
+            weights = allocate(buffer, 1, {"w": ((hidden,), torch.bfloat16)}, side=side)
+        else:
+            slots = [{"w": [torch.zeros(hidden).bfloat16() for _ in range(SLOTS)]}]
+            weights = adopt(buffer, slots, side=side, stage_bytes=num_ranks * 64)
         factors = torch.rand(EXPERTS, hidden, generator=torch.Generator().manual_seed(2)).bfloat16()
         now = placement(shared, num_ranks, 1)
         for slot, expert in enumerate(now.phy2log.view(num_ranks, SLOTS)[rank].tolist()):
-            weights.layer(0)["w"][slot] = factors[expert]
+            weights.layer(0)["w"][slot].copy_(factors[expert])
         mover = Mover(weights, now, num_ranks * SLOTS)
         dist.barrier()
         switches = 0
@@ -335,6 +346,8 @@ def beside_dispatches(rank: int, num_ranks: int, side: Side, rounds: int) -> lis
                 if not mover.is_moving:
                     mover.begin(goal)
             mover.step(mine.choice([1, 64, 1000]))
+            if longest_s and mine.random() < 0.1:
+                time.sleep(mine.random() * longest_s)
             draw = torch.Generator().manual_seed(100 * number + rank)
             x = torch.randn(tokens, hidden, generator=draw).bfloat16()
             ids = torch.rand(tokens, EXPERTS, generator=draw).topk(topk).indices.int()
@@ -342,14 +355,15 @@ def beside_dispatches(rank: int, num_ranks: int, side: Side, rounds: int) -> lis
             received = buffer.dispatch(x, ids, eplb_table=mover.table(0))
             slots = torch.repeat_interleave(torch.arange(SLOTS), received.tokens_per_expert)
             y = torch.zeros_like(received.tokens)
-            y[: len(slots)] = received.tokens[: len(slots)] * weights.layer(0)["w"][slots]
+            w = torch.stack(list(weights.layer(0)["w"]))
+            y[: len(slots)] = received.tokens[: len(slots)] * w[slots]
             out = buffer.combine(y, received.handle, scale)
             expected = torch.zeros(tokens, hidden)
             for k in range(topk):
                 expected = expected + (x * factors[ids[:, k].long()]).float() * scale[:, k : k + 1]
             if not torch.equal(out, expected.bfloat16()):
                 wrong.append(f"round {number}")
-        if switches < rounds // 25:
+        if switches < rounds // 40:
             wrong.append(f"only {switches} switches")
         weights.close()
         try:
@@ -361,9 +375,11 @@ def beside_dispatches(rank: int, num_ranks: int, side: Side, rounds: int) -> lis
     return wrong
 
 
-@pytest.mark.parametrize("side", ["layer", "double"])
-def test_rounds_are_those_of_the_models_experts_while_weights_move(ranks: Groups, side: Side) -> None:
-    assert ranks(3).run(beside_dispatches, side, 120) == [[]] * 3
+@pytest.mark.parametrize(("side", "held"), [HOW[0], HOW[1], HOW[3]])
+def test_rounds_are_those_of_the_models_experts_while_weights_move(
+    ranks: Groups, side: Side, held: str
+) -> None:
+    assert ranks(3).run(beside_dispatches, side, held, 120) == [[]] * 3
 
 
 def allocations(rank: int, num_ranks: int) -> list[str]:
@@ -392,6 +408,68 @@ def allocations(rank: int, num_ranks: int) -> list[str]:
         said.append(str(set(other.flatten().tolist())))
         dist.barrier()
     return said
+
+
+def two_slots(*shape: int) -> list[dict[str, Any]]:
+    """A layer of two slots."""
+    return [{"w": torch.zeros(2, *shape)}]
+
+
+def adoptions(rank: int, num_ranks: int) -> list[str]:
+    """What all ranks are told where one passes other weights, or none that can be moved."""
+    said = []
+    with EPBuffer(
+        num_max_tokens_per_rank=4, hidden=64, num_topk=1, num_experts=4, relaxed=True, timeout_s=seconds(30.0)
+    ) as buffer:
+        turned = [{"w": torch.zeros(2, 5, 3).mT}]
+        calls: list[tuple[object, dict[str, Any]]] = [
+            (two_slots(3, 5) if rank else turned, {}),
+            (two_slots(3, 5) if rank else [*two_slots(3, 5), *two_slots(3, 5)], {}),
+            (two_slots(3, 5), {"stage_bytes": 4096 if rank else 8192}),
+            (two_slots(3, 5), {"stage_bytes": 4096 if rank else 100}),
+            (two_slots(3, 5), {"side": "layer" if rank else "double"}),
+            (two_slots(3, 5) if rank else [], {}),
+            (two_slots(3, 5) if rank else two_slots(3, 5)[0], {}),
+            (two_slots(3, 5) if rank else [{"w": torch.zeros(3, 3, 5)}], {}),
+            (two_slots(3, 5) if rank else [{"w": [torch.zeros(3, 5), torch.zeros(3, 6)]}], {}),
+            (two_slots(3, 5) if rank else [{"w": [torch.zeros(3, 5), None]}], {}),
+            (two_slots(3, 5) if rank else [{"w": torch.zeros(2, 3, 10)[:, :, ::2]}], {}),
+            (two_slots(3, 5) if rank else [*two_slots(3, 5), {"v": torch.zeros(2, 3, 5)}], {}),
+            (two_slots(3, 5) if rank else [{"w": torch.zeros(2, 3, 5, device="meta")}], {}),
+            (two_slots(3, 5) if rank else [{"w": 3}], {}),
+        ]
+        for layers, options in calls:
+            try:
+                adopt(buffer, layers, **options)  # type: ignore[arg-type]
+                said.append("")
+            except (ArgumentError, ConfigMismatchError) as error:
+                said.append(str(error))
+    return said
+
+
+WHY = (
+    "dimensions in memory",
+    "num_layers",
+    "ring_bytes",
+    "stage_bytes is 100.*128",
+    "side",
+    "layers is",
+    "layers is",
+    "of 3.*2 slots",
+    "another slot",
+    "it is a tensor",
+    "contiguous",
+    r"layers\[1\]",
+    r"layers\[0\]",
+    "first dimension",
+)
+
+
+def test_ranks_that_adopt_other_weights_are_told_at_once(ranks: Groups) -> None:
+    for said in ranks(2).run(adoptions):
+        assert len(said) == len(WHY)
+        for text, why in zip(said, WHY, strict=True):
+            assert re.search(why, text), f"{why}: {text}"
 
 
 def test_ranks_that_ask_for_other_memory_are_told_at_once(ranks: Groups) -> None:
