@@ -226,12 +226,27 @@ class EPBuffer(Owner, Uncopied):
         Examples:
             >>> memory = buffer.peer_memory(lambda: (64, {"what for": "an example"}))
             >>> memory.of(buffer.rank)[0] = 7
-            >>> dist.barrier()
+            >>> buffer.barrier()
             >>> memory.of(1 - buffer.rank)[0].item()
             7
             >>> memory.close()
         """
         return self._communicator.peer_memory(asked)
+
+    def barrier(self) -> None:
+        """Waits until every rank is here. Collective.
+
+        What a rank has written before it, to memory that ranks share, is seen by all behind it. Nothing goes
+        over the group. On an NPU it waits for the device as well, except where it is captured.
+
+        Raises:
+            BufferStateError: the buffer is closed, broken or in use by another thread.
+            CommunicationTimeoutError: a rank did not come in time. The buffer is then broken.
+
+        Examples:
+            >>> buffer.barrier()
+        """
+        self._communicator.barrier()
 
     def leave(self, name: str, text: str) -> None:
         """Leaves a text for the other ranks, in place of what this rank has left under that name before.

@@ -20,6 +20,7 @@ from moe_triton.balance.mover import Mover
 from moe_triton.balance.placement import Placement
 from moe_triton.balance.rebalance import Rebalanced, rebalance_experts
 from moe_triton.balance.refine import Move, MovePrice, Refinement, refine_placement
+from moe_triton.balance.training import RedundantExperts, allocate_redundant_experts
 from moe_triton.balance.weights import ExpertWeights, allocate
 
 __all__ = [
@@ -33,9 +34,11 @@ __all__ = [
     "Mover",
     "Placement",
     "Rebalanced",
+    "RedundantExperts",
     "Refinement",
     "adopt",
     "allocate",
+    "allocate_redundant_experts",
     "rank_loads",
     "rank_loads_by_source",
     "read_expert_location",

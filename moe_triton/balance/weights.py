@@ -140,7 +140,7 @@ def allocate(
 
     def asked() -> tuple[int, dict[str, Any]]:
         layers, halves = check_at_least("num_layers", num_layers, 1), num_halves(side)
-        made.append(Parts(layers, buffer.config.num_local_experts, _checked(specs), halves))
+        made.append(Parts(layers, buffer.config.num_local_experts, check_specs(specs), halves))
         return made[0].num_bytes, described(made[0], side)
 
     memory = buffer.peer_memory(asked)
@@ -172,11 +172,15 @@ def num_halves(side: object) -> int:
 
 def described(parts: Parts, side: Side) -> dict[str, Any]:
     """What all ranks must say alike of weights, JSON's types by name."""
-    specs = {name: [list(shape), str(dtype)] for name, (shape, dtype) in parts.specs.items()}
-    return {"num_layers": parts.num_layers, "side": side, "specs": specs}
+    return {"num_layers": parts.num_layers, "side": side, "specs": described_specs(parts.specs)}
 
 
-def _checked(specs: object) -> dict[str, Spec]:
+def described_specs(specs: Mapping[str, Spec]) -> dict[str, list[Any]]:
+    """Shapes and dtypes in JSON's types."""
+    return {name: [list(shape), str(dtype)] for name, (shape, dtype) in specs.items()}
+
+
+def check_specs(specs: object) -> dict[str, Spec]:
     """What describes an expert's tensors.
 
     Raises:
