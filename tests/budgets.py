@@ -30,7 +30,7 @@ BUDGETS_S: Mapping[str, tuple[float, float]] = {
     "tests/autotune/model": (140, 140),
     "tests/backends": (25, 30),
     "tests/bad_calls": (15, 85),
-    "tests/balance": (18, 150),
+    "tests/balance": (30, 150),
     "tests/benchmarks": (50, 30),
     "tests/build": (95, 210),
     "tests/chaos": (5, 30),

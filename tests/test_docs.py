@@ -96,6 +96,19 @@ def test_the_example_of_a_page_runs_on_four_ranks(
     assert max(error for _, error in results) < 0.06
 
 
+def run_balanced(rank: int, num_ranks: int, code: str) -> dict[str, torch.Tensor]:
+    names: dict[str, object] = {}
+    exec(code, names)
+    return {name: value for name, value in names.items() if isinstance(value, torch.Tensor)}
+
+
+def test_the_examples_of_balance_run_on_four_ranks(ranks: Callable[[int], RankGroup]) -> None:
+    layer, training = examples("balance.md")
+    assert all(made["out"].shape == (16, 7168) for made in ranks(4).run(run_balanced, layer))
+    grads = [made["w_grads"].mean(dim=(1, 2)).tolist() for made in ranks(4).run(run_balanced, training)]
+    assert grads == [[3, 0, 0, 0], *[[0] * 4] * 3]  # from the three slots that have expert 0
+
+
 def test_both_sides_of_the_example_call_the_same() -> None:
     theirs, ours = (block.split("group = (")[1] for block in code_blocks(page("from-torch-npu.md"))[:2])
     assert theirs.replace(', device="npu"', "") == ours

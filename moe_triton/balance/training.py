@@ -44,7 +44,7 @@ CALLS = PREFETCH, REDUCE = "lb_prefetch_weights", "lb_reduce_grads"
 # What a rank says of the call that it is in: 64-bit words at the beginning of its memory. All but ENDED are
 # written before the first wait of a call and read before its second one; ENDED is written before the second
 # wait, and read behind it. So nobody writes a word that others may still read.
-NUMBER, ENDED, CALL, LOCAL, MAPPING, TENSORS = range(6)
+NUMBER, CALL, LOCAL, MAPPING, TENSORS, ENDED = range(6)
 NUM_WORDS = 6
 COMPARED = {
     CALL: "their calls",
@@ -269,8 +269,8 @@ class RedundantExperts:
 
     def _replicas(
         self, mapping: object, pairs: Sequence[Pair], num_slots: int
-    ) -> tuple[list[Replica], dict[int, int]]:
-        """The slots of this rank's experts, by rank and slot; and what ranks compare, by its word.
+    ) -> tuple[list[Replica], tuple[int, int, int]]:
+        """The slots of this rank's experts, by rank and slot; and what ranks compare, from LOCAL on.
 
         Raises:
             ArgumentError: it is no mapping.
@@ -287,6 +287,7 @@ class RedundantExperts:
                     remedy = "Pass ids of experts of this server's ranks."
                     raise ArgumentError(name, f"{expert} at [{row}, {slot}]", rule, remedy)
                 owner, number = divmod(expert, num_local)
+                # As in DeepEP, whose README rules it out: an owner would be its own peer in both calls.
                 if expert != EMPTY and owner == row:
                     rule = f"rank {row} has that expert itself"
                     remedy = "Give its slots experts of other ranks, or -1."
@@ -294,14 +295,13 @@ class RedundantExperts:
                 if owner == me:
                     replicas.append(Replica(self._server[row], slot, number))
         places = ",".join(f"{pair.offset}:{pair.expert_bytes}" for pair in pairs)
-        words = {
-            LOCAL: num_local,
-            MAPPING: _digest(checked.numpy().tobytes()),
-            TENSORS: _digest(f"{num_slots},{places}".encode()),
-        }
-        return replicas, words
+        return replicas, (
+            num_local,
+            _digest(checked.numpy().tobytes()),
+            _digest(f"{num_slots},{places}".encode()),
+        )
 
-    def _together(self, call: str, words: Mapping[int, int], work: Callable[[], None]) -> None:
+    def _together(self, call: str, words: tuple[int, int, int], work: Callable[[], None]) -> None:
         """Works between two waits for all ranks, if they are in the same call and pass the same.
 
         Raises:
@@ -314,8 +314,8 @@ class RedundantExperts:
             if self._left:
                 raise BufferStateError(f"these redundant experts are broken: {self._left}. {REMEDY}")
             mine = self._words_of(self._rank)
-            for word, value in (*words.items(), (CALL, CALLS.index(call)), (NUMBER, self._number + 1)):
-                mine[word] = value
+            entered = [self._number + 1, CALLS.index(call), *words]
+            mine[:ENDED] = torch.tensor(entered, dtype=torch.int64, device=CPU)
             self._barrier()
             try:
                 self._number += 1

@@ -11,6 +11,7 @@ PAGE = "docs/from-deepep.md"
 OF_MODULE = {
     "Buffer": "use EPBuffer",
     "ElasticBuffer": "use EPBuffer",
+    "BufferAllocator": "use moe_triton.balance.allocate_redundant_experts",
     "EventOverlap": "calls run on the current stream, and those with wait=False return a Pending",
 }
 OF_BUFFER = {
@@ -22,6 +23,8 @@ OF_BUFFER = {
     "get_next_low_latency_combine_buffer": "use expert_output",
     "low_latency_update_mask_buffer": "pass lost_ranks to the constructor",
     "get_dispatch_layout": "dispatch works the layout out",
+    "lb_prefetch_weights": "use moe_triton.balance.allocate_redundant_experts",
+    "lb_reduce_grads": "use moe_triton.balance.allocate_redundant_experts",
 }
 
 

@@ -22,7 +22,7 @@ class PeerMemory(Uncopied):
     """As much memory of each rank as of any other, all of which each of them reads and writes.
 
     Nothing orders what ranks do there but their own words, and calls of the buffer: what a rank has written
-    before its dispatch is seen by whoever has ended the same one. It begins as zeros.
+    before its dispatch or barrier is seen by whoever has ended the same one. It begins as zeros.
 
     Args:
         backend: makes it.
