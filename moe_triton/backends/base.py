@@ -14,6 +14,7 @@ from moe_triton.core.call_program import CallProgram, PlanProgram
 from moe_triton.core.capabilities import Capabilities
 from moe_triton.core.plan import Launch, Plan
 from moe_triton.core.reach import Queues
+from moe_triton.core.side_copies import SideCopies
 from moe_triton.core.traffic import Traffic
 from moe_triton.core.tuning import Tuning
 from moe_triton.rendezvous.meeting import Meeting
@@ -280,6 +281,9 @@ class Backend(Protocol):
             log: of `make_trace_log`, to trace what an emulated link carries.
             private_bytes: that this rank's calls will take besides.
         """
+
+    def make_side_copies(self) -> SideCopies:
+        """Makes what copies in memory of ranks beside their own work."""
 
     def make_trace_log(self, max_events: int, last_entry: int) -> TraceLog:
         """Allocates a trace log.

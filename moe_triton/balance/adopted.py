@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from moe_triton.balance.agreement import Agreement, InMemory
 from moe_triton.balance.arguments import check_at_least
 from moe_triton.balance.stage import LINE, Bytes, Memory, Stage
 from moe_triton.balance.weights import (
@@ -17,6 +18,7 @@ from moe_triton.balance.weights import (
     Side,
     Spec,
     check_buffer,
+    check_synchronous,
     described,
     num_halves,
 )
@@ -41,6 +43,7 @@ class AdoptedWeights(ExpertWeights):
         neighbours: ranks of a rank's server, itself among them.
         layers: the model's own.
         stage: to the other ranks.
+        agreement: of the ranks, on when to change.
     """
 
     def __init__(
@@ -51,8 +54,9 @@ class AdoptedWeights(ExpertWeights):
         neighbours: Callable[[int], Sequence[int]],
         layers: Sequence[Mapping[str, Held]],
         stage: Stage,
+        agreement: Agreement,
     ) -> None:
-        super().__init__(parts, memory, rank, neighbours)
+        super().__init__(parts, memory, rank, neighbours, agreement)
         self.stage = stage
         # What is moved is the tensors' memory: none is to be replaced by another one.
         halves = [[{name: _fixed(held) for name, held in layer.items()} for layer in layers]]
@@ -119,6 +123,7 @@ def adopt(
         >>> weights.close()
     """
     check_buffer(buffer)
+    check_synchronous(buffer)
     num_ranks = buffer.config.num_ranks
     made: list[tuple[Parts, int]] = []
 
@@ -135,7 +140,9 @@ def adopt(
     memory = buffer.peer_memory(asked)
     parts, ring_bytes = made[0]
     stage = Stage(memory, HEADER_BYTES, buffer.rank, num_ranks, ring_bytes)
-    return AdoptedWeights(parts, memory, buffer.rank, buffer.config.topology.neighbours, layers, stage)
+    agreement = InMemory(memory, buffer.rank, num_ranks)
+    neighbours = buffer.config.topology.neighbours
+    return AdoptedWeights(parts, memory, buffer.rank, neighbours, layers, stage, agreement)
 
 
 def ring_bytes_of(stage_bytes: object, num_ranks: int) -> int:
@@ -168,7 +175,7 @@ def bytes_of(name: str, tensor: torch.Tensor) -> Bytes:
         rule = f"it has gaps (strides {tuple(plain.stride())} of shape {tuple(plain.shape)})"
         raise ArgumentError(name, "with gaps", rule, f"Pass {name}.contiguous().", code=INVALID_ARGUMENT)
     try:
-        return dense.reshape(-1).view(torch.uint8).numpy()
+        return dense.reshape(-1).view(torch.uint8)
     except (RuntimeError, TypeError) as error:
         rule = "its elements are whole bytes"
         raise ArgumentError(name, f"of {plain.dtype}", rule, "Pass its storage as uint8.") from error

@@ -15,7 +15,7 @@ import torch
 from moe_triton.balance.adopted import STAGE_BYTES, bytes_of, ring_bytes_of
 from moe_triton.balance.arguments import check_at_least
 from moe_triton.balance.stage import LINE, Bytes, Stage
-from moe_triton.balance.weights import check_buffer
+from moe_triton.balance.weights import check_buffer, check_synchronous
 from moe_triton.buffer import EPBuffer
 from moe_triton.core.checks import check_seconds, shown
 from moe_triton.core.errors import (
@@ -77,6 +77,7 @@ class EplbCommunicator:
 
     def __init__(self, buffer: EPBuffer, *, stage_bytes: int = STAGE_BYTES, timeout_s: float = 60.0) -> None:
         check_buffer(buffer)
+        check_synchronous(buffer)
         self._rank, self._num_ranks = buffer.rank, buffer.config.num_ranks
         made: list[int] = []
 
@@ -229,8 +230,8 @@ class EplbCommunicator:
         """Sends to a rank, and yields how many bytes went each time."""
         for message in _ordered(messages):
             size = sum(map(len, message.parts))
-            head = np.array([self._sent[rank], message.expert, size], np.int64)
-            for data in (head.view(np.uint8), *message.parts):
+            head = torch.tensor([self._sent[rank], message.expert, size])
+            for data in (head.view(torch.uint8), *message.parts):
                 done = 0
                 while done < len(data):
                     moved = self._stage.put(rank, data[done : done + PIECE_BYTES])
@@ -242,8 +243,8 @@ class EplbCommunicator:
         """Receives from a rank, and yields how many bytes came each time."""
         for message in _ordered(messages):
             size = sum(map(len, message.parts))
-            head = np.empty(HEAD_WORDS, np.int64)
-            yield from self._fill(rank, head.view(np.uint8))
+            head = torch.empty(HEAD_WORDS, dtype=torch.int64)
+            yield from self._fill(rank, head.view(torch.uint8))
             found, wanted = head.tolist(), [self._got[rank], message.expert, size]
             if found != wanted:
                 raise ConfigMismatchError(

@@ -2,21 +2,18 @@
 
 What a rank needs it copies out of the weights of ranks that hold it, where they lie, to memory at its side.
 Nothing that is in use changes until all ranks have what they need. Then all of them change weights and tables
-at the same step, which takes no message but what each has left in its memory: a rank that begins step t has
-ended the dispatch of step t - 1, which waits for every rank to have begun it. So it sees whatever a rank has
-left before its own dispatch of t - 1. Each rank says in which step it had everything; the step after the
-last of these is the one.
+at the same step (`moe_triton.balance.agreement`).
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from moe_triton.balance.arguments import check_at_least
@@ -24,40 +21,7 @@ from moe_triton.balance.placement import Placement
 from moe_triton.balance.stage import Bytes
 from moe_triton.balance.weights import ExpertWeights
 from moe_triton.core.checks import shown
-from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError, BufferStateError, ConfigMismatchError
-
-KEPT = 2  # moves and parts that a rank's words stay of: it is one ahead of the slowest rank at most
-# Where these words begin.
-MOVE, STEP, SWITCHED, PLACEMENTS = range(4)
-HAD = PLACEMENTS + KEPT
-NUM_WORDS = HAD + 2 * KEPT
-
-
-class Said(NamedTuple):
-    """What a rank has left of itself: 64-bit words at the beginning of its memory, in this order.
-
-    Attributes:
-        move: number of its latest move, from 1; 0 before the first.
-        step: one more than that which it has begun last; 0 before the first.
-        switched: parts that it has changed to, of all moves.
-        placements: of move m, at ``m % KEPT``, what stands for its placement: written before its number, so
-            that who reads the number of the move before finds that one's.
-        had: of part p, from 1, at ``2 * (p % KEPT)`` the number p, once it has all of that, and behind it the
-            step in which it had.
-    """
-
-    move: int
-    step: int
-    switched: int
-    placements: tuple[int, ...]
-    had: tuple[int, ...]
-
-    @staticmethod
-    def of(words: list[int]) -> Said:
-        """What stands in some words."""
-        return Said(
-            words[MOVE], words[STEP], words[SWITCHED], tuple(words[PLACEMENTS:HAD]), tuple(words[HAD:])
-        )
+from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError, BufferStateError
 
 
 class Copy(NamedTuple):
@@ -98,26 +62,33 @@ class Part:
     """Of a move, what changes at once: a layer, or with two halves all that change.
 
     Attributes:
-        layers: which.
         placement: of all layers afterwards.
-        tables: (layers, N, F) int32, theirs.
+        tables: of each run of neighbouring layers the first one, and (layers, N, F) int32, theirs.
         copies: that come to this rank.
         pieces: of them what is left that this rank reads where it lies.
         coming, going: what is left that comes and goes through a stage, by rank.
+        has_come: tells whether the device has all of it, once nothing is left.
     """
 
-    layers: torch.Tensor
     placement: Placement
-    tables: torch.Tensor
+    tables: list[tuple[int, torch.Tensor]]
     copies: list[Copy]
     pieces: deque[Piece]
     coming: dict[int, deque[Piece]]
     going: dict[int, deque[Piece]]
+    has_come: Callable[[], bool] | None = None
+
+    @property
+    def is_left(self) -> bool:
+        """Whether something has yet to be copied to this rank."""
+        return bool(self.pieces) or any(self.coming.values())
 
     @property
     def is_here(self) -> bool:
-        """Whether this rank has all of it."""
-        return not self.pieces and not any(self.coming.values())
+        """Whether this rank has all of it, and its device too."""
+        if not self.copies:
+            return True
+        return not self.is_left and self.has_come is not None and self.has_come()
 
 
 class Mover:
@@ -146,16 +117,10 @@ class Mover:
         self._rank, self._num_ranks = weights.rank, placement.num_ranks
         most = placement.num_ranks - placement.num_shared_ranks + 1
         self._columns = most if num_columns is None else check_at_least("num_columns", num_columns, 2)
-        self._all_tables = torch.stack(
-            [placement.table(layer, self._columns) for layer in range(placement.num_layers)]
-        )
+        self._copy, self._agreement = weights.memory.copies, weights.agreement
+        self._device = weights.memory.of(self._rank).device
+        self._all_tables = self._tables_of(placement, range(placement.num_layers))
         self._tables = self._all_tables.unbind()
-        # What each rank has said, by rank: its words where they lie.
-        self._words_of = [
-            weights.memory.of(rank)[: 8 * NUM_WORDS].view(torch.int64).numpy()
-            for rank in range(self._num_ranks)
-        ]
-        self._words = self._words_of[self._rank]
         self._next: Placement | None = None
         self._queue: list[list[int]] = []  # the layers of each part that is left, the current one first
         self._part: Part | None = None  # the current one, once it is laid out
@@ -166,7 +131,7 @@ class Mover:
         self._side: dict[str, list[Bytes]] = {}  # of the one layer that moves
         if self._parts.halves == 1:
             self._side = {
-                name: list(np.empty((self._parts.num_slots, size), np.uint8))
+                name: list(torch.empty(self._parts.num_slots, size, dtype=torch.uint8, device=self._device))
                 for name, size in self._parts.sizes.items()
             }
 
@@ -202,9 +167,7 @@ class Mover:
         is_doubled = self._parts.halves > 1
         self._queue = [changed] if is_doubled and changed else [[layer] for layer in changed]
         digest = hashlib.blake2b(placement.phy2log.numpy().tobytes(), digest_size=7).digest()
-        number = int(self._words[MOVE]) + 1
-        self._words[PLACEMENTS + number % KEPT] = int.from_bytes(digest, "little")
-        self._words[MOVE] = number
+        self._agreement.begin(int.from_bytes(digest, "little"))
         total = sum(len(self._of_layers(layers, self._rank)) for layers in self._queue)
         self._part = self._lay_out(self._queue[0]) if self._queue else None
         return total * self._parts.expert_bytes
@@ -226,16 +189,17 @@ class Mover:
         left = check_at_least("max_bytes", max_bytes, 1)
         if self._next is None:
             return 0
-        said = self._all_said()
         if self._part is None and self._queue:
             self._part = self._lay_out(self._queue[0])
         if (part := self._part) is None:
             return 0
-        done = self._read(part.pieces, said, left)
+        done = self._read(part.pieces, self._agreement.readable(), left)
         # What comes makes room at others; what goes gives them something to do. Neither waits for the other.
         done += self._through(part.coming, (left - done + 1) // 2)
         done += self._through(part.going, left - done)
         done += self._through(part.coming, left - done)
+        if done and not part.is_left:
+            part.has_come = self._copy.mark()
         return done
 
     def ready(self) -> bool:
@@ -260,28 +224,17 @@ class Mover:
             rule = f"the latest was {self._last_step}, and each step is begun once"
             raise ArgumentError("step", number, rule, f"Pass {self._last_step + 1}.")
         self._last_step = number
-        self._words[STEP] = number + 1
+        if self._copy.is_capturing():
+            raise BufferStateError("a graph is being captured. Call switch between graphs.")
         if self._next is None:
+            self._agreement.pass_step(number)
             return ()
-        said = self._all_said()
+        part = self._part
+        if self._agreement.arrive(number, part is not None and part.is_here) and part is not None:
+            return self._change(part)
         if not self._queue:
             self._next = None
-            return ()
-        coming = self._switched + 1
-        index = 2 * (coming % KEPT)
-        at = HAD + index
-        if self._part and self._part.is_here and self._words[at] != coming:
-            self._words[at + 1] = number
-            self._words[at] = coming  # after its step: others look at the number first
-            return ()
-        if self._part is None or any(each.had[index] != coming for each in said):
-            return ()
-        due = max(each.had[index + 1] for each in said) + 1
-        if number < due:
-            return ()
-        if number > due:
-            raise ConfigMismatchError(f"the ranks change weights in step {due}, and this one is in {number}")
-        return self._change(self._part)
+        return ()
 
     def _change(self, part: Part) -> tuple[int, ...]:
         layers = self._queue.pop(0)
@@ -291,18 +244,16 @@ class Mover:
                 weights.halves[layer] = 1 - weights.halves[layer]
         else:
             for copy, name, slot in self._places(part.copies):
-                np.copyto(weights.bytes_of(self._rank, 0, copy.layer, name, slot), self._side[name][slot])
+                to = weights.bytes_of(self._rank, 0, copy.layer, name, slot)
+                self._copy.copy_in_turn(to, self._side[name][slot])
         self.placement = part.placement
-        self._all_tables[part.layers] = part.tables
-        self._words[SWITCHED] += 1
+        for first, tables in part.tables:
+            self._copy.copy_in_turn(self._all_tables[first : first + len(tables)], tables)
+        self._agreement.changed(self._copy.mark_in_turn())
         self._part = None  # the next one is laid out in a step
         if not self._queue:
             self._next = None
         return tuple(layers)
-
-    @property
-    def _switched(self) -> int:
-        return int(self._words[SWITCHED])
 
     def _lay_out(self, layers: Sequence[int]) -> Part:
         """What has to be done for some layers, and how all is afterwards."""
@@ -312,8 +263,9 @@ class Mover:
         index = torch.tensor(layers)
         mixed[index] = self._next.phy2log[index]
         placement = Placement(mixed, old.num_experts, self._num_ranks, old.num_shared_ranks)
-        tables = torch.stack([placement.table(layer, self._columns) for layer in layers])
-        part = Part(index, placement, tables, self._of_layers(layers, self._rank), deque(), {}, {})
+        tables = [(run.start, self._tables_of(placement, run)) for run in _runs(layers)]
+        part = Part(placement, tables, self._of_layers(layers, self._rank), deque(), {}, {})
+        self._copy.follow()  # what was at the side is in use, or was, until the current stream has come here
         for copy in part.copies:
             for name in self._parts.specs:
                 targets = [self._target(copy.layer, name, slot) for slot in copy.slots]
@@ -372,7 +324,11 @@ class Mover:
             return self._side[name][slot]
         return self._weights.bytes_of(self._rank, self._other_half(layer), layer, name, slot)
 
-    def _read(self, pieces: deque[Piece], said: Sequence[Said], most: int) -> int:
+    def _tables_of(self, placement: Placement, layers: Sequence[int]) -> torch.Tensor:
+        """(layers, N, F) int32, on the device."""
+        return torch.stack([placement.table(layer, self._columns) for layer in layers]).to(self._device)
+
+    def _read(self, pieces: deque[Piece], is_readable: Sequence[bool], most: int) -> int:
         """Copies what lies in memory that this rank reads; how many bytes."""
         done = 0
         waiting: list[Piece] = []
@@ -380,13 +336,12 @@ class Mover:
             piece = pieces[0]
             assert piece.copy is not None
             assert piece.source is not None
-            # Who is behind may still have other weights there. Nobody is ahead of what this rank lacks.
-            if said[piece.copy.source].switched < self._switched:
+            if not is_readable[piece.copy.source]:  # it may still have other weights there
                 waiting.append(pieces.popleft())
                 continue
             end = min(piece.done + most - done, len(piece.source))
             for target in piece.targets:
-                np.copyto(target[piece.done : end], piece.source[piece.done : end])
+                self._copy.copy(target[piece.done : end], piece.source[piece.done : end])
             done += end - piece.done
             piece.done = end
             if end == len(piece.source):
@@ -405,7 +360,7 @@ class Mover:
                 wanted = data[piece.done : piece.done + most - done]
                 moved = stage.get(rank, wanted) if piece.source is None else stage.put(rank, wanted)
                 for other in piece.targets[1:]:
-                    np.copyto(other[piece.done :][:moved], wanted[:moved])
+                    self._copy.copy(other[piece.done :][:moved], wanted[:moved])
                 piece.done += moved
                 done += moved
                 if piece.done == len(data):
@@ -417,33 +372,6 @@ class Mover:
     def _other_half(self, layer: int) -> int:
         """Where a layer's next weights go; the one half there is, if there is one."""
         return self._parts.halves - 1 - self._weights.halves[layer]
-
-    def _all_said(self) -> list[Said]:
-        """What all ranks have left.
-
-        Raises:
-            ConfigMismatchError: one moves elsewhere, or counts its steps otherwise.
-        """
-        self._weights.memory.of(self._rank)  # an error once it was given back
-        said = [Said.of(words.tolist()) for words in self._words_of]
-        mine = said[self._rank]
-        numbered = list(enumerate(said))
-        at = mine.move % KEPT
-        others = [
-            r for r, each in numbered if each.move == mine.move and each.placements[at] != mine.placements[at]
-        ]
-        if others:
-            raise ConfigMismatchError(
-                f"rank(s) {others} move to another placement than rank {self._rank} in move {mine.move}. "
-                "Pass the same placement on every rank."
-            )
-        far = {r: each.step - 1 for r, each in numbered if each.step and abs(each.step - mine.step) > 1}
-        if far and mine.step:
-            raise ConfigMismatchError(
-                f"rank {self._rank} is in step {mine.step - 1}, and others, by rank, in {far}: ranks are "
-                "never more than a step apart. Count steps alike on every rank."
-            )
-        return said
 
     def _check_placement(self, placement: object) -> None:
         """Checks a placement against the weights.
@@ -462,3 +390,9 @@ class Mover:
                 f"weights are of {mine[0]} layers, {mine[1]} slots a rank, and it has {its[0]} with {its[1]}"
             )
             raise ArgumentError("placement", "of other sizes", rule, "Pass one of the same.")
+
+
+def _runs(layers: Sequence[int]) -> list[range]:
+    """Ascending numbers as runs without gaps."""
+    ends = [n for n, (a, b) in enumerate(pairwise(layers), 1) if b != a + 1]
+    return [range(layers[a], layers[b - 1] + 1) for a, b in pairwise([0, *ends, len(layers)])]

@@ -13,8 +13,10 @@ import numpy.typing as npt
 import torch
 
 from moe_triton.core.errors import ConfigMismatchError
+from moe_triton.core.side_copies import SideCopies
 
-Bytes = npt.NDArray[np.uint8]
+Bytes = torch.Tensor
+"""Flat, uint8."""
 
 LINE = 64  # bytes, of a cache: each number has its own
 WORDS_PER_LINE = LINE // 8
@@ -22,6 +24,10 @@ WORDS_PER_LINE = LINE // 8
 
 class Memory(Protocol):
     """Memory of each rank that all ranks reach: `moe_triton.EPBuffer.peer_memory`."""
+
+    @property
+    def copies(self) -> SideCopies:
+        """What copies there."""
 
     def of(self, rank: int) -> torch.Tensor:
         """A rank's, (bytes,) uint8."""
@@ -99,11 +105,11 @@ class Stage:
     def _copy(self, holder: int, other: int, count: int, data: Bytes, *, into: bool) -> None:
         """Copies to or from the ring that one rank holds for another, from a count of bytes on."""
         start = self._offset + 2 * LINE * self._num_ranks + other * self._ring_bytes
-        ring = self._memory.of(holder)[start : start + self._ring_bytes].numpy()
+        ring = self._memory.of(holder)[start : start + self._ring_bytes]
         at = count % self._ring_bytes
         first = min(len(data), self._ring_bytes - at)
         for piece, part in ((ring[at : at + first], data[:first]), (ring[: len(data) - first], data[first:])):
-            np.copyto(piece, part) if into else np.copyto(part, piece)
+            self._memory.copies.copy(*((piece, part) if into else (part, piece)))
 
     def _counts(self, rank: int, *, taken: bool) -> npt.NDArray[np.int64]:
         """What a rank has put in for each other one, or taken out of what that has put in."""

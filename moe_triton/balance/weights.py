@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from moe_triton.balance.agreement import Agreement, AtCheckpoints, InMemory
 from moe_triton.balance.arguments import check_at_least
 from moe_triton.balance.stage import Bytes, Memory, Stage
 from moe_triton.buffer import EPBuffer
@@ -17,7 +18,9 @@ from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
 Side = Literal["layer", "double"]
 SIDES: tuple[Side, ...] = get_args(Side)
 ALIGNMENT = 64  # of tensors: a line of a cache
-HEADER_BYTES = 4096  # of each rank, for what a `Mover` says
+HEADER_BYTES = 4096  # of each rank, for what it says of moves
+CHECKPOINT_STEPS = 16
+"""Reading what all ranks say takes a store about 0.1 ms a rank."""
 
 Spec = tuple[Sequence[int], torch.dtype]
 """Shape of an expert's tensor, without its slot, and its dtype."""
@@ -66,7 +69,7 @@ class Parts:
         """Those of one tensor of an expert."""
         size = self.sizes[name]
         start = self._start(half, layer, name) + slot * size
-        return memory[start : start + size].numpy()
+        return memory[start : start + size]
 
     def _start(self, half: int, layer: int, name: str) -> int:
         return HEADER_BYTES + (half * self.num_layers + layer) * self._layer_bytes + self._offsets[name]
@@ -80,6 +83,7 @@ class ExpertWeights:
         memory: of all ranks.
         rank: this one.
         neighbours: ranks of a rank's server, itself among them: they are nearest to it.
+        agreement: of the ranks, on when to change.
 
     Attributes:
         halves: of each layer, which half is in use: 0 unless there are two.
@@ -89,9 +93,15 @@ class ExpertWeights:
     stage: Stage | None = None
 
     def __init__(
-        self, parts: Parts, memory: Memory, rank: int, neighbours: Callable[[int], Sequence[int]]
+        self,
+        parts: Parts,
+        memory: Memory,
+        rank: int,
+        neighbours: Callable[[int], Sequence[int]],
+        agreement: Agreement,
     ) -> None:
         self.parts, self.memory, self.rank, self.neighbours = parts, memory, rank, neighbours
+        self.agreement = agreement
         self.halves = [0] * parts.num_layers
 
     def layer(self, layer: int) -> Mapping[str, Any]:
@@ -119,7 +129,12 @@ class ExpertWeights:
 
 
 def allocate(
-    buffer: EPBuffer, num_layers: int, specs: Mapping[str, Spec], *, side: Side = "layer"
+    buffer: EPBuffer,
+    num_layers: int,
+    specs: Mapping[str, Spec],
+    *,
+    side: Side = "layer",
+    checkpoint_steps: int = CHECKPOINT_STEPS,
 ) -> ExpertWeights:
     """Memory for the weights of all slots. Collective: every rank calls it alike.
 
@@ -128,6 +143,8 @@ def allocate(
         num_layers: of experts.
         specs: shape and dtype of an expert's tensors by name, the same on every rank.
         side: "layer": moved weights wait in memory of one layer; "double": there is room for all twice.
+        checkpoint_steps: on an NPU, steps from one to the next in which ranks hear of each other's moves, and
+            may change. On a CPU they hear in every step.
 
     Raises:
         ArgumentError: a bad argument.
@@ -140,25 +157,41 @@ def allocate(
 
     def asked() -> tuple[int, dict[str, Any]]:
         layers, halves = check_at_least("num_layers", num_layers, 1), num_halves(side)
+        every.append(check_at_least("checkpoint_steps", checkpoint_steps, 1))
         made.append(Parts(layers, buffer.config.num_local_experts, check_specs(specs), halves))
-        return made[0].num_bytes, described(made[0], side)
+        return made[0].num_bytes, {**described(made[0], side), "checkpoint_steps": every[0]}
 
+    every: list[int] = []
     memory = buffer.peer_memory(asked)
-    return ExpertWeights(made[0], memory, buffer.rank, buffer.config.topology.neighbours)
+    rank, num_ranks = buffer.rank, buffer.config.num_ranks
+    agreement: Agreement = InMemory(memory, rank, num_ranks)
+    if memory.copies.is_asynchronous:
+        name = f"moves/{memory.number}"
+        agreement = AtCheckpoints(memory, buffer, name, rank, num_ranks, every[0], memory.timeout_s)
+    return ExpertWeights(made[0], memory, rank, buffer.config.topology.neighbours, agreement)
 
 
 def check_buffer(buffer: object) -> None:
-    """Checks that weights can be moved between the ranks of a buffer.
+    """Checks that it is one.
 
     Raises:
-        ArgumentError: it is none, or of a back end on which they cannot.
+        ArgumentError: it is none.
     """
     if not isinstance(buffer, EPBuffer):
         rule = "its ranks hold the weights"
         raise ArgumentError("buffer", shown(buffer), rule, "Pass an EPBuffer.", code=INVALID_ARGUMENT)
+
+
+def check_synchronous(buffer: EPBuffer) -> None:
+    """Checks that what a rank's host has done its device has.
+
+    Raises:
+        ArgumentError: it is of a back end whose hosts run ahead.
+    """
     if buffer.device != CPU:
-        rule = "weights are moved on the CPU back end so far"
-        raise ArgumentError("buffer", f"on {buffer.device}", rule, "Load a layer's weights by its placement.")
+        rule = "this moves weights on the CPU back end so far"
+        remedy = "Make them by moe_triton.balance.allocate, which a Mover takes on an NPU too."
+        raise ArgumentError("buffer", f"on {buffer.device}", rule, remedy)
 
 
 def num_halves(side: object) -> int:

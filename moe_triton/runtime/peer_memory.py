@@ -29,6 +29,11 @@ class PeerMemory(Uncopied):
         meeting: of the ranks, for this alone.
         asked: called once the ranks meet, so that they hear of its errors.
 
+    Attributes:
+        copies: what copies there beside a rank's own work.
+        number: of the meeting in which it was made, the same on every rank and no other one's.
+        timeout_s: that ranks wait for each other.
+
     Raises:
         ArgumentError: a number of bytes that cannot be.
         ConfigMismatchError: ranks ask for different things, or another one's request is refused.
@@ -50,6 +55,8 @@ class PeerMemory(Uncopied):
         except BaseException as error:
             meeting.refuse(error)
             raise
+        self.copies = backend.make_side_copies()
+        self.number, self.timeout_s = meeting.number, meeting.timeout_s
         self._meeting, self._is_closed = meeting, False
 
     def of(self, rank: int) -> torch.Tensor:

@@ -13,7 +13,9 @@ import torch
 import torch.distributed as dist
 
 from moe_triton import ArgumentError, BufferStateError, ConfigMismatchError, EPBuffer
+from moe_triton.backends.cpu.side_copies import CpuSideCopies
 from moe_triton.balance import AdoptedWeights, ExpertWeights, Mover, Placement, adopt, allocate
+from moe_triton.balance.agreement import NUM_WORDS, PLACEMENTS, Agreement, AtCheckpoints, InMemory
 from moe_triton.balance.stage import Stage
 from moe_triton.balance.weights import HEADER_BYTES, Parts, Side
 from moe_triton.processes import RankGroup
@@ -23,10 +25,13 @@ Groups = Callable[[int], RankGroup]
 SPECS = {"up": ((3, 5), torch.float32), "scale": ((2,), torch.int8)}
 EXPERTS, SLOTS, LAYERS = 4, 2, 2
 HOW = [("layer", "allocated"), ("double", "allocated"), ("layer", "stacked"), ("double", "slot by slot")]
+CHECKPOINTS = "allocated, at checkpoints"  # as on NPUs
 
 
 class SharedArrays:
     """Memory of ranks that are objects of one process."""
+
+    copies = CpuSideCopies()
 
     def __init__(self, num_ranks: int, num_bytes: int) -> None:
         self._all = [torch.zeros(num_bytes, dtype=torch.uint8) for _ in range(num_ranks)]
@@ -79,13 +84,34 @@ def adopted(parts: Parts, num_ranks: int, held: str, ring_bytes: int) -> list[Ex
     memory = SharedArrays(num_ranks, HEADER_BYTES + Stage.num_bytes(num_ranks, ring_bytes))
     stages = [Stage(memory, HEADER_BYTES, rank, num_ranks, ring_bytes) for rank in everyone]
     return [
-        AdoptedWeights(parts, memory, rank, lambda _: everyone, own_layers(held), stages[rank])
+        AdoptedWeights(
+            parts,
+            memory,
+            rank,
+            lambda _: everyone,
+            own_layers(held),
+            stages[rank],
+            InMemory(memory, rank, num_ranks),
+        )
         for rank in everyone
     ]
 
 
 def slots_of(weights: ExpertWeights, layer: int, name: str) -> list[torch.Tensor]:
     return list(weights.layer(layer)[name])
+
+
+class Texts:
+    """Of ranks that are objects of one process."""
+
+    def __init__(self, texts: list[str], rank: int) -> None:
+        self._texts, self._rank = texts, rank
+
+    def leave(self, name: str, text: str) -> None:
+        self._texts[self._rank] = text
+
+    def left(self, name: str) -> list[str]:
+        return self._texts
 
 
 class Ranks:
@@ -99,9 +125,17 @@ class Ranks:
         self.old = placement(self.draw, num_ranks)
         parts = Parts(LAYERS, SLOTS, SPECS, 1 if side == "layer" else 2)
         everyone = range(num_ranks)
-        if held == "allocated":
-            memory = SharedArrays(num_ranks, parts.num_bytes)
-            self.weights = [ExpertWeights(parts, memory, rank, lambda _: everyone) for rank in everyone]
+        if held in ("allocated", CHECKPOINTS):
+            memory, texts = SharedArrays(num_ranks, parts.num_bytes), [""] * num_ranks
+            agreements: list[Agreement] = [InMemory(memory, rank, num_ranks) for rank in everyone]
+            if held == CHECKPOINTS:
+                agreements = [
+                    AtCheckpoints(memory, Texts(texts, rank), "moves", rank, num_ranks, 1, 0.5)
+                    for rank in everyone
+                ]
+            self.weights = [
+                ExpertWeights(parts, memory, rank, lambda _: everyone, agreements[rank]) for rank in everyone
+            ]
         else:
             self.weights = adopted(parts, num_ranks, held, self.draw.choice([64, 128]))
         for each in self.weights:
@@ -181,7 +215,7 @@ def check_every_order(num_ranks: int, side: Side, last: int, held: str = "alloca
     return len(every)
 
 
-@pytest.mark.parametrize(("side", "held"), HOW)
+@pytest.mark.parametrize(("side", "held"), [*HOW, ("layer", CHECKPOINTS)])
 def test_every_order_of_two_ranks_in_three_steps(side: Side, held: str) -> None:
     assert check_every_order(2, side, 3, held) >= 50
 
@@ -192,7 +226,7 @@ def test_every_order_of_three_ranks_in_three_steps(side: Side, held: str) -> Non
     assert check_every_order(3, side, 2, held) == 4050
 
 
-@pytest.mark.parametrize(("side", "held"), HOW)
+@pytest.mark.parametrize(("side", "held"), [*HOW, ("layer", CHECKPOINTS), ("double", CHECKPOINTS)])
 @pytest.mark.parametrize("seed", range(2))
 def test_many_moves_in_any_order(side: Side, seed: int, held: str) -> None:
     ranks = Ranks(4, side, seed, held)
@@ -488,5 +522,6 @@ def test_a_rank_that_is_about_to_begin_the_next_move_is_in_this_one() -> None:
     ranks = Ranks(2, "layer", 0)
     for mover in ranks.movers:
         mover.begin(turned(ranks.old, [0]))
-    ranks.movers[1]._words[3 + 2 % 2] = 7  # what stands for the placement of move 2, before its number
+    # What stands for the placement of move 2, before its number.
+    ranks.weights[1].memory.of(1)[: 8 * NUM_WORDS].view(torch.int64)[PLACEMENTS + 2 % 2] = 7
     assert ranks.movers[0].step(1 << 30) > 0

@@ -226,11 +226,13 @@ def install(policy: str = "random", seed: int = 0, soc: str = "Ascend910_9391") 
     toolchain.check_versions = lambda *_: fake_versions(soc)  # type: ignore[assignment]
     runtime.Runtime.host_copy = lambda self, tensor: torch.zeros_like(tensor)  # type: ignore[method-assign]
 
-    def copy(self: runtime.Runtime, to: torch.Tensor, source: torch.Tensor) -> None:
+    def copy(
+        self: runtime.Runtime, to: torch.Tensor, source: torch.Tensor, stream: FakeStream | None = None
+    ) -> None:
         def run() -> None:
             to.copy_(source)
 
-        device.by_queue(Work("copy", "", device.user_stream, run))
+        device.by_queue(Work("copy", "", stream or device.user_stream, run))
 
     def on_host(self: runtime.Runtime, tensor: torch.Tensor) -> torch.Tensor:
         device.synchronize()

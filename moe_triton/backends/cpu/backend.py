@@ -18,6 +18,7 @@ from moe_triton.backends.cpu.capabilities import CAPABILITIES
 from moe_triton.backends.cpu.executable import CpuSettings, NativeExecutable, TorchExecutable, settings_of
 from moe_triton.backends.cpu.extension import extension
 from moe_triton.backends.cpu.output_pool import OutputPool
+from moe_triton.backends.cpu.side_copies import CpuSideCopies
 from moe_triton.backends.cpu.trace_log import NativeTraceLog
 from moe_triton.backends.cpu.triton import cache
 from moe_triton.backends.cpu.triton.toolchain import find_toolchain
@@ -136,6 +137,10 @@ class CpuBackend:
         window = QueuedWindow(num_bytes, meeting, private_bytes, queues, self._device, self._link, log)
         self._nic = window.nic
         return window
+
+    def make_side_copies(self) -> CpuSideCopies:
+        """Copies of the calling thread."""
+        return CpuSideCopies()
 
     def make_trace_log(self, max_events: int, last_entry: int) -> NativeTraceLog:
         """Allocates the rings of memory that native code writes traces to."""

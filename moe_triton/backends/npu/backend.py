@@ -11,6 +11,7 @@ from moe_triton.backends.npu import library, toolchain
 from moe_triton.backends.npu.capabilities import CAPABILITIES
 from moe_triton.backends.npu.executable import NpuExecutable
 from moe_triton.backends.npu.runtime import Runtime
+from moe_triton.backends.npu.side_copies import NpuSideCopies
 from moe_triton.backends.npu.window import MEMFABRIC, NpuWindow, make_window, window_library
 from moe_triton.backends.waits import Waits
 from moe_triton.core.ascendc import MAX_BLOCKS
@@ -135,6 +136,10 @@ class NpuBackend:
         if queues is not None and (why := self.why_no_posts()):
             raise ToolchainError(f"rank(s) {sorted(queues.peers)} are reached by queues, but {why}")
         return make_window(num_bytes, meeting, self.runtime, self.soc, queues)
+
+    def make_side_copies(self) -> NpuSideCopies:
+        """Makes a stream for copies beside the others."""
+        return NpuSideCopies(self.runtime)
 
     def make_trace_log(self, max_events: int, last_entry: int) -> TraceLog:
         """Refused: a profiler sees more of an NPU than this package could.

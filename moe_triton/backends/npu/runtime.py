@@ -128,9 +128,13 @@ class Runtime:
         """A tensor's contents in host memory; waits for the current stream."""
         return tensor.cpu()
 
-    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
-        """Copies on the current stream, asynchronously."""
-        to.copy_(source, non_blocking=True)
+    def copy(self, to: torch.Tensor, source: torch.Tensor, stream: Stream | None = None) -> None:
+        """Copies on a stream, asynchronously; None for the current one."""
+        if stream is None:
+            to.copy_(source, non_blocking=True)
+            return
+        with self._npu.stream(stream):
+            to.copy_(source, non_blocking=True)
 
     def tensor_at(self, address: int, num_bytes: int) -> torch.Tensor:
         """Device memory that torch does not own, as a flat uint8 tensor."""

@@ -1,0 +1,24 @@
+"""Weights that move on an NPU, whose host is ahead of it: by checkpoints, on a stream of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from moe_triton.balance.weights import Side
+from moe_triton.processes import RankGroup
+from tests.npu.device import POLICIES
+from tests.npu.moves_workers import moving
+
+Ranks = Callable[[int], RankGroup]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("side", ["layer", "double"])
+def test_rounds_are_those_of_the_models_experts_while_weights_move(
+    ranks: Ranks, policy: str, side: Side
+) -> None:
+    for wrong, switches in ranks(2).run(moving, policy, 1, side, 90):
+        assert wrong == []
+        assert switches >= 2
