@@ -29,11 +29,11 @@ MEASURED = {"amd-26": (LIBRARY, False), "intel-6-207": (LIBRARY, True)}
 cache does not hold. From whole operators, with experts that read what they get (docs/speed.md)."""
 
 # Two cores copy rows of 14 KB to 8 places each, as many as fill the second cache so often, and for so long.
-_CACHES, _PLACES, _ROW_BYTES, _MOST_NS = 8, 8, 14336, 50_000_000
+_CACHES, _PLACES, _ROW_BYTES, _MOST_NS = 8, 8, 14336, 200_000_000
 _MOST_ROWS = 256  # 29 MB a core
 _UNKNOWN_CACHE_BYTES = 1 << 20
 _LEAST_GAIN = 1.05  # on a machine that others use, a timing is no better
-_METHOD = 1  # part of the key of what is kept: another one times anew
+_METHOD = 2  # part of the key of what is kept: another one times anew
 
 
 @dataclass(frozen=True)
