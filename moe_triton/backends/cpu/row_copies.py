@@ -24,7 +24,7 @@ logger = logging.getLogger("moe_triton")
 LIBRARY, STREAM = "library", "stream"
 """The C library's memcpy, which every way is compared with; and streaming stores."""
 
-MEASURED = {"amd-26": (LIBRARY, False), "intel-6-207": (LIBRARY, True)}
+MEASURED = {"amd-25-1": (LIBRARY, True), "amd-26": (LIBRARY, False), "intel-6-207": (LIBRARY, True)}
 """By vendor and family, or model: the way through the caches, and whether rows are streamed that the second
 cache does not hold. From whole operators, with experts that read what they get (docs/speed.md)."""
 
