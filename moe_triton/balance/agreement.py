@@ -23,11 +23,14 @@ from moe_triton.balance.stage import Memory
 from moe_triton.core.errors import CommunicationTimeoutError, ConfigMismatchError
 from moe_triton.core.threads import Deadline
 
-KEPT = 2  # moves, parts and checkpoints that stay known: a rank is one ahead of the slowest at most
+KEPT = 2  # moves and parts whose words stay: a rank is one ahead of the slowest at most
 # Where a rank's words begin.
 MOVE, STEP, SWITCHED, PLACEMENTS = range(4)
 HAD = PLACEMENTS + KEPT
 NUM_WORDS = HAD + 2 * KEPT
+# Checkpoints whose notes stay. Who has changed at one need not wait at the next, where a move begins, but at
+# the one after that; and the slowest rank may still have to read what was said before the first of these.
+NOTES = 3
 PAUSE_S = 1e-3
 
 
@@ -244,8 +247,8 @@ class AtCheckpoints:
             self._settling.pop(0)
         before, changes = self._noted[-1] if self._noted else None, False
         if before and before.checkpoint == checkpoint - 1 and before.move == self._move:
-            # Before this rank leaves what it has now: so nobody's text of the checkpoint before is lost on
-            # one that has yet to read it.
+            # Before this rank leaves what it has now: or it could be so far ahead that others no longer find
+            # what they have yet to read.
             said = self._all_at(before)
             _check_alike(
                 [r for r, e in enumerate(said) if e[1:3] != (before.move, before.placement)],
@@ -256,7 +259,7 @@ class AtCheckpoints:
             changes = all(each.had > self._switched for each in said)
         had, settled = self._switched + has_all, self._switched - len(self._settling)
         self._noted.append(Noted(checkpoint, self._move, self._placement, had, settled))
-        self._noted = self._noted[-KEPT:]
+        self._noted = self._noted[-NOTES:]
         self._texts.leave(self._name, json.dumps(self._noted))
         return changes
 

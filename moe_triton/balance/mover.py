@@ -226,14 +226,14 @@ class Mover:
         self._last_step = number
         if self._copy.is_capturing():
             raise BufferStateError("a graph is being captured. Call switch between graphs.")
-        if self._next is None:
+        if not self._queue:
+            self._next = None
             self._agreement.pass_step(number)
             return ()
         part = self._part
-        if self._agreement.arrive(number, part is not None and part.is_here) and part is not None:
+        if self._agreement.arrive(number, part is not None and part.is_here):
+            assert part is not None, "all ranks had it"
             return self._change(part)
-        if not self._queue:
-            self._next = None
         return ()
 
     def _change(self, part: Part) -> tuple[int, ...]:

@@ -12,7 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from moe_triton import ArgumentError, BufferStateError, ConfigMismatchError, EPBuffer
+from moe_triton import (
+    ArgumentError,
+    BufferStateError,
+    CommunicationTimeoutError,
+    ConfigMismatchError,
+    EPBuffer,
+)
 from moe_triton.backends.cpu.side_copies import CpuSideCopies
 from moe_triton.balance import AdoptedWeights, ExpertWeights, Mover, Placement, adopt, allocate
 from moe_triton.balance.agreement import NUM_WORDS, PLACEMENTS, Agreement, AtCheckpoints, InMemory
@@ -525,3 +531,42 @@ def test_a_rank_that_is_about_to_begin_the_next_move_is_in_this_one() -> None:
     # What stands for the placement of move 2, before its number.
     ranks.weights[1].memory.of(1)[: 8 * NUM_WORDS].view(torch.int64)[PLACEMENTS + 2 % 2] = 7
     assert ranks.movers[0].step(1 << 30) > 0
+
+
+def test_a_rank_that_is_far_ahead_is_still_found_by_the_slowest() -> None:
+    memory, texts = SharedArrays(2, HEADER_BYTES), ["", ""]
+    first, second = (AtCheckpoints(memory, Texts(texts, r), "moves", r, 2, 4, 0.5) for r in range(2))
+    for each in (first, second):
+        each.begin(7)
+        assert not each.arrive(0, True)
+    assert first.arrive(4, True)
+    first.changed(lambda: True)
+    first.begin(8)
+    assert not any(first.arrive(step, True) for step in range(5, 12))
+    with pytest.raises(CommunicationTimeoutError, match=r"rank\(s\) \[1\]"):
+        first.arrive(12, True)
+    assert first.readable() == [False, False]  # nobody has said that its device has changed
+    assert second.arrive(4, True)
+    second.changed(lambda: False)
+    second.begin(8)
+    for step in (8, 12):
+        assert not second.arrive(step, False)
+    assert not first.arrive(12, True)
+    assert first.readable() == [True, False]
+    second.begin(9)
+    assert not second.arrive(16, False)
+    assert not first.arrive(16, True)
+    with pytest.raises(ConfigMismatchError, match=r"rank\(s\) \[1\] move to another placement"):
+        first.arrive(20, True)
+
+
+@pytest.mark.parametrize(
+    "text", ["[", "3", "[[1]]", '[[1, 2, 3, 4, "a"]]', "[" * 10000, "[[1e999, 1, 1, 1, 1]]"]
+)
+def test_what_a_rank_says_is_not_trusted(text: str) -> None:
+    memory = SharedArrays(2, HEADER_BYTES)
+    mine = AtCheckpoints(memory, Texts(["", text], 0), "moves", 0, 2, 1, 0.01)
+    mine.begin(7)
+    assert not mine.arrive(0, True)
+    with pytest.raises(CommunicationTimeoutError, match=r"rank\(s\) \[1\]"):
+        mine.arrive(1, True)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from moe_triton import BufferStateError, EPBuffer
+from moe_triton.backends.npu.runtime import Runtime
+from moe_triton.backends.npu.side_copies import NpuSideCopies
 from moe_triton.balance import Mover, allocate
 from moe_triton.balance.weights import Side
 from tests.balance.test_mover import EXPERTS, SLOTS, placement
@@ -19,13 +21,9 @@ HIDDEN, TOKENS, TOPK, EVERY = 64, 6, 2, 3
 
 
 def moving(
-    rank: int, num_ranks: int, policy: str, seed: int, side: Side, rounds: int, drop: str = ""
+    rank: int, num_ranks: int, policy: str, seed: int, side: Side, rounds: int
 ) -> tuple[list[str], int]:
-    """Rounds of row-wise experts: which of them are wrong, and how many switches there were.
-
-    Args:
-        drop: a method of the side copies that does nothing, to see that it is needed.
-    """
+    """Rounds of row-wise experts: which of them are wrong, and how many switches there were."""
     device = standin.install(policy, seed + rank)
     shared, mine = random.Random(seed), random.Random((seed, rank).__hash__())
     wrong: list[str] = []
@@ -39,8 +37,6 @@ def moving(
         timeout_s=seconds(30.0),
     ) as buffer:
         weights = allocate(buffer, 1, {"w": ((HIDDEN,), torch.bfloat16)}, side=side, checkpoint_steps=EVERY)
-        if drop:
-            setattr(weights.memory.copies, drop, lambda *_: None)
         factors = torch.rand(EXPERTS, HIDDEN, generator=torch.Generator().manual_seed(2)).bfloat16()
         now = placement(shared, num_ranks, 1)
         for slot, expert in enumerate(now.phy2log.view(num_ranks, SLOTS)[rank].tolist()):
@@ -79,6 +75,23 @@ def moving(
                 pass
         weights.close()
     return wrong, switches
+
+
+def side_copies(rank: int, num_ranks: int, follows: bool) -> tuple[list[bool], list[int], list[int]]:
+    """Marks before and after all has run, and what a side copy found of a copy in turn."""
+    device = standin.install("communication first")
+    copies = NpuSideCopies(Runtime())
+    source, middle, end = (torch.full((4,), n, dtype=torch.uint8) for n in (1, 2, 3))
+    copies.copy_in_turn(middle, source)
+    in_turn = copies.mark_in_turn()
+    if follows:
+        copies.follow()
+    copies.copy(end, middle)
+    beside = copies.mark()
+    said = [in_turn(), beside(), copies.is_capturing()]
+    before = end.tolist()
+    device.synchronize()
+    return [*said, in_turn(), beside()], before, end.tolist()
 
 
 def experts(device: Device, received: Any, weights: torch.Tensor) -> torch.Tensor:

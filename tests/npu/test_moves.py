@@ -9,7 +9,7 @@ import pytest
 from moe_triton.balance.weights import Side
 from moe_triton.processes import RankGroup
 from tests.npu.device import POLICIES
-from tests.npu.moves_workers import moving
+from tests.npu.moves_workers import moving, side_copies
 
 Ranks = Callable[[int], RankGroup]
 
@@ -22,3 +22,10 @@ def test_rounds_are_those_of_the_models_experts_while_weights_move(
     for wrong, switches in ranks(2).run(moving, policy, 1, side, 90):
         assert wrong == []
         assert switches >= 2
+
+
+@pytest.mark.parametrize(("follows", "found"), [(True, 1), (False, 2)])
+def test_side_copies_have_a_stream_of_their_own(ranks: Ranks, follows: bool, found: int) -> None:
+    for marks, before, after in ranks(2).run(side_copies, follows):
+        assert marks == [False, False, False, True, True]
+        assert (before, after) == ([3] * 4, [found] * 4)
