@@ -130,8 +130,10 @@ class Mover:
         self._held[0] = placement.phy2log
         self._side: dict[str, list[Bytes]] = {}  # of the one layer that moves
         if self._parts.halves == 1:
+            # Written once, so that no step has to wait for fresh pages.
+            slots = self._parts.num_slots
             self._side = {
-                name: list(torch.empty(self._parts.num_slots, size, dtype=torch.uint8, device=self._device))
+                name: list(torch.full((slots, size), 0xFF, dtype=torch.uint8, device=self._device))
                 for name, size in self._parts.sizes.items()
             }
 
