@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from benchmarks import harness
 from moe_triton import EPBuffer
 from moe_triton.balance import ExpertWeights, Mover, Placement, adopt, allocate
-from moe_triton.balance.stage import Bytes
 from moe_triton.balance.weights import Side
 from moe_triton.processes import RankGroup
 from moe_triton.starting_line import StartingLine
@@ -141,7 +141,7 @@ def _weights(buffer: EPBuffer, setting: Setting, held: Placement) -> ExpertWeigh
 class Copies:
     """Copies of other memory, which stand beside what a mover copies."""
 
-    def __init__(self, source: Bytes) -> None:
+    def __init__(self, source: npt.NDArray[np.uint8]) -> None:
         self._source, self._target, self._at = source, np.zeros(ARENA_BYTES, np.uint8), 0
 
     def copy(self, num_bytes: int) -> float:
