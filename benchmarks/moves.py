@@ -217,7 +217,7 @@ def measure(rank: int, num_ranks: int, setting: Setting) -> Found:
                 buffer.combine(results, received.handle, scales)
                 times.append(time.perf_counter())
                 found.spans.append((times[0], times[3]))
-                found.kinds.append((moves, not changed and (done == PIECE_BYTES or not moves)))
+                found.kinds.append((moves, not changed and (done > 0 or not moves)))
                 if changed:
                     found.switches.append(times[1] - times[0])
                     is_new = held.phy2log != mover.placement.phy2log
@@ -269,11 +269,13 @@ def main() -> None:
     options = harness.parser(__doc__ or "")
     options.add_argument("--moves", type=harness.at_least(1), default=6, help="of each setting")
     options.add_argument("--ranks", type=harness.at_least(2, harness.MAX_RANKS), default=2)
-    options.add_argument("--hidden", type=harness.at_least(32), default=2048)
+    options.add_argument("--hidden", type=harness.at_least(1024), default=2048)
+    options.add_argument("--intermediate", type=harness.at_least(1), default=512)
     chosen = options.parse_args()
     rows, records = [], []
     for held, side in SETTINGS:
-        setting = Setting(held, side, chosen.moves, chosen.ranks, hidden=chosen.hidden)
+        sizes = {"hidden": chosen.hidden, "intermediate": chosen.intermediate}
+        setting = Setting(held, side, chosen.moves, chosen.ranks, **sizes)
         found, is_shared = figures(setting)
         case = {"held": held, "side": side, "shared": is_shared}
         records += harness.records_of("moves", case, found)
