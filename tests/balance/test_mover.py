@@ -175,14 +175,20 @@ class Ranks:
         step = self.ended[rank] = self.ended[rank] + 1
         first, *others = self.tables[step]
         assert all(torch.equal(first, each) for each in others), f"tables differ in step {step}"
+        self.check(rank)
+
+    def check(self, rank: int) -> None:
+        """That weights and tables are those of the rank's placement."""
+        mover = self.movers[rank]
         own = mover.placement.phy2log.view(LAYERS, -1, SLOTS)[:, rank]
         for layer in range(LAYERS):
-            assert torch.equal(mover.table(layer), mover.placement.table(layer, first.shape[2]))
+            table = mover.table(layer)
+            assert torch.equal(table, mover.placement.table(layer, table.shape[1]))
             for name in self.weights[rank].layer(layer):
                 for tensor, expert in zip(
                     slots_of(self.weights[rank], layer, name), own[layer].tolist(), strict=True
                 ):
-                    assert (tensor == value(layer, expert)).all(), f"{name} of rank {rank} in step {step}"
+                    assert (tensor == value(layer, expert)).all(), f"{name} of rank {rank}"
 
 
 def orders(begun: tuple[int, ...], ended: tuple[int, ...], last: int) -> Iterator[tuple[int, ...]]:
@@ -249,6 +255,32 @@ def test_many_moves_in_any_order(side: Side, seed: int, held: str) -> None:
         done[rank] += next_one is not None
     assert done == [5] * 4
     assert all(mover.placement == moves[-1] for mover in ranks.movers)
+
+
+@pytest.mark.parametrize(("side", "held"), HOW[:2])
+def test_a_lost_rank_leaves_one_placement_to_all_others(side: Side, held: str) -> None:
+    switched = set()
+    for seed in range(40):
+        ranks = Ranks(3, side, seed, held)
+        goal, steps = placement(ranks.draw, 3), ranks.draw.randrange(1, 40)
+        began = [False] * 3
+        for _ in range(steps):
+            rank = ranks.draw.randrange(3)
+            if what := ranks.may(rank):
+                ranks.act(rank, None if began[rank] else goal, 200)
+                began[rank] |= what == "begin"
+        others = [0, 1]  # the third does nothing any more
+        while any(ranks.may(rank) for rank in others):
+            for rank in others:
+                if what := ranks.may(rank):
+                    ranks.act(rank, None if began[rank] else goal, 200)
+                    began[rank] |= what == "begin"
+        first, second = (ranks.movers[rank] for rank in others)
+        assert first.placement == second.placement
+        for rank in others:  # as after a step of all: weights and tables are those of the placement
+            ranks.check(rank)
+        switched.add((first.placement == ranks.old, first.placement == goal))
+    assert len(switched) > 1
 
 
 def test_what_moves_is_counted_and_bounded() -> None:
