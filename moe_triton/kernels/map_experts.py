@@ -76,68 +76,120 @@ def _replica(
 
 
 @triton.jit
+def _names(experts, num_logical):
+    """The experts of a tile; behind the last one what no id is."""
+    return tl.where(experts < num_logical, experts.to(tl.float32), -0.5)
+
+
+@triton.jit
 def _tile_of(table, experts, cols, num_logical, num_columns):
     """Some columns of some rows of the table, -1 behind its end."""
     places = experts[:, None] * num_columns + cols[None, :]
     is_there = (experts < num_logical)[:, None] & (cols < num_columns)[None, :]
-    return tl.load(table + places, mask=is_there, other=-1).to(tl.float32)
-
-
-@triton.jit
-def _choices(
-    table, experts, num_logical, num_columns, rank, world_size, own_first, own_end,
-    BY: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, FEW: tl.constexpr, UNMAPPED: tl.constexpr,
-):  # fmt: skip
-    """What is known of a tile whatever the token: the replicas of each row; the number of each, by which a
-    token asks for it; among how many tokens are dealt, negative; one through that, or by "rank" the number
-    that all tokens ask for; and what makes a replica negative where a row cannot have as many as it says.
-    """
-    few, cols = tl.arange(0, FEW), 1 + tl.arange(0, COLS)
-    is_first = (1 - tl.minimum(few, 1)).to(tl.float32)  # as a factor: few columns are compared row by row
-    said = tl.sum(_tile_of(table, experts, few, num_logical, num_columns) * is_first[None, :], 1)
-    held = _tile_of(table, experts, cols, num_logical, num_columns)
-    is_count = (said > 0) & (said < num_columns)
-    count = tl.where(is_count, said, 1.0)
-    penalty = tl.where(is_count, 0.0, -UNMAPPED)
-    numbers, dealt = tl.zeros((ROWS, COLS), tl.float32) + cols.to(tl.float32)[None, :], count
-    if BY == 2:
-        is_own = (held >= own_first) & (held < own_end) & (numbers <= count[:, None])
-        own, own_numbers = is_own.to(tl.float32), tl.zeros((ROWS, COLS), tl.float32)
-        num_own = tl.zeros((ROWS,), tl.float32)
-        for c in range(1, num_columns):
-            of_column = own * (1 - tl.minimum(tl.abs(cols - c), 1)).to(tl.float32)[None, :]
-            num_own += tl.sum(of_column, 1)
-            own_numbers += of_column * num_own[:, None]
-        has_own = tl.where(num_own > 0, 1.0, 0.0)
-        numbers = numbers + (own_numbers - numbers) * has_own[:, None]
-        dealt = tl.where(num_own > 0, num_own, count)
-    share = 1.0 / dealt
-    if BY == 0:
-        per_replica = _whole((world_size - 0.5) / count + 1)  # rounded up
-        share = _whole((rank + 0.5) / per_replica) + 1
-    return held, numbers, -dealt, share, penalty
-
-
-@triton.jit
-def _offsets(
-    held, numbers, negative, share, penalty, names, token, rank, num_physical,
-    BY: tl.constexpr, SPREAD: tl.constexpr, UNMAPPED: tl.constexpr,
-):  # fmt: skip
-    """How much further than its logical expert the physical one of each row is, for a token."""
-    number = share
-    if BY != 0:
-        turn = negative * 0 + token
-        if SPREAD:
-            turn = names + (token + rank)
-        # the half keeps what has been rounded from the next whole number, up to 2**21 tokens
-        number = _whole(share * (turn + 0.5)) * negative + (turn + 1)
-    physical = tl.sum(tl.where(numbers == number[:, None], held, 0.0), 1) + penalty
-    return _or_unmapped(physical, num_physical, UNMAPPED) - names
+    return tl.load(table + places, mask=is_there, other=-1)
 
 
 @triton.jit
 def _or_unmapped(physical, num_physical, UNMAPPED: tl.constexpr):
     return tl.where((physical >= 0) & (physical < num_physical), physical, UNMAPPED)
+
+
+@triton.jit
+def _digits(place):
+    """Weights by which the own replicas in 8 columns are counted with one sum of each row.
+
+    The sum is a number to the base 8. Digit i is how many of columns 0 to i are own ones; digit 7 is how many
+    of the 8 are not, each of which adds 8**7. So it is 2**24 at most, and exact in fp32.
+
+    Args:
+        place: (COLS,) int32, each column's place among the 8.
+
+    Returns:
+        What an own replica adds to its row's sum, and what the sum is multiplied by for its last digit to be
+        how many own ones come before a column.
+    """
+    half, fours = place >> 1, place >> 2
+    twos, ones = half - fours * 2, place - half * 2
+    power = (ones * 7 + 1) * (twos * 63 + 1) * (fours * 4095 + 1)  # 8**place
+    power_of_rest = (8 - ones * 7) * (64 - twos * 63) * (4096 - fours * 4095)  # 8**(7 - place)
+    # one in each digit from that place to 6: (8**7 - power) / 7, which has no rest
+    later = _whole(power.to(tl.float32) * (-1 / 7) + (2**21 / 7 + 0.5))
+    return later, power_of_rest.to(tl.float32) * 2.0**-18
+
+
+@triton.jit
+def _own_before(is_own, of_own, of_other, scale, EIGHT: tl.constexpr):
+    """How many of 8 columns, or of EIGHT that a tile has, are own ones: before each of them, and in all."""
+    digits = tl.sum(tl.where(is_own, of_own, of_other), 1)
+    before = ((digits[:, None] * scale).to(tl.int32) & 7).to(tl.float32)
+    return before, EIGHT - _whole(digits * 2.0**-21)
+
+
+@triton.jit
+def _choices(
+    table, experts, names, num_logical, num_columns, num_physical, rank, world_size, own_first, own_end,
+    BY: tl.constexpr, SPREAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, FEW: tl.constexpr,
+    UNMAPPED: tl.constexpr,
+):  # fmt: skip
+    """What is known of a tile whatever the token: the replicas of each row; the number of each, by which a
+    token asks for it; among how many tokens are dealt; at which number they begin, or by "rank" the number
+    that all tokens ask for; and what is to be added to a row's replica.
+
+    Numbers are a fraction more than whole ones, which keeps quotients that are rounded from the next whole
+    one, up to 2**21 tokens. Those of own replicas have another fraction, so that no other is asked for.
+    """
+    few, cols = tl.arange(0, FEW), 1 + tl.arange(0, COLS)
+    is_first = (1 - tl.minimum(few, 1)).to(tl.float32)  # as a factor: few columns are compared row by row
+    counts = _tile_of(table, experts, few, num_logical, num_columns)
+    loaded = _tile_of(table, experts, cols, num_logical, num_columns)
+    if BY == 2 and COLS <= 8:
+        of_own, scale = _digits(cols - 1)  # here, while the table is being loaded
+    said = tl.sum(counts.to(tl.float32) * is_first[None, :], 1)
+    is_count = (said > 0) & (said < num_columns)
+    # of an eighth nothing is left over, and no replica has the number 0
+    dealt = tl.where(is_count, said, 0.125)
+    shift = tl.where(is_count, 0.0, UNMAPPED) - names
+    numbers = tl.zeros((ROWS, COLS), tl.float32) + (cols.to(tl.float32) - 0.625)[None, :]
+    first = tl.zeros((ROWS,), tl.float32) + 0.375
+    if SPREAD:
+        first = names + (rank + 0.375)
+    if BY == 0:
+        per_replica = _whole((world_size - 0.5) / dealt + 1)  # rounded up
+        first = tl.where(is_count, _whole((rank + 0.5) / per_replica) + 0.375, 0.0)
+    if BY == 2:
+        has_any = tl.minimum(tl.maximum(own_end - own_first, 0), 1).to(tl.float32)
+        is_own = numbers < (dealt * has_any)[:, None]
+        is_own &= loaded == tl.minimum(tl.maximum(loaded, own_first), own_end - 1)
+        if COLS <= 8:
+            before, num_own = _own_before(is_own, of_own[None, :], 2.0**21, scale[None, :], COLS)
+        else:
+            before, num_own = tl.zeros((ROWS, COLS), tl.float32), tl.zeros((ROWS,), tl.float32)
+            for eight in range(1, num_columns, 8):
+                place = tl.minimum(tl.maximum(cols - eight, 0), 7)
+                outside = tl.minimum(tl.abs(cols - eight - place), 1)
+                inside = (1 - outside).to(tl.float32)[None, :]
+                of_own, scale = _digits(place)
+                of_eight, num_of_eight = _own_before(
+                    is_own, of_own[None, :] * inside, inside * 2.0**21, scale[None, :] * inside, 8
+                )
+                is_later = tl.minimum(tl.maximum(cols - (eight + 7), 0), 1).to(tl.float32)
+                before += of_eight + num_of_eight[:, None] * is_later[None, :]
+                num_own += num_of_eight
+        numbers = tl.where(is_own, before + 0.5, numbers)
+        first = tl.where(num_own > 0, first + 0.125, first)
+        dealt = tl.where(num_own > 0, num_own, dealt)
+    is_there = loaded == tl.minimum(tl.maximum(loaded, 0), num_physical - 1)
+    return tl.where(is_there, loaded.to(tl.float32), UNMAPPED), numbers, dealt, first, shift
+
+
+@triton.jit
+def _offsets(held, numbers, dealt, first, shift, token, BY: tl.constexpr):
+    """How much further than its logical expert the physical one of each row is, for a token."""
+    number = first
+    if BY != 0:
+        turn = first + token
+        number = turn - _whole(turn / dealt) * dealt
+    return tl.sum(tl.where(numbers == number[:, None], held, 0.0), 1) + shift
 
 
 @triton.jit
@@ -191,9 +243,10 @@ def _map_experts_kernel(
         if ONE_TILE:
             num_tiles = 1
             if BY != 3:
-                held, numbers, negative, share, penalty = _choices(
-                    table, rows, num_logical, num_columns, rank, world_size, own_first, own_end,
-                    BY, ROWS, COLS, FEW, UNMAPPED,
+                names = _names(rows, num_logical)
+                held, numbers, dealt, first, shift = _choices(
+                    table, rows, names, num_logical, num_columns, num_physical, rank, world_size, own_first,
+                    own_end, BY, SPREAD, ROWS, COLS, FEW, UNMAPPED,
                 )  # fmt: skip
         for token in range(begin, end):
             at, inside = token * TOPK + ks, ks < TOPK
@@ -204,31 +257,18 @@ def _map_experts_kernel(
             change = tl.zeros((PADDED,), tl.float32)
             for tile in range(0, num_tiles):
                 experts = tile * ROWS + rows
-                names = tl.where(experts < num_logical, experts.to(tl.float32), -0.5)  # no id is a half
+                names = _names(experts, num_logical)
                 if BY == 3:
                     row = table + token % num_columns * num_logical
                     physical = tl.load(row + experts, mask=experts < num_logical, other=-1).to(tl.float32)
                     offsets = _or_unmapped(physical, num_physical, UNMAPPED) - names
                 else:
                     if not ONE_TILE:
-                        held, numbers, negative, share, penalty = _choices(
-                            table, experts, num_logical, num_columns, rank, world_size, own_first, own_end,
-                            BY, ROWS, COLS, FEW, UNMAPPED,
+                        held, numbers, dealt, first, shift = _choices(
+                            table, experts, names, num_logical, num_columns, num_physical, rank, world_size,
+                            own_first, own_end, BY, SPREAD, ROWS, COLS, FEW, UNMAPPED,
                         )  # fmt: skip
-                    offsets = _offsets(
-                        held,
-                        numbers,
-                        negative,
-                        share,
-                        penalty,
-                        names,
-                        token,
-                        rank,
-                        num_physical,
-                        BY,
-                        SPREAD,
-                        UNMAPPED,
-                    )
+                    offsets = _offsets(held, numbers, dealt, first, shift, token, BY)
                 change += tl.sum(tl.where(ids[:, None] == names[None, :], offsets[None, :], 0.0), 1)
             mapped = ids + tl.where(ids < num_logical, change, num_physical - num_logical)
             tl.store(topk_idx + at, mapped.to(tl.int32), mask=inside)
