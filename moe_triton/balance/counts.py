@@ -115,6 +115,7 @@ class ExpertCounts:
         self._before: deque[Ints] = deque([zeros], maxlen=self._window // self._interval)
         self._published: deque[str] = deque(maxlen=KEPT)
         self._publishing: futures.Future[None] | None = None
+        self._reading: futures.Future[ExpertLoad | None] | None = None
         self._newest: ExpertLoad | None = None
         self._has_warned = False
         self.step = 0
@@ -160,7 +161,8 @@ class ExpertCounts:
         """The newest sums that all ranks have published, or those that were found before if they are newer.
 
         It asks the process that hosts the group's store, about 0.1 ms a rank: call it where a decision is
-        due, on one rank if need be. Ranks that ask at different moments may find sums of different steps.
+        due, on one rank if need be. Ranks that ask at different moments may find sums of different steps. A
+        question that is not answered in time is waited for again by the next call, which asks no other.
 
         Args:
             timeout_s: how long the store may take.
@@ -173,7 +175,10 @@ class ExpertCounts:
             ConfigMismatchError: ranks count other layers, or at other intervals.
         """
         try:
-            found = in_thread(self._read, "counts").result(check_seconds("timeout_s", timeout_s))
+            timeout_s = check_seconds("timeout_s", timeout_s)
+            if self._reading is None or self._reading.done():  # or a thread of each call would stay
+                self._reading = in_thread(self._read, "counts")
+            found = self._reading.result(timeout_s)
         except (ConfigMismatchError, BufferStateError):
             raise
         except (futures.TimeoutError, RuntimeError) as error:
