@@ -13,8 +13,9 @@ from benchmarks.balance.loads import bounded, physical, rows_of_ranks, skew_of
 from benchmarks.balance.policies import BOUNDED, INITIAL, NONE, ORACLE, PERFECT, PERIODIC, REFINE
 from benchmarks.balance.routing import Day, Ints
 from moe_triton.balance import Placement
+from moe_triton.core.replicas import COUNTED_BY
 
-MODES = "token", "rank"
+MODES = COUNTED_BY[::-1]  # by token first, which is the default
 ANY, NODE_LIMITED = "any experts", "node-limited"
 SHORTEST_REFINED = 1_000
 MOST_REFINED_OFTEN = 64

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moe_triton.balance.arguments import Ints
-from moe_triton.balance.loads import senders_of
+from moe_triton.balance.loads import most_senders, senders_of
 
 UNIT_BITS = 40
 """The largest load of an expert in units: rounding is far below a row, and sums of 2**22 fit 64 bits."""
@@ -157,7 +157,7 @@ class LayerSearch:
         loads = self._loads_of_experts[experts]
         if not self._senders:
             return loads // counts
-        return loads * -(-self._senders // counts) // self._senders
+        return loads * most_senders(counts, self._senders) // self._senders
 
     def _sent_of(self, expert: np.int64) -> Ints:
         """(N,), what each rank gets where each that sends has one replica; see `senders_of`."""

@@ -15,9 +15,7 @@ from moe_triton.balance.arguments import Floats, Ints, check_at_least, check_wei
 from moe_triton.balance.placement import Placement
 from moe_triton.core.checks import check_choice
 from moe_triton.core.errors import ArgumentError
-
-MODES = "token", "rank"
-"""Who chooses a replica: each token, or the rank that sends it."""
+from moe_triton.core.replicas import COUNTED_BY
 
 Loads = torch.Tensor | npt.NDArray[np.generic]
 
@@ -40,7 +38,7 @@ def rank_loads(placement: Placement, weight: Loads, mode: str = "token") -> torc
             mode.
     """
     loads = check_loads(placement, weight)
-    if check_choice("mode", mode, MODES) == "token":
+    if check_choice("mode", mode, COUNTED_BY) == "token":
         shares = loads / placement.logcnt.numpy()
         return _by_rank(placement, np.take_along_axis(shares, placement.phy2log.numpy(), axis=1))
     slots = placement.log2phy.numpy()
@@ -52,15 +50,26 @@ def rank_loads(placement: Placement, weight: Loads, mode: str = "token") -> torc
     return _by_rank(placement, by_slot)
 
 
+def most_senders(counts: Ints | np.int64, num_ranks: int) -> Ints:
+    """How many ranks send to the first of an expert's replicas, and at most to another one.
+
+    Args:
+        counts: how many replicas the expert has.
+        num_ranks: of the group.
+    """
+    most: Ints = -(-num_ranks // counts)
+    return most
+
+
 def senders_of(replicas: Ints, counts: Ints | np.int64, num_ranks: int) -> Ints:
-    """How many ranks send to a replica, where each sends to number ``rank // ceil(num_ranks / count)``.
+    """How many ranks send to a replica, where each sends to number ``rank // most_senders(...)``.
 
     Args:
         replicas: numbers of an expert's replicas, in ascending order of slots.
         counts: how many the expert has.
         num_ranks: of the group.
     """
-    most = -(-num_ranks // counts)
+    most = most_senders(counts, num_ranks)
     senders: Ints = np.clip(num_ranks - replicas * most, 0, most)
     return senders
 
@@ -85,8 +94,8 @@ def rank_loads_by_source(placement: Placement, counts: Loads) -> torch.Tensor:
     rows = check_weight("counts", counts, np.float64, num_dims=3)
     wanted = (placement.num_layers, placement.num_ranks, placement.num_experts)
     _check_shape("counts", rows, wanted)
-    most, sources = placement.logcnt.numpy(), np.arange(placement.num_ranks)
-    replica = sources[None, :, None] // -(-placement.num_ranks // most)[:, None, :]
+    most = most_senders(placement.logcnt.numpy(), placement.num_ranks)
+    replica = np.arange(placement.num_ranks)[None, :, None] // most[:, None, :]
     layers = np.arange(placement.num_layers)[:, None, None]
     slots = placement.log2phy.numpy()[layers, np.arange(placement.num_experts), replica]
     size = placement.num_layers * placement.num_replicas

@@ -16,10 +16,11 @@ import torch
 
 from moe_triton.balance.arguments import Ints, check_at_least
 from moe_triton.balance.layer_search import LayerSearch, Units
-from moe_triton.balance.loads import MODES, Loads, check_loads, rank_loads
+from moe_triton.balance.loads import Loads, check_loads, rank_loads
 from moe_triton.balance.placement import Placement
 from moe_triton.core.checks import check_choice, check_number, check_positive
 from moe_triton.core.errors import ArgumentError
+from moe_triton.core.replicas import COUNTED_BY
 from moe_triton.core.topology import REMEDY, RanksPerServer, Topology, check_ranks_per_server, fits
 
 ENOUGH_SKEW = 1.02
@@ -155,7 +156,7 @@ def refine_placement(
     if price is not None and not isinstance(price, MovePrice):
         given, rule = f"a {type(price).__name__}", "it must be a MovePrice or None"
         raise ArgumentError("price", given, rule, "Pass moe_triton.balance.MovePrice(...).")
-    senders = placement.num_ranks if check_choice("mode", mode, MODES) == "rank" else 0
+    senders = placement.num_ranks if check_choice("mode", mode, COUNTED_BY) == "rank" else 0
     topology = _topology(placement, ranks_per_server)
     if placement.slots_per_rank > placement.num_experts:
         rule = f"a rank of it has {placement.slots_per_rank} slots for {placement.num_experts} experts"

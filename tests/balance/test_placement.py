@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from moe_triton.balance import Placement, rank_loads, rank_loads_by_source, skew
 from moe_triton.core.errors import ArgumentError
+from moe_triton.core.replicas import COUNTED_BY, REPLICA_BY
 from tests.balance.plain import loads_of_ranks, on_ranks, random_placement
 
 # Two layers of 4 experts on 3 ranks of 2 slots.
@@ -77,6 +78,10 @@ def test_rows_by_source_go_where_the_table_says(placement: Placement, seed: int)
     alike = np.repeat(counts[:, :1], ranks, axis=1)
     by_rank = rank_loads(placement, alike.sum(axis=1), "rank")
     assert torch.allclose(by_rank, rank_loads_by_source(placement, alike))
+
+
+def test_the_modes_by_which_loads_are_known_are_words_of_dispatch() -> None:
+    assert COUNTED_BY == REPLICA_BY[: len(COUNTED_BY)] == ("rank", "token")  # kernels go by the numbers
 
 
 def test_slots_are_on_ranks_behind_those_of_shared_experts() -> None:

@@ -21,6 +21,7 @@ from moe_triton.balance import (
     skew,
 )
 from moe_triton.core.errors import ArgumentError
+from moe_triton.core.replicas import COUNTED_BY
 from tests.balance.plain import on_ranks, random_placement, zipf
 
 
@@ -34,7 +35,7 @@ def cases(draw: st.DrawFn) -> tuple[Placement, torch.Tensor]:
     return placement, torch.from_numpy(weight)
 
 
-MODES = st.sampled_from(["token", "rank"])
+MODES = st.sampled_from(COUNTED_BY)
 
 
 def copied(before: Placement, after: Placement) -> set[tuple[int, int, int]]:
@@ -254,7 +255,7 @@ ONES = torch.ones(1, 4)
         ({"max_moved_bytes": 1.5}, "max_moved_bytes is 1.5 .*must be an integer"),
         ({"enough_skew": 0.9}, "enough_skew is 0.9, but no rank has less"),
         ({"price": 1.0}, r"price is a float, but it must be a MovePrice or None"),
-        ({"mode": "expert"}, r"mode is 'expert', but it must be one of \['token', 'rank'\]"),
+        ({"mode": "expert"}, r"mode is 'expert', but it must be one of \['rank', 'token'\]"),
         ({"ranks_per_server": [2, 2]}, r"ranks_per_server is \(2, 2\), but it must be of 3 ranks in all"),
         ({"placement": Placement.initial(1, 4, 6, 1)}, "a rank of it has 6 slots for 4 experts"),
     ],
