@@ -18,6 +18,18 @@ Floats = npt.NDArray[np.floating[Any]]
 MOST_ELEMENTS = 1 << 26
 """Of a tensor of loads or ids: 61 layers of 1024 experts, counted by each of 1024 ranks, are as many."""
 
+# Of torch's dtypes those of whole bytes whose values NumPy has, or fp32 (sub-byte ones can hardly be read).
+_INTEGERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
+_FLOATS = ("float16", "float32", "float64")
+_WIDENED = (
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+)
+
 _invalid = partial(ArgumentError, code=INVALID_ARGUMENT)
 
 
@@ -31,6 +43,22 @@ def check_at_least(name: str, value: object, least: int) -> int:
     if number < least:
         raise ArgumentError(name, number, f"it must be at least {least}", f"Pass {least} or more.")
     return number
+
+
+def check_at_most(name: str, value: int, most: int, what: str) -> None:
+    """Checks that what a number asks for is not absurd: it would end in a lack of memory.
+
+    Args:
+        name: of the argument.
+        value: that was passed.
+        most: that it may be.
+        what: takes as much memory as it is large.
+
+    Raises:
+        ArgumentError: it is larger.
+    """
+    if value > most:
+        raise ArgumentError(name, shown(value), f"{what} may be {most} at most", "Pass a smaller number.")
 
 
 def check_layer(value: object, num_layers: int) -> int:
@@ -95,19 +123,24 @@ def _array(name: str, value: object, num_dims: int) -> npt.NDArray[Any]:
     if not isinstance(value, (torch.Tensor, np.ndarray)):
         rule = "it must be a torch.Tensor or a numpy.ndarray"
         raise _invalid(name, shown(value), rule, f"Pass torch.tensor({name}).")
+    # A masked array has values that do not count, and a matrix operators of its own.
+    if isinstance(value, np.ndarray) and type(value) not in (np.ndarray, np.memmap):
+        rule = "it must be a numpy.ndarray, and of no other class"
+        remedy = f"Pass numpy.array({name}), or {name}.filled(0) of a masked array."
+        raise _invalid(name, f"a {type(value).__name__}", rule, remedy)
     if value.ndim != num_dims or not 0 < _num_elements(value) <= MOST_ELEMENTS:
         rule = f"it must have {num_dims} dimensions, none of them empty, and at most {MOST_ELEMENTS} elements"
         raise ArgumentError(name, f"of shape {tuple(value.shape)}", rule, "Pass a row for each layer.")
     if isinstance(value, np.ndarray):
-        return value
+        return np.asarray(value)
     tensor = value.detach()
     if (error := not_plain_error(name, tensor)) is not None:
         raise error
-    if tensor.is_complex() or tensor.is_quantized:
-        raise _invalid(name, f"of dtype {tensor.dtype}", "it must be real", "Convert it to float32.")
-    if tensor.is_floating_point() and tensor.dtype not in (torch.float32, torch.float64, torch.float16):
-        tensor = tensor.float()  # NumPy has no bf16; nothing is lost
-    return tensor.cpu().numpy()
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in ("bool", *_INTEGERS, *_FLOATS, *_WIDENED):  # a bool has an error of its own
+        rule = "it must be real, of one byte or more"
+        raise _invalid(name, f"of dtype {tensor.dtype}", rule, "Convert it to float32.")
+    return (tensor.float() if dtype in _WIDENED else tensor).cpu().numpy()
 
 
 def _num_elements(value: Any) -> int:

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from moe_triton.balance.arguments import Ints, check_at_least, check_layer
-from moe_triton.balance.placement import Placement
+from moe_triton.balance.arguments import MOST_ELEMENTS, Ints, check_at_least, check_at_most, check_layer
+from moe_triton.balance.placement import Placement, check_placement
 from moe_triton.buffer import EPBuffer
 from moe_triton.core.checks import check_seconds, check_text, shown
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError, BufferStateError, ConfigMismatchError
@@ -57,6 +57,7 @@ class ExpertLoad:
         Raises:
             ArgumentError: it is of other layers or of another number of physical experts.
         """
+        placement = check_placement(placement)
         mine, its = tuple(self.physical.shape), (placement.num_layers, placement.num_replicas)
         if mine != its:
             rule = f"it places {its[1]} experts in {its[0]} layers, and {mine[1]} in {mine[0]} were counted"
@@ -108,6 +109,9 @@ class ExpertCounts:
         self._experts = config.num_local_experts
         self._buffer, self._name = buffer, f"expert counts/{check_text('name', name)}"
         num_local = buffer.num_local_experts  # one on a rank of shared experts, whose rows nobody places
+        check_at_most("num_layers", self._num_layers, MOST_ELEMENTS // num_local, "layers")
+        most = self._interval * (MOST_ELEMENTS // (num_local * self._num_layers))
+        check_at_most("window", self._window, most, f"steps at interval {self._interval}")
         self._rows = torch.zeros(self._num_layers, num_local, dtype=torch.int32, device=buffer.device)
         self._layers = list(self._rows.unbind())
         zeros: Ints = np.zeros((self._num_layers, num_local), dtype=np.int64)

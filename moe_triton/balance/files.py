@@ -30,7 +30,7 @@ import torch
 
 from moe_triton.balance.arguments import MOST_ELEMENTS, check_at_least, check_weight
 from moe_triton.balance.loads import Loads
-from moe_triton.balance.placement import Placement
+from moe_triton.balance.placement import Placement, check_placement
 from moe_triton.core.checks import shown
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
 from moe_triton.core.plain_files import MOST_BYTES, check_plain, read_bytes, read_text
@@ -97,9 +97,9 @@ def write_expert_map(placement: Placement, path: PathLike) -> None:
         path: of the file; its folder has to exist. A reader sees the file as it was before, or all of it.
 
     Raises:
-        ArgumentError: the placement has ranks of shared experts, or the file cannot be written.
+        ArgumentError: the placement is none or has ranks of shared experts, or the file cannot be written.
     """
-    if placement.num_shared_ranks:
+    if check_placement(placement).num_shared_ranks:
         rule = "vllm-ascend's map has no ranks of shared experts"
         remedy = "Write a Placement of the ranks with routed experts alone."
         found = f"one with {placement.num_shared_ranks} shared ranks"
@@ -151,7 +151,7 @@ def write_expert_location(placement: Placement, path: PathLike) -> None:
     Raises:
         ArgumentError: the name ends otherwise, or the file cannot be written.
     """
-    _write_value(path, MAP, placement.phy2log)
+    _write_value(path, MAP, check_placement(placement).phy2log)
 
 
 def read_logical_count(path: PathLike) -> torch.Tensor:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from moe_triton.balance.arguments import Floats, Ints, check_at_least, check_weight
-from moe_triton.balance.placement import Placement
+from moe_triton.balance.placement import Placement, check_placement
 from moe_triton.core.checks import check_choice
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.replicas import COUNTED_BY
@@ -91,9 +91,11 @@ def rank_loads_by_source(placement: Placement, counts: Loads) -> torch.Tensor:
     Raises:
         ArgumentError: counts are negative, not finite, or of other layers, ranks or experts.
     """
+    placement = check_placement(placement)
     rows = check_weight("counts", counts, np.float64, num_dims=3)
     wanted = (placement.num_layers, placement.num_ranks, placement.num_experts)
     _check_shape("counts", rows, wanted)
+    _check_sums("counts", rows, 1)
     most = most_senders(placement.logcnt.numpy(), placement.num_ranks)
     replica = np.arange(placement.num_ranks)[None, :, None] // most[:, None, :]
     layers = np.arange(placement.num_layers)[:, None, None]
@@ -121,19 +123,34 @@ def skew(loads: torch.Tensor, num_shared_ranks: int = 0) -> torch.Tensor:
     if not found.size:
         rule = f"there are {loads.shape[1]} ranks in all"
         raise ArgumentError("num_shared_ranks", num_shared_ranks, rule, "Pass those of the placement.")
+    _check_sums("loads", found, 1)
     mean = found.mean(axis=1)
     return torch.from_numpy(np.where(mean > 0, found.max(axis=1) / np.where(mean > 0, mean, 1.0), 1.0))
 
 
 def check_loads(placement: Placement, weight: Loads) -> npt.NDArray[np.float64]:
-    """Checks loads that are to be those of a placement's experts: (L, E), as float64.
+    """Checks a placement, and loads that are to be those of its experts: (L, E), as float64.
 
     Raises:
         ArgumentError: they are not.
     """
+    placement = check_placement(placement)
     loads: npt.NDArray[np.float64] = check_weight("weight", weight, np.float64).astype(np.float64, copy=False)
     _check_shape("weight", loads, (placement.num_layers, placement.num_experts))
+    _check_sums("weight", loads, placement.num_ranks)
     return loads
+
+
+def _check_sums(name: str, loads: Floats, factor: int) -> None:
+    """The sum of a layer, and so many times that, is finite: what a rank gets is no more."""
+    most = float(np.finfo(np.float64).max) / 2 / factor
+    with np.errstate(over="ignore"):
+        sums = loads.reshape(len(loads), -1).sum(axis=1)
+    layer = int(sums.argmax())
+    if sums[layer] > most:
+        rule = f"the loads of a layer must have a sum of at most {most:.3g}"
+        found = f"{sums[layer]:.3g} in all in layer {layer}"
+        raise ArgumentError(name, found, rule, "Divide all loads by the same number.")
 
 
 def _check_shape(name: str, loads: Floats, wanted: tuple[int, ...]) -> None:

@@ -12,9 +12,9 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from moe_triton.balance.arguments import check_at_least, check_ids, check_layer
-from moe_triton.core.checks import check_flag
-from moe_triton.core.errors import ArgumentError
+from moe_triton.balance.arguments import MOST_ELEMENTS, check_at_least, check_at_most, check_ids, check_layer
+from moe_triton.core.checks import check_flag, shown
+from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
 
 ROUTING_ROWS = 1024
 """Rows of vllm-ascend's table (EXPERT_REPLICA_ROUTING_TABLE_NUM_ROWS in its ops/fused_moe/eplb.py)."""
@@ -56,6 +56,7 @@ class Placement:
         ids = check_ids("phy2log", self.phy2log)
         num_experts = check_at_least("num_experts", self.num_experts, 1)
         num_ranks = check_at_least("num_ranks", self.num_ranks, 1)
+        check_at_most("num_ranks", num_ranks, MOST_ELEMENTS // len(ids), "ranks")
         num_shared_ranks = check_at_least("num_shared_ranks", self.num_shared_ranks, 0)
         if num_shared_ranks >= num_ranks:
             rule = f"of {num_ranks} ranks at least one must hold routed experts"
@@ -116,8 +117,10 @@ class Placement:
         """
         num_experts = check_at_least("num_experts", num_experts, 1)
         num_replicas = check_at_least("num_replicas", num_replicas, num_experts)
-        ids = np.arange(num_replicas) % num_experts
-        layers = np.tile(ids, (check_at_least("num_layers", num_layers, 1), 1))
+        check_at_most("num_replicas", num_replicas, MOST_ELEMENTS, "replicas of a layer")
+        num_layers = check_at_least("num_layers", num_layers, 1)
+        check_at_most("num_layers", num_layers, MOST_ELEMENTS // num_replicas, "layers of so many replicas")
+        layers = np.tile(np.arange(num_replicas) % num_experts, (num_layers, 1))
         return Placement(torch.from_numpy(layers), num_experts, num_ranks, num_shared_ranks)
 
     def __eq__(self, other: object) -> bool:
@@ -207,6 +210,7 @@ class Placement:
         if columns < least:
             rule = f"expert {int(counts.argmax())} has {least - 1} replicas in layer {layer}"
             raise ArgumentError("num_columns", columns, rule, f"Pass {least} or more.")
+        check_at_most("num_columns", columns, MOST_ELEMENTS // self.num_experts, "columns of so many experts")
         table = torch.full((self.num_experts, columns), -1, dtype=torch.int32)
         table[:, 0] = counts
         table[:, 1:least] = self.log2phy[layer, :, : least - 1]
@@ -235,7 +239,21 @@ class Placement:
         if rank >= self.num_ranks:
             rule = f"ranks are 0 to {self.num_ranks - 1}"
             raise ArgumentError("ep_rank", rank, rule, "Pass this process's rank in the group.")
-        rows = torch.arange(check_at_least("num_rows", num_rows, 1))[:, None]
+        num_rows = check_at_least("num_rows", num_rows, 1)
+        check_at_most("num_rows", num_rows, MOST_ELEMENTS // self.num_experts, "rows of so many experts")
+        rows = torch.arange(num_rows)[:, None]
         experts = torch.arange(self.num_experts)
         replica = (rows + rank + experts) % self.logcnt[layer]
         return self.log2phy[layer][experts, replica].to(torch.int32)
+
+
+def check_placement(value: object) -> Placement:
+    """Checks that a value is a placement, and returns it.
+
+    Raises:
+        ArgumentError: it is something else.
+    """
+    if isinstance(value, Placement):
+        return value
+    rule, remedy = "it must be a Placement", "Pass moe_triton.balance.Placement(phy2log, ...)."
+    raise ArgumentError("placement", shown(value), rule, remedy, code=INVALID_ARGUMENT)

@@ -11,8 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from moe_triton.balance.arguments import Ints, check_at_least, check_weight
+from moe_triton.balance.arguments import MOST_ELEMENTS, Ints, check_at_least, check_at_most, check_weight
 from moe_triton.core.errors import ArgumentError
+
+MOST_REPLICAS = 1 << 16
+"""Of a layer: they are added and dealt one by one, and more than are on any cluster would take minutes."""
 
 Float32s = npt.NDArray[np.float32]
 
@@ -79,6 +82,9 @@ def rebalance_experts(
     if num_replicas < num_experts:
         rule = f"there are {num_experts} experts, and each needs a replica"
         raise ArgumentError("num_replicas", num_replicas, rule, f"Pass {num_experts} or more.")
+    most = min(MOST_REPLICAS, MOST_ELEMENTS // num_layers)
+    check_at_most("num_replicas", num_replicas, most, f"replicas in each of {num_layers} layers")
+    check_at_most("num_gpus", num_gpus, num_replicas, "ranks that hold a replica each")
     _check_multiple("num_replicas", num_replicas, "num_gpus", num_gpus)
     if num_groups % num_nodes:
         num_groups = num_nodes = 1

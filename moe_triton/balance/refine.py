@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from moe_triton.balance.arguments import Ints, check_at_least
+from moe_triton.balance.arguments import Ints, check_at_least, check_at_most
 from moe_triton.balance.layer_search import LayerSearch, Units
 from moe_triton.balance.loads import Loads, check_loads, rank_loads
 from moe_triton.balance.placement import Placement
@@ -25,6 +26,9 @@ from moe_triton.core.topology import REMEDY, RanksPerServer, Topology, check_ran
 
 ENOUGH_SKEW = 1.02
 """Better balance is not worth a move: loads change more than that from one count to the next."""
+
+MOST_EXPERT_BYTES = 1 << 48
+_AS_MEASURED = "Pass seconds, bytes per second and steps as they are measured."
 
 
 class Move(NamedTuple):
@@ -58,7 +62,7 @@ class MovePrice:
         counted_steps: over which the loads were counted.
 
     Raises:
-        ArgumentError: one of them is not a positive number.
+        ArgumentError: one of them is not a positive number, or what a row saves is not finite.
     """
 
     seconds_per_row: float
@@ -71,6 +75,10 @@ class MovePrice:
             value = check_number(name, getattr(self, name))
             check_positive(name, value)
             object.__setattr__(self, name, value)
+        saved = self.seconds_per_row * self.num_steps / self.counted_steps
+        if not isfinite(saved):
+            rule = "what a row saves, seconds_per_row * num_steps / counted_steps, must be a finite time"
+            raise ArgumentError("num_steps", self.num_steps, rule, _AS_MEASURED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,10 +151,12 @@ def refine_placement(
 
     Raises:
         ArgumentError: loads are negative, not finite, or of other layers or experts than the placement; a
-            rank has more slots than there are experts; or a setting is out of range.
+            rank has more slots than there are experts; a setting is out of range; or by the price a time is
+            not finite.
     """
     loads = check_loads(placement, weight)
     expert_bytes = check_at_least("expert_bytes", expert_bytes, 1)
+    check_at_most("expert_bytes", expert_bytes, MOST_EXPERT_BYTES, "bytes of an expert")
     most = None
     if max_moved_bytes is not None:
         most = check_at_least("max_moved_bytes", max_moved_bytes, 0) // expert_bytes
@@ -171,6 +181,9 @@ def refine_placement(
         for layer, loads_of in zip(old, units.loads, strict=True)
     ]
     paths = [_Path.of(search, units, expert_bytes, price) for search in searches]
+    if price is not None and not all(np.isfinite([*path.saved, *path.spent]).all() for path in paths):
+        rule = "what moves save and what they take must be finite times"
+        raise ArgumentError("price", price, rule, _AS_MEASURED)
     ends = _chosen(paths, most)
     new = [_after(old[n], search.slots_at(ends[n]), num_ranks) for n, search in enumerate(searches)]
     found = replace(placement, phy2log=torch.from_numpy(np.stack(new)), allow_repeats=True)
@@ -228,8 +241,10 @@ class _Path(NamedTuple):
         if price is None:
             return _Path(search.num_repairs, moved, rows, np.zeros(len(rows)))
         received = np.array([state.received for state in search.states])
-        saved = rows * price.seconds_per_row * price.num_steps / price.counted_steps
-        return _Path(0, moved, saved, received * float(expert_bytes) / price.bytes_per_second)
+        with np.errstate(over="ignore", invalid="ignore"):  # the caller is told
+            saved = rows * price.seconds_per_row * price.num_steps / price.counted_steps
+            spent = received * float(expert_bytes) / price.bytes_per_second
+        return _Path(0, moved, saved, spent)
 
     @property
     def net(self) -> npt.NDArray[np.float64]:

@@ -191,6 +191,8 @@ def test_sums_that_cannot_be_published_are_told_of(lone: EPBuffer, caplog: pytes
         ({"interval": 0}, "interval"),
         ({"window": 150}, "window is 150.*multiple of interval, 100"),
         ({"buffer": None}, "buffer"),
+        ({"num_layers": 10**12}, "num_layers is 10+ .*at most"),
+        ({"window": 10**30, "interval": 1}, "window is 10+ .*steps at interval 1 may be .* at most"),
     ],
 )
 def test_bad_arguments(lone: EPBuffer, arguments: dict[str, Any], error: str) -> None:
@@ -202,6 +204,8 @@ def test_rows_of_logical_experts_are_those_of_their_replicas() -> None:
     placement = Placement(torch.tensor([[0, 1, 2, 0], [2, 1, 0, 2]]), 3, 2)
     load = ExpertLoad(1, 1, torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]))
     assert load.logical(placement).tolist() == [[5, 2, 3], [7, 6, 13]]
+    with pytest.raises(ArgumentError, match=r"placement is None, but it must be a Placement"):
+        load.logical(None)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=r"placement .*places 4 experts in 2 layers, and 3 in 2"):
         ExpertLoad(1, 1, torch.ones(2, 3, dtype=torch.int64)).logical(placement)
 

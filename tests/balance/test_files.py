@@ -220,6 +220,8 @@ def test_a_small_file_is_no_large_tensor(tmp_path: Path) -> None:
         (lambda folder: write_expert_location(SMALL, folder / "x.bin"), 'must end in ".pt" or ".json"'),
         (lambda folder: write_expert_map(SMALL, folder / "no" / "x.json"), "not writable.*No such file"),
         (lambda folder: write_expert_map(SMALL, folder), "not writable"),
+        (lambda folder: write_expert_map(None, folder / "x.json"), "placement is None, but it must be"),
+        (lambda folder: write_expert_location({}, folder / "x.pt"), r"placement is {} \(a dict\), but"),
         (lambda folder: write_logical_count(-torch.ones(1, 2), folder / "x.pt"), "weight is -1.0 for"),
         (
             lambda folder: write_expert_map(Placement(SMALL.phy2log, 4, 4, 1), folder / "x.json"),

@@ -127,6 +127,7 @@ def test_an_expert_that_is_on_a_rank_twice_is_named() -> None:
 
 
 IDS = SMALL.phy2log
+ONES = torch.ones(2, 4, dtype=torch.float64)
 WRONG: dict[str, tuple[tuple[Any, ...], str]] = {
     "none": ((None, 4, 3), "phy2log is None"),
     "floats": ((IDS.float(), 4, 3), "phy2log is of dtype float32, but ids must be integers"),
@@ -166,6 +167,19 @@ def test_what_is_no_placement_is_refused(name: str) -> None:
         (lambda: rank_loads(SMALL, torch.ones(2, 4), "expert"), "mode is 'expert', but it must be one of"),
         (lambda: rank_loads_by_source(SMALL, torch.ones(2, 4)), r"counts is of shape \(2, 4\)"),
         (lambda: rank_loads_by_source(SMALL, torch.ones(2, 4, 4)), r"must be \(2, 3, 4\)"),
+        (lambda: SMALL.table(0, 10**12), "num_columns is 10+ .*may be 16777216 at most"),
+        (lambda: SMALL.routing_table(0, 0, 10**12), "num_rows is 10+ .*may be 16777216 at most"),
+        (lambda: Placement(IDS, 4, 10**12, 10**12 - 3), "num_ranks is 10+ .*may be 33554432 at most"),
+        (lambda: Placement.initial(1, 4, 10**12, 1), "num_replicas is 10+ .*at most"),
+        (lambda: Placement.initial(10**12, 4, 6, 3), "num_layers is 10+ .*at most"),
+        (lambda: rank_loads(None, ONES), "placement is None, but it must be a Placement. Pass"),
+        (lambda: rank_loads(IDS, ONES), r"placement is tensor[^$]*\(a Tensor\), but it must be a Placement"),
+        (lambda: rank_loads_by_source(None, ONES), "placement is None, but it must be a Placement"),
+        (lambda: skew(None), "loads is None, but it is needed"),
+        (lambda: skew(SMALL), r"loads is .*\(a Placement\), but it must be a torch.Tensor"),
+        (lambda: rank_loads(SMALL, ONES * 1e308), "weight is inf in all in layer 0, but the loads of a"),
+        (lambda: rank_loads_by_source(SMALL, np.full((2, 3, 4), 1e308)), "counts is inf in all"),
+        (lambda: skew(ONES * 1e308), "loads is inf in all in layer 0"),
         (lambda: skew(torch.ones(1, 2), 2), "num_shared_ranks is 2, but there are 2 ranks in all"),
     ],
 )

@@ -125,6 +125,20 @@ WRONG: dict[str, tuple[tuple[Any, ...], str]] = {
     "odd ranks": ((PUBLISHED, 18, 4, 2, 9), "num_gpus is 9, but it must be a multiple of num_nodes, 2"),
     "odd groups": ((PUBLISHED, 16, 8, 2, 8), "num_groups is 8, but it must divide the 12 experts"),
     "no ranks": ((PUBLISHED, 16, 4, 2, 0), "num_gpus is 0, but it must be at least 1. Pass 1 or more"),
+    "matrix": ((np.ones((1, 12)).view(np.matrix), *SIZES), "weight is a matrix.*Pass numpy.array"),
+    "masked": ((np.ma.masked_less(np.ones((1, 12)), 2), *SIZES), r"weight is a MaskedArray.*\.filled\(0\)"),
+    "a bit": (
+        (torch.empty(1, 12, dtype=torch.uint1), *SIZES),
+        "weight is of dtype torch.uint1, but it must be real, of one byte or more. Convert it",
+    ),
+    "halves of a byte": ((torch.empty(1, 12, dtype=torch.float4_e2m1fn_x2), *SIZES), "float4_e2m1fn_x2"),
+    "bits": ((torch.empty(1, 12, dtype=torch.bits8), *SIZES), "weight is of dtype torch.bits8"),
+    "any number of replicas": (
+        (PUBLISHED, 10**12, *SIZES[1:]),
+        r"num_replicas is 10+ .*replicas in each of 2 layers may be 65536 at most. Pass a smaller",
+    ),
+    "any number of ranks": ((PUBLISHED, 16, 4, 2, 10**12), "num_gpus is 10+ .*may be 16 at most"),
+    "a number of any length": ((PUBLISHED, 16, 4, 2, 10**5000), "num_gpus is .*may be 16 at most"),
     "float": ((PUBLISHED, 16.0, 4, 2, 8), r"num_replicas is 16.0 \(a float\), but it must be an integer"),
 }
 

@@ -257,15 +257,26 @@ ONES = torch.ones(1, 4)
         ({"price": 1.0}, r"price is a float, but it must be a MovePrice or None"),
         ({"mode": "expert"}, r"mode is 'expert', but it must be one of \['rank', 'token'\]"),
         ({"ranks_per_server": [2, 2]}, r"ranks_per_server is \(2, 2\), but it must be of 3 ranks in all"),
+        ({"placement": None}, "placement is None, but it must be a Placement"),
+        ({"placement": "initial"}, "placement is 'initial', but it must be a Placement"),
+        ({"expert_bytes": 10**400}, "expert_bytes is .*may be 281474976710656 at most"),
+        ({"price": MovePrice(1e300, 1, 1e8)}, "price is MovePrice.*must be finite times. Pass seconds"),
+        ({"price": MovePrice(1, 1e-308, 1), "expert_bytes": 1 << 40}, "price is MovePrice.* finite times"),
         ({"placement": Placement.initial(1, 4, 6, 1)}, "a rank of it has 6 slots for 4 experts"),
     ],
 )
 def test_settings_out_of_range_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
-        refine_placement(**{"placement": SMALL, "weight": ONES, **options})
+        refine_placement(**{"placement": SMALL, "weight": torch.tensor([[1.0, 1, 9, 9]]), **options})
 
 
 @pytest.mark.parametrize("name", ["seconds_per_row", "bytes_per_second", "num_steps", "counted_steps"])
 def test_prices_are_positive(name: str) -> None:
     with pytest.raises(ArgumentError, match=f"{name} is 0.0, but it must be positive"):
         MovePrice(**{"seconds_per_row": 1, "bytes_per_second": 1, "num_steps": 1, name: 0})
+
+
+@pytest.mark.parametrize("price", [(1e200, 1.0, 1e200), (1e200, 1.0, 1e100, 1e-200)])
+def test_what_a_row_saves_is_finite(price: tuple[float, ...]) -> None:
+    with pytest.raises(ArgumentError, match=r"num_steps is 1e.*counted_steps, must be a finite time. Pass"):
+        MovePrice(*price)
