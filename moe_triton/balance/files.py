@@ -21,9 +21,9 @@ import json
 import os
 import secrets
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,6 +35,8 @@ from moe_triton.core.checks import shown
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
 from moe_triton.core.plain_files import MOST_BYTES, check_plain, read_bytes, read_text
 
+MOST_LISTED = 1 << 24
+"""Numbers in lists: 61 layers of 256 experts at 1000 steps are as many, and take torch some seconds."""
 MAP, COUNT = "physical_to_logical_map", "logical_count"
 _TENSORS, _JSON = ".pt", ".json"
 _AS_VLLM_ASCEND = "Write it as vllm-ascend does (expert_map_record_path), or with write_expert_map."
@@ -174,7 +176,13 @@ def read_logical_count(path: PathLike) -> torch.Tensor:
     steps = value[None] if value.ndim == 2 else value
     with _in(path, COUNT):
         counts = check_weight(COUNT, steps.movedim(0, 1), np.float64, num_dims=3)
-    return torch.from_numpy(counts.sum(axis=1))
+    with np.errstate(over="ignore"):
+        summed = counts.sum(axis=1)
+    if not np.isfinite(summed).all():
+        layer, expert = np.argwhere(~np.isfinite(summed))[0].tolist()
+        found = f"{summed[layer, expert]} for expert {expert} in layer {layer}, all steps together"
+        raise _error(path, COUNT, found, "sums must be finite in float64", "Divide all by the same number.")
+    return torch.from_numpy(summed)
 
 
 def write_logical_count(weight: Loads, path: PathLike) -> None:
@@ -307,22 +315,50 @@ def _tensor(path: Path, key: str, value: object, remedy: str) -> torch.Tensor:
         if value.layout is not torch.strided or value.numel() > MOST_ELEMENTS:
             raise _error(path, key, f"of shape {tuple(value.shape)}", rule, remedy)
         return value
-    if not isinstance(value, list) or not _are_numbers(value):
+    listed = _listed(value, {}) if isinstance(value, list) else None
+    if listed is None:
         raise _error(path, key, value, rule, remedy)
+    if listed.size > MOST_LISTED:
+        rule = f"lists may have {MOST_LISTED} numbers in all"
+        raise _error(path, key, f"lists of {listed.size} numbers", rule, "Write a tensor, as .pt.")
     try:
-        found = torch.tensor(value)
-        return torch.tensor(value, dtype=torch.float64) if found.is_floating_point() else found
+        return torch.tensor(value, dtype=torch.float64 if listed.has_floats else torch.int64)
     except (ValueError, TypeError, OverflowError, RuntimeError) as error:
         raise _error(path, key, value, f"{rule} ({str(error)[:100]})", remedy) from None
 
 
-def _are_numbers(value: Sequence[Any], depth: int = 3) -> bool:
-    """Whether lists hold integers and floats alone: torch takes True for 1."""
-    if depth == 0:
-        return False
-    return all(
-        type(each) in (int, float) or (type(each) is list and _are_numbers(each, depth - 1)) for each in value
-    )
+class _Listed(NamedTuple):
+    """What lists of lists hold: how many numbers and empty lists, and whether some of them are floats."""
+
+    size: int
+    has_floats: bool
+
+
+def _listed(value: list[Any], known: dict[tuple[int, int], _Listed | None], depth: int = 3) -> _Listed | None:
+    """What lists hold; None if it is not integers and floats alone, as torch takes True for 1.
+
+    A list that is in others many times, as a ``.pt`` file may have it, is looked at once.
+
+    Args:
+        value: the list.
+        known: of lists, by `id` and depth.
+        depth: of lists at most.
+    """
+    place = id(value), depth
+    if place not in known:
+        size, has_floats, is_sound = 0, False, depth > 0
+        for each in value if is_sound else ():
+            if type(each) in (int, float):
+                size, has_floats = size + 1, has_floats or type(each) is float
+                continue
+            found = _listed(each, known, depth - 1) if type(each) is list else None
+            if found is None:
+                is_sound = False
+                break
+            # an empty one takes its time, too
+            size, has_floats = size + max(found.size, 1), has_floats or found.has_floats
+        known[place] = _Listed(size, has_floats) if is_sound else None
+    return known[place]
 
 
 def _ids(path: Path, key: str, value: object, remedy: str) -> torch.Tensor:

@@ -245,12 +245,31 @@ def test_what_cannot_be_read_or_written_is_an_error_of_ours(
         ({"logical_count": [[1, -1]]}, '"logical_count" of .* is -1 for expert 1 in layer 0'),
         ({"logical_count": [[[1, 1]], [[1, float("nan")]]]}, "is nan for expert 1 in layer 0"),
         ({"logical_count": "1"}, "lists of numbers"),
+        ({"logical_count": [[[True]]]}, "lists of numbers"),
+        ({"logical_count": [[[[1]]]]}, "lists of numbers"),
+        ({"logical_count": [[1, 2], [3]]}, "each of the same length"),
+        ({"logical_count": [[1, 2**70]]}, "each of the same length"),
+        ({"logical_count": [[[1, 1e308]]] * 2}, "is inf for expert 1 in layer 0, all steps together"),
     ],
 )
 def test_counts_that_are_none_are_refused(record: Any, said: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(json.dumps(record))
     with pytest.raises(ArgumentError, match=said):
         read_logical_count(tmp_path / "x.json")
+
+
+def test_a_small_file_of_lists_is_no_large_tensor(tmp_path: Path) -> None:
+    """pickle writes a list once that is in another one many times."""
+    path = tmp_path / "x.pt"
+    torch.save({"logical_count": [[[1.0] * 4000] * 4000] * 4000}, path)
+    assert path.stat().st_size < 1 << 20
+    with pytest.raises(ArgumentError, match="is lists of 64000000000 numbers, but lists may have 16777216"):
+        read_logical_count(path)
+    torch.save({"logical_count": [[[]] * 40000] * 40000}, path)
+    with pytest.raises(ArgumentError, match="is lists of 1600000000 numbers"):
+        read_logical_count(path)
+    torch.save({"logical_count": [[[1, 2.5]] * 3] * 5}, path)
+    assert read_logical_count(path).tolist() == [[5, 12.5]] * 3
 
 
 @pytest.mark.parametrize("name", ["", ".", "/", "/dev/null"])
