@@ -195,7 +195,7 @@ class Placement:
         Args:
             layer: of those that are placed.
             num_columns: F; None for one more than the most replicas of an expert in this layer. Tables of
-                several layers have the same shape where it is given.
+                several layers have the same shape where it is given, and no later one needs another kernel.
 
         Returns:
             (E, F) int32: how many replicas an expert has, then their slots, ascending, then -1.

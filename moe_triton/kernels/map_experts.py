@@ -15,6 +15,7 @@ and compares: for each token, which column of a row counts, and then which row e
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import torch
 
@@ -365,6 +366,9 @@ def map_experts_kernel(
     With ``prunes``, ``kept`` says of each entry whether ``scales[t, k] >= sum(scales[t]) * threshold[k]``, in
     fp32, the sum with k ascending, and with ``masked`` whether ``mask[t]`` as well.
 
+    A CPU has one kernel for all sizes of tables. An AI core's has tiles of as many columns as the next power
+    of two has: tables with F 2, 3, 4 to 5, 6 to 9 or 10 to 17 are all read by the same one.
+
     Args:
         topk: K.
         by: what chooses among replicas.
@@ -399,10 +403,33 @@ def map_experts_kernel(
         raise ArgumentError("masked", masked, "a mask is for what is pruned", "Pass prunes as well.")
     if plain and by != "token":
         raise ArgumentError("plain", plain, "it is about tokens", "Pass by='token' as well.")
+    if target == "cpu":
+        return _with_tiles(topk, by, None, int64, prunes, masked, plain)
+    cols = _padded(num_columns - 1) if by != "row" else 1
+    rows = min(_padded(num_logical), max(MOST_TILED // cols, 1))
+    return _with_tiles(topk, by, _Tiles(rows, cols, rows >= num_logical), int64, prunes, masked, plain)
+
+
+class _Tiles(NamedTuple):
+    """How an AI core holds a table.
+
+    Attributes:
+        rows, cols: of a tile.
+        are_one: whether one has all rows.
+    """
+
+    rows: int
+    cols: int
+    are_one: bool
+
+
+@functools.cache
+def _with_tiles(
+    topk: int, by: ReplicaBy, tiles: _Tiles | None, int64: bool, prunes: bool, masked: bool, plain: bool
+) -> TritonKernel:
+    """The kernel of all tables that have the same tiles; of a CPU's there are none."""
+    rows, cols, are_one = tiles or _Tiles(1, 1, False)
     spread = by == "server" or (by == "token" and not plain)
-    has_table_rows, is_scalar = by != "row", target == "cpu"
-    cols = _padded(num_columns - 1) if has_table_rows and not is_scalar else 1
-    rows = 1 if is_scalar else min(_padded(num_logical), max(MOST_TILED // cols, 1))
     args, absent = chosen_args(
         (True, Arg("given", "*i64" if int64 else "*i32", "in")),
         (True, Arg("table", "*i32", "in")),
@@ -432,9 +459,9 @@ def map_experts_kernel(
             "ROWS": rows,
             "COLS": cols,
             "FEW": min(cols, FEW),
-            "ONE_TILE": rows >= num_logical,
+            "ONE_TILE": are_one,
             "PADDED": _padded(topk),
-            "SCALAR": is_scalar,
+            "SCALAR": tiles is None,
             "UNMAPPED": UNMAPPED,
             "ID_LIMIT": ID_LIMIT,
         },

@@ -42,8 +42,9 @@ def mapping_kernel(
         plain: by "token", as torch_npu has it.
 
     Returns:
-        The kernel, and its arguments by name; what is missing are outputs, numbers of ranks and of physical
-        experts, and what it prunes by.
+        The kernel, which is compiled where none with its tiles has been (`map_experts_kernel`): on an NPU
+        another number of columns may mean that. And its arguments by name; what is missing are outputs,
+        numbers of ranks and of physical experts, and what it prunes by.
     """
     from moe_triton.kernels.map_experts import map_experts_kernel  # Triton's import takes long, and may fail
 
@@ -104,6 +105,7 @@ class ExpertMapping:
         by: ReplicaBy = "token" if mode is None else check_choice("eplb_mode", mode, REPLICA_BY)
         shape: tuple[int | str, ...] = "T", config.num_topk
         ids = contiguous("topk_idx", topk_idx, shape=shape, dtypes=_IDS, device=backend.device)
+        arguments.check_num_tokens("topk_idx", config, ids.shape[0])
         table = self._checked(table, by)
         num_logical = table.shape[1 if by == "row" else 0]
         if active_mask is not None:

@@ -116,6 +116,16 @@ def test_wide_ids_become_what_narrow_ones_do(target: str, features: tuple[str, .
         assert torch.equal(got[name], expected[name]), name
 
 
+def test_tables_of_the_same_tiles_are_read_by_the_same_kernel() -> None:
+    """Or it would be compiled anew in the middle of serving, where an expert gets one replica more."""
+    cpu = {id(map_experts_kernel(K, "token", e, f)) for e in (1, 12, 256) for f in range(2, 12)}
+    assert len(cpu) == 1
+    columns = [2, 3, 4, 5, 6, 9, 10, 17]
+    npu = [map_experts_kernel(K, "server", 256, f, "npu") for f in columns]
+    assert [kernel.constants["COLS"] for kernel in npu] == [1, 2, 4, 4, 8, 8, 16, 16]
+    assert len({id(kernel) for kernel in npu}) == 5
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
