@@ -17,8 +17,8 @@ from benchmarks.balance.report import Report, goals, tables
 from benchmarks.balance.routing import Day, with_skew
 from benchmarks.balance.simulation import simulate
 from benchmarks.compare.cases import ROOT
-from benchmarks.compare.report import machine, versions
 from benchmarks.harness import SHARED_NOTE, at_least, more_than, parser, write_records
+from benchmarks.reports import machine, versions
 from moe_triton.core.installing import install
 from moe_triton.tools.plots import write_plots
 from moe_triton.tools.progress import progress

@@ -19,9 +19,10 @@ from benchmarks.balance.report import (
 )
 from benchmarks.balance.routing import BURSTS, Day
 from benchmarks.balance.simulation import ANY, NODE_LIMITED
+from benchmarks.reports import EMPTY, FIGURES, image_line, machine_lines, table_lines, write_page
 from moe_triton.tools.text_table import TextTable
 
-NAME, FIGURES, RUN, RECORDS = "benchmarks-balance.md", "benchmarks", "balance.json", "balance.json"
+NAME, RUN, RECORDS = "benchmarks-balance.md", "balance.json", "balance.json"
 _DAY, _SETTING = Day(), Setting()
 
 
@@ -112,13 +113,10 @@ python -m benchmarks.balance page
 Every step's figures go to `build/balance`. The simulation gives the same figures on every run.
 """
 
-EMPTY = "\n## Figures\n\nNo full run is on record yet.\n"
-
 
 def write(run: Path, docs: Path) -> None:
     """Writes the page and its figures from the file of the last run, if there is one."""
-    docs.mkdir(parents=True, exist_ok=True)
-    (docs / NAME).write_text(text(run, docs / FIGURES), encoding="utf-8")
+    write_page(docs, NAME, text(run, docs / FIGURES))
 
 
 def text(run: Path, figures: Path) -> str:
@@ -129,14 +127,14 @@ def text(run: Path, figures: Path) -> str:
     plots.plot(report, figures)
     report.save_records(figures / RECORDS)
     ranks = report.eps[0]
-    parts = [METHOD, "## The machine\n", _facts({**report.machine, **report.versions}), _settings(report)]
+    parts = [METHOD, *machine_lines(report.machine, report.versions), _settings(report)]
     parts += ["## What was asked\n", *(f"- {line}" for line in goals(report)), ""]
     parts += ["## Loads that are known\n", *_table(known_table(report))]
-    parts += [f"## A day at EP {ranks}\n", f"![Most rows over mean, by policy]({FIGURES}/{plots.DAY})\n"]
+    parts += [f"## A day at EP {ranks}\n", image_line("Most rows over mean, by policy", plots.DAY)]
     parts += _table(day_table(report, ANY, ranks))
     if limited := report.of(NODE_LIMITED):
         parts += ["### Node-limited\n", *_table(day_table(report, NODE_LIMITED, limited[0].ranks))]
-    parts += ["## By EP\n", f"![Gains by period and EP]({FIGURES}/{plots.GAINS})\n"]
+    parts += ["## By EP\n", image_line("Gains by period and EP", plots.GAINS)]
     parts += _table(speed_up_table(report))
     if report.of_other_tokens():
         parts += ["## By tokens\n", *_table(tokens_table(report))]
@@ -148,12 +146,7 @@ def text(run: Path, figures: Path) -> str:
 
 
 def _table(table: TextTable) -> list[str]:
-    return [f"{table.title}.\n", table.markdown(aligned=True), ""]
-
-
-def _facts(facts: dict[str, str]) -> str:
-    rows = [f"| {name} | {value} |" for name, value in facts.items() if value]
-    return "\n".join(["| | |", "| --- | --- |", *rows, ""])
+    return table_lines(f"{table.title}.\n", table)
 
 
 def _settings(report: Report) -> str:

@@ -13,6 +13,7 @@ from benchmarks.balance.policies import NONE, ORACLE, REBALANCE, REFINE
 from benchmarks.balance.processes import EVEN, VARIANTS, Measured, Setting
 from benchmarks.balance.simulation import ANY, MODES, NODE_LIMITED, Outcome, speed_ups
 from benchmarks.harness import Record, interval_text, marked, records_of
+from benchmarks.reports import write_json
 from moe_triton.tools.text_table import TextTable, names, numbers
 
 KNOWN_EP, KNOWN_GOAL, SPEED_UP_GOAL = 16, 1.15, 1.3
@@ -47,16 +48,14 @@ class Report:
 
     def save(self, path: Path) -> None:
         """Writes everything."""
-        path.parent.mkdir(parents=True, exist_ok=True)
         document = {**vars(self), "outcomes": [each.document for each in self.outcomes]}
         document["measured"] = [asdict(each) for each in self.measured]
-        path.write_text(json.dumps(document) + "\n", encoding="utf-8")
+        write_json(path, document, indent=None)
 
     def save_records(self, path: Path) -> None:
         """Writes figures and what they belong to, without each step."""
-        path.parent.mkdir(parents=True, exist_ok=True)
         kept = {name: getattr(self, name) for name in ("settings", "machine", "versions")}
-        path.write_text(json.dumps({"records": self.records(), **kept}, indent=1) + "\n", encoding="utf-8")
+        write_json(path, {"records": self.records(), **kept})
 
     def records(self) -> list[Record]:
         """Every figure."""

@@ -22,9 +22,9 @@ from benchmarks.compare.figures import (
     time_table,
 )
 from benchmarks.compare.report import Files, Report
-from moe_triton.tools.text_table import TextTable
+from benchmarks.reports import EMPTY, FIGURES, image_line, machine_lines, table_lines, write_page
 
-NAME, FIGURES = "benchmarks.md", "benchmarks"
+NAME = "benchmarks.md"
 
 METHOD = """\
 # Benchmarks
@@ -115,13 +115,10 @@ its launches took, summed over the ranks. It is known where each rank has a core
 goes on while its rank waits for its turn. The rest is what no step takes: waiting, and Python.
 """
 
-EMPTY = "\n## Figures\n\nNo full run is on record yet.\n"
-
 
 def write(runs: Path, docs: Path) -> None:
     """Writes the page and its figures from the files of the last runs, as far as there are any."""
-    docs.mkdir(parents=True, exist_ok=True)
-    (docs / NAME).write_text(text(runs, docs / FIGURES), encoding="utf-8")
+    write_page(docs, NAME, text(runs, docs / FIGURES))
 
 
 def text(runs: Path, figures: Path) -> str:
@@ -143,29 +140,29 @@ def _comparison(files: Files, figures: Path) -> str:
     if plots.GLANCE_CASE in measured.cases:
         plots.plot_glance(report.records, int(report.machine["cores"]), figures)
     report.save(figures / files.json.name)
-    parts = ["## The machine\n", _facts({**report.machine, **report.versions}), _settings(report)]
+    parts = [*machine_lines(report.machine, report.versions), _settings(report)]
     if report.absent:
         parts += ["## Absent\n", *(f"- {line}" for line in report.absent), ""]
-    parts += ["## Ratios\n", _image("Time of each peer against slots", plots.SPEEDUPS)]
+    parts += ["## Ratios\n", image_line("Time of each peer against slots", plots.SPEEDUPS)]
     for metric in METRICS:
-        parts += _table(f"### {metric.title}\n", metric_table(measured, metric))
-    parts += _table("### The peers against direct\n", summary_table(measured, DIRECT_METRICS))
-    parts += _table(PACE, summary_table(measured, PACE_METRICS))
+        parts += table_lines(f"### {metric.title}\n", metric_table(measured, metric))
+    parts += table_lines("### The peers against direct\n", summary_table(measured, DIRECT_METRICS))
+    parts += table_lines(PACE, summary_table(measured, PACE_METRICS))
     temperatures = temperature_table(measured)
     if temperatures.rows:  # earlier runs have none
-        parts += _table(TEMPERATURE, temperatures)
+        parts += table_lines(TEMPERATURE, temperatures)
     parts += [PROFILE]
     for route in PROFILED:
         table = shares_table(measured, route, int(report.machine["cores"]))
-        parts += _table(f"{table.title[:1].upper()}{table.title[1:]}.\n", table)
+        parts += table_lines(f"{table.title[:1].upper()}{table.title[1:]}.\n", table)
     parts += [
         "## Times\n",
-        _image("Times against tokens per rank", plots.BY_TOKENS),
-        _image("Times against ranks", plots.BY_RANKS),
+        image_line("Times against tokens per rank", plots.BY_TOKENS),
+        image_line("Times against ranks", plots.BY_RANKS),
     ]
     for case in measured.cases:
         table = time_table(measured, case)
-        parts += _table(f"### {table.title}\n", table)
+        parts += table_lines(f"### {table.title}\n", table)
     return "\n".join(parts)
 
 
@@ -177,23 +174,10 @@ def _scaling(sweeps: dict[SweepKind, Files], figures: Path) -> str:
         samples_by_kind[kind] = Samples(samples)
         report.save(figures / files.json.name)
         table = scaling_table(kind, samples_by_kind[kind])
-        parts += _table(f"{table.title}.\n", table)
+        parts += table_lines(f"{table.title}.\n", table)
     plots.plot_scaling(samples_by_kind, figures)
-    parts.insert(1, _image("Time per byte against sizes", plots.SCALING))
+    parts.insert(1, image_line("Time per byte against sizes", plots.SCALING))
     return "\n".join(parts)
-
-
-def _table(heading: str, table: TextTable) -> list[str]:
-    return [heading, table.markdown(aligned=True), ""]
-
-
-def _image(title: str, name: str) -> str:
-    return f"![{title}]({FIGURES}/{name})\n"
-
-
-def _facts(facts: dict[str, str]) -> str:
-    rows = [f"| {name} | {value} |" for name, value in facts.items() if value]
-    return "\n".join(["| | |", "| --- | --- |", *rows, ""])
 
 
 def _settings(report: Report) -> str:

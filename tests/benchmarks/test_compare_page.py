@@ -50,7 +50,7 @@ def sweep_samples(kind: str, slower: float = 1.0) -> list[Sample]:
 
 @needs_matplotlib
 def test_the_page_shows_the_last_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.compare.report.cores", lambda: 2)  # those that the samples are of
+    monkeypatch.setattr("benchmarks.reports.cores", lambda: 2)  # those that the samples are of
     save_runs(tmp_path / "runs")
     commands.page(["--out", str(tmp_path / "runs"), "--docs", str(tmp_path / "docs")])
     text = (tmp_path / "docs" / page.NAME).read_text()
