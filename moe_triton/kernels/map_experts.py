@@ -34,7 +34,7 @@ _RANK, _TOKEN, _SERVER, _ROW = range(len(REPLICA_BY))
 UNMAPPED = NO_EXPERT  # under which device code has it
 
 MOST_TILED = 4096  # elements of a tile of the table
-FEW = 8  # columns that are loaded for the sake of the first one: 32 bytes
+EIGHT = 8  # columns that a tile has at least: 32 bytes, or the compiler takes several times the memory
 
 
 @triton.jit
@@ -119,18 +119,17 @@ def _digits(place):
 
 
 @triton.jit
-def _own_before(is_own, of_own, of_other, scale, EIGHT: tl.constexpr):
-    """How many of 8 columns, or of EIGHT that a tile has, are own ones: before each of them, and in all."""
+def _own_before(is_own, of_own, of_other, scale):
+    """How many of 8 columns are own ones: before each of them, and in all."""
     digits = tl.sum(tl.where(is_own, of_own, of_other), 1)
     before = ((digits[:, None] * scale).to(tl.int32) & 7).to(tl.float32)
-    return before, EIGHT - _whole(digits * 2.0**-21)
+    return before, 8 - _whole(digits * 2.0**-21)
 
 
 @triton.jit
 def _choices(
     table, experts, names, num_logical, num_columns, num_physical, rank, world_size, own_first, own_end,
-    BY: tl.constexpr, SPREAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, FEW: tl.constexpr,
-    UNMAPPED: tl.constexpr,
+    BY: tl.constexpr, SPREAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, UNMAPPED: tl.constexpr,
 ):  # fmt: skip
     """What is known of a tile whatever the token: the replicas of each row; the number of each, by which a
     token asks for it; among how many tokens are dealt; at which number they begin, or by "rank" the number
@@ -139,11 +138,11 @@ def _choices(
     Numbers are a fraction more than whole ones, which keeps quotients that are rounded from the next whole
     one, up to 2**21 tokens. Those of own replicas have another fraction, so that no other is asked for.
     """
-    few, cols = tl.arange(0, FEW), 1 + tl.arange(0, COLS)
+    few, cols = tl.arange(0, 8), 1 + tl.arange(0, COLS)  # few: for the sake of the first one
     is_first = (1 - tl.minimum(few, 1)).to(tl.float32)  # as a factor: few columns are compared row by row
     counts = _tile_of(table, experts, few, num_logical, num_columns)
     loaded = _tile_of(table, experts, cols, num_logical, num_columns)
-    if BY == 2 and COLS <= 8:
+    if BY == 2 and COLS == 8:
         of_own, scale = _digits(cols - 1)  # here, while the table is being loaded
     said = tl.sum(counts.to(tl.float32) * is_first[None, :], 1)
     is_count = (said > 0) & (said < num_columns)
@@ -161,8 +160,8 @@ def _choices(
         has_any = tl.minimum(tl.maximum(own_end - own_first, 0), 1).to(tl.float32)
         is_own = numbers < (dealt * has_any)[:, None]
         is_own &= loaded == tl.minimum(tl.maximum(loaded, own_first), own_end - 1)
-        if COLS <= 8:
-            before, num_own = _own_before(is_own, of_own[None, :], 2.0**21, scale[None, :], COLS)
+        if COLS == 8:
+            before, num_own = _own_before(is_own, of_own[None, :], 2.0**21, scale[None, :])
         else:
             before, num_own = tl.zeros((ROWS, COLS), tl.float32), tl.zeros((ROWS,), tl.float32)
             for eight in range(1, num_columns, 8):
@@ -171,7 +170,7 @@ def _choices(
                 inside = (1 - outside).to(tl.float32)[None, :]
                 of_own, scale = _digits(place)
                 of_eight, num_of_eight = _own_before(
-                    is_own, of_own[None, :] * inside, inside * 2.0**21, scale[None, :] * inside, 8
+                    is_own, of_own[None, :] * inside, inside * 2.0**21, scale[None, :] * inside
                 )
                 is_later = tl.minimum(tl.maximum(cols - (eight + 7), 0), 1).to(tl.float32)
                 before += of_eight + num_of_eight[:, None] * is_later[None, :]
@@ -198,7 +197,7 @@ def _map_experts_kernel(
     given, table, scales, threshold, mask, topk_idx, kept,
     num_tokens, num_logical, num_columns, num_physical, rank, world_size, own_first, own_end,
     TOPK: tl.constexpr, BY: tl.constexpr, SPREAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    FEW: tl.constexpr, ONE_TILE: tl.constexpr, PADDED: tl.constexpr, SCALAR: tl.constexpr,
+    ONE_TILE: tl.constexpr, PADDED: tl.constexpr, SCALAR: tl.constexpr,
     UNMAPPED: tl.constexpr, ID_LIMIT: tl.constexpr,
 ):  # fmt: skip
     begin, end = part_of(num_tokens)
@@ -247,7 +246,7 @@ def _map_experts_kernel(
                 names = _names(rows, num_logical)
                 held, numbers, dealt, first, shift = _choices(
                     table, rows, names, num_logical, num_columns, num_physical, rank, world_size, own_first,
-                    own_end, BY, SPREAD, ROWS, COLS, FEW, UNMAPPED,
+                    own_end, BY, SPREAD, ROWS, COLS, UNMAPPED,
                 )  # fmt: skip
         for token in range(begin, end):
             at, inside = token * TOPK + ks, ks < TOPK
@@ -267,7 +266,7 @@ def _map_experts_kernel(
                     if not ONE_TILE:
                         held, numbers, dealt, first, shift = _choices(
                             table, experts, names, num_logical, num_columns, num_physical, rank, world_size,
-                            own_first, own_end, BY, SPREAD, ROWS, COLS, FEW, UNMAPPED,
+                            own_first, own_end, BY, SPREAD, ROWS, COLS, UNMAPPED,
                         )  # fmt: skip
                     offsets = _offsets(held, numbers, dealt, first, shift, token, BY)
                 change += tl.sum(tl.where(ids[:, None] == names[None, :], offsets[None, :], 0.0), 1)
@@ -367,7 +366,7 @@ def map_experts_kernel(
     fp32, the sum with k ascending, and with ``masked`` whether ``mask[t]`` as well.
 
     A CPU has one kernel for all sizes of tables. An AI core's has tiles of as many columns as the next power
-    of two has: tables with F 2, 3, 4 to 5, 6 to 9 or 10 to 17 are all read by the same one.
+    of two has, 8 at least: tables with F 2 to 9 are all read by the same one, and those with 10 to 17.
 
     Args:
         topk: K.
@@ -405,7 +404,7 @@ def map_experts_kernel(
         raise ArgumentError("plain", plain, "it is about tokens", "Pass by='token' as well.")
     if target == "cpu":
         return _with_tiles(topk, by, None, int64, prunes, masked, plain)
-    cols = _padded(num_columns - 1) if by != "row" else 1
+    cols = max(_padded(num_columns - 1), EIGHT) if by != "row" else 1
     rows = min(_padded(num_logical), max(MOST_TILED // cols, 1))
     return _with_tiles(topk, by, _Tiles(rows, cols, rows >= num_logical), int64, prunes, masked, plain)
 
@@ -458,7 +457,6 @@ def _with_tiles(
             "SPREAD": spread,
             "ROWS": rows,
             "COLS": cols,
-            "FEW": min(cols, FEW),
             "ONE_TILE": are_one,
             "PADDED": _padded(topk),
             "SCALAR": tiles is None,

@@ -12,6 +12,7 @@ from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import Arg, TritonKernel
 from moe_triton.core.soc import UB_BYTES
 from moe_triton.kernels.language import tl, triton
+from moe_triton.kernels.map_experts import map_experts_kernel
 
 CASES = {case.name: case for case in shown_cases()}
 A3, OUTLOOK = SOCS["Ascend910_9391"], SOCS["Ascend950PR_9589"]
@@ -69,3 +70,9 @@ def test_planned_bytes_are_the_highest_end() -> None:
         '{"extent": 256, "offset": [0, 64]}, {"extent": 800, "offset": [32]}]}]}'
     )
     assert planned_ub_bytes(plan) == 132
+
+
+@pytest.mark.parametrize(("num_logical", "num_columns"), [(256, 3), (256, 33), (700, 9)])
+def test_tables_of_other_sizes_than_the_gates_fit_an_ai_core(num_logical: int, num_columns: int) -> None:
+    kernel = map_experts_kernel(8, "server", num_logical, num_columns, "npu")
+    assert planned_ub_bytes(compile_ir(npu_ir(kernel), A3).plan) <= UB_BYTES
