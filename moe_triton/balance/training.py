@@ -158,7 +158,8 @@ class RedundantExperts:
             for pair in pairs:
                 own = pair.own.reshape(len(pair.own), -1).view(torch.uint8)
                 for replica in replicas:
-                    pair.slot(self._memory.of(replica.rank), replica.slot).copy_(own[replica.expert])
+                    slot = pair.slot(self._memory.of(replica.rank), replica.slot)
+                    self._memory.copies.copy(slot, own[replica.expert])
 
         self._together(PREFETCH, words, copy)
 
