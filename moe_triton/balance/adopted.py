@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from moe_triton.balance.agreement import Agreement, InMemory
-from moe_triton.balance.arguments import check_at_least
+from moe_triton.balance.arguments import check_at_least, check_layer
 from moe_triton.balance.stage import LINE, Bytes, Memory, Stage
 from moe_triton.balance.weights import (
     HEADER_BYTES,
@@ -20,11 +21,13 @@ from moe_triton.balance.weights import (
     check_buffer,
     check_synchronous,
     described,
+    has_whole_bytes,
     num_halves,
 )
 from moe_triton.buffer import EPBuffer
 from moe_triton.core.checks import CPU, check_text, not_plain_error, shown
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
+from moe_triton.core.topology import Topology
 
 STAGE_BYTES = 8 << 20
 """Of each rank: a few pieces of a megabyte for each of some ranks."""
@@ -40,7 +43,8 @@ class AdoptedWeights(ExpertWeights):
         parts: what an expert consists of.
         memory: of all ranks, for what a `Mover` says and the stage.
         rank: this one.
-        neighbours: ranks of a rank's server, itself among them.
+        topology: of the ranks.
+        num_shared_ranks: that have shared experts alone.
         layers: the model's own.
         stage: to the other ranks.
         agreement: of the ranks, on when to change.
@@ -51,12 +55,13 @@ class AdoptedWeights(ExpertWeights):
         parts: Parts,
         memory: Memory,
         rank: int,
-        neighbours: Callable[[int], Sequence[int]],
+        topology: Topology,
+        num_shared_ranks: int,
         layers: Sequence[Mapping[str, Held]],
         stage: Stage,
         agreement: Agreement,
     ) -> None:
-        super().__init__(parts, memory, rank, neighbours, agreement)
+        super().__init__(parts, memory, rank, topology, num_shared_ranks, agreement)
         self.stage = stage
         # What is moved is the tensors' memory: none is to be replaced by another one.
         halves = [[{name: _fixed(held) for name, held in layer.items()} for layer in layers]]
@@ -79,8 +84,26 @@ class AdoptedWeights(ExpertWeights):
         """A layer's tensors as they were passed, a tuple of those that are one for each slot.
 
         With ``side="double"`` they are other ones after each switch: ask anew in each step.
+
+        Raises:
+            ArgumentError: there is no such layer.
         """
-        return self._layers[self.halves[layer]][layer]
+        number = check_layer(layer, self.parts.num_layers)
+        return self._layers[self.halves[number]][number]
+
+    def check_unchanged(self) -> None:
+        """Checks that tensors are where they were: a parameter's data may have been replaced.
+
+        Raises:
+            ArgumentError: they are not.
+        """
+        for n, layer in enumerate(self._layers[0]):
+            for name, held in layer.items():
+                for slot, each in enumerate(held):
+                    if each.data_ptr() != self._bytes[0][n][name][slot].data_ptr() and each.numel():
+                        rule = "its memory is another one than when it was adopted"
+                        remedy = "Copy into it (copy_), or adopt the weights anew."
+                        raise ArgumentError(f"layers[{n}][{name!r}][{slot}]", "replaced", rule, remedy)
 
     def bytes_of(self, rank: int, half: int, layer: int, name: str, slot: int) -> Bytes:
         """Those of one tensor of an expert of this rank."""
@@ -141,8 +164,9 @@ def adopt(
     parts, ring_bytes = made[0]
     stage = Stage(memory, HEADER_BYTES, buffer.rank, num_ranks, ring_bytes)
     agreement = InMemory(memory, buffer.rank, num_ranks)
-    neighbours = buffer.config.topology.neighbours
-    return AdoptedWeights(parts, memory, buffer.rank, neighbours, layers, stage, agreement)
+    config = buffer.config
+    shared = config.num_shared_ranks
+    return AdoptedWeights(parts, memory, buffer.rank, config.topology, shared, layers, stage, agreement)
 
 
 def ring_bytes_of(stage_bytes: object, num_ranks: int) -> int:
@@ -170,18 +194,36 @@ def bytes_of(name: str, tensor: torch.Tensor) -> Bytes:
     plain = tensor.detach()
     if (error := not_plain_error(name, plain, CPU)) is not None:
         raise error
-    dense = plain.permute(_order(plain))
+    if plain.is_quantized or not has_whole_bytes(plain.dtype):
+        rule = "its elements are whole bytes that hold all that there is"
+        raise ArgumentError(name, f"of {plain.dtype}", rule, "Pass its storage as uint8.")
+    if plain.is_conj() or plain.is_neg():
+        rule = "it is conjugated or negated when it is read"
+        raise ArgumentError(name, "a lazy view", rule, f"Pass {name}.resolve_conj().resolve_neg().")
+    dense = plain.permute(order_of(plain))
     if not dense.is_contiguous():
         rule = f"it has gaps (strides {tuple(plain.stride())} of shape {tuple(plain.shape)})"
         raise ArgumentError(name, "with gaps", rule, f"Pass {name}.contiguous().", code=INVALID_ARGUMENT)
-    try:
-        return dense.reshape(-1).view(torch.uint8)
-    except (RuntimeError, TypeError) as error:
-        rule = "its elements are whole bytes"
-        raise ArgumentError(name, f"of {plain.dtype}", rule, "Pass its storage as uint8.") from error
+    return dense.reshape(-1).view(torch.uint8)
 
 
-def _order(tensor: torch.Tensor) -> list[int]:
+def check_apart(given: Iterable[tuple[str, Bytes]]) -> None:
+    """Checks that no bytes are given twice.
+
+    Args:
+        given: names, and the bytes.
+
+    Raises:
+        ArgumentError: some are.
+    """
+    spans = sorted((data.data_ptr(), data.data_ptr() + len(data), name) for name, data in given if len(data))
+    for (_, end, name), (begin, _, other) in pairwise(spans):
+        if begin < end:
+            rule = f"it shares memory with {name}, and one of them would be written over"
+            raise ArgumentError(other, "part of the same memory", rule, "Pass tensors that lie apart.")
+
+
+def order_of(tensor: torch.Tensor) -> list[int]:
     """Dimensions by how far apart their elements are; last those of one element, which say nothing."""
     shape, strides = tensor.shape, tensor.stride()
     return sorted(range(len(shape)), key=lambda d: (shape[d] == 1, -strides[d], d))
@@ -216,7 +258,7 @@ class Kinds:
         Raises:
             ArgumentError: another one of that name is not like it.
         """
-        found = (tuple(tensor.shape), tensor.dtype), _order(tensor)
+        found = (tuple(tensor.shape), tensor.dtype), order_of(tensor)
         first = self.specs.setdefault(key, found[0]), self.orders.setdefault(key, found[1])
         if first != found:
             rule = f"another slot or layer has {first[0]}, dimensions in memory {first[1]}"
@@ -237,7 +279,7 @@ def _kinds_of(layers: object, slots: int) -> Kinds:
         rule = "it has, for each layer, an expert's tensors by name"
         remedy = 'Pass [{"w13": w13, "w2": w2}, ...].'
         raise ArgumentError("layers", shown(layers), rule, remedy, code=INVALID_ARGUMENT)
-    kinds = Kinds()
+    kinds, seen = Kinds(), []
     for n, layer in enumerate(layers):
         if layer.keys() != layers[0].keys():
             rule = f"layer 0 has {sorted(map(str, layers[0]))}"
@@ -246,9 +288,10 @@ def _kinds_of(layers: object, slots: int) -> Kinds:
             )
         for key, held in layer.items():
             where = f"layers[{n}][{check_text('layers', key)!r}]"
-            for each in _slots_of(where, held, slots):
-                bytes_of(where, each)
+            for slot, each in enumerate(_slots_of(where, held, slots)):
+                seen.append((f"{where}[{slot}]", bytes_of(where, each)))
                 kinds.add(key, where, each)
+    check_apart(seen if slots else ())
     return kinds
 
 

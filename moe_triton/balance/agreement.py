@@ -20,14 +20,19 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from moe_triton.balance.stage import Memory
-from moe_triton.core.errors import CommunicationTimeoutError, ConfigMismatchError
+from moe_triton.core.errors import BufferStateError, CommunicationTimeoutError, ConfigMismatchError
 from moe_triton.core.threads import Deadline
 
-KEPT = 2  # moves and parts whose words stay: a rank is one ahead of the slowest at most
+KEPT = 2  # moves and parts whose words stay
+KEPT_STEPS = 4  # a rank may go on by a step or two while another one reads its words
 # Where a rank's words begin.
-MOVE, STEP, SWITCHED, PLACEMENTS = range(4)
-HAD = PLACEMENTS + KEPT
-NUM_WORDS = HAD + 2 * KEPT
+MOVE, STEP, SWITCHED, BROKEN, PLACEMENTS = range(5)
+DISPATCHES = PLACEMENTS + KEPT
+HAD = DISPATCHES + KEPT_STEPS
+HAD_WORDS = 3  # of a part: its number, in which step, and what it leads to
+NUM_WORDS = HAD + HAD_WORDS * KEPT
+LATE_STEPS = 1000
+"""So many steps after this rank a rank that has not begun the same move is named."""
 # Checkpoints whose notes stay. Who has changed at one need not wait at the next, where a move begins, but at
 # the one after that; and the slowest rank may still have to read what was said before the first of these.
 NOTES = 3
@@ -35,29 +40,34 @@ PAUSE_S = 1e-3
 
 
 class Agreement(Protocol):
-    """What ranks say of moves, and when they change."""
+    """What ranks say of moves, and when they change. Once it has raised it is of no more use.
+
+    All raise BufferStateError where the memory was given back, or another rank has given up, and
+    ConfigMismatchError where a rank moves to another placement, or counts its steps otherwise.
+    """
+
+    def enter(self, is_filled: Callable[[], bool]) -> None:
+        """Says that this rank's weights are there.
+
+        Args:
+            is_filled: whether its device has them, too.
+        """
 
     def begin(self, placement: int) -> None:
         """Begins a move, to a placement that a number stands for."""
 
     def readable(self) -> list[bool]:
-        """By rank, whether its weights are those that this rank has changed to, and can be read.
+        """By rank, whether its weights are those that this rank has changed to, and can be read."""
 
-        Raises:
-            BufferStateError: the memory was given back.
-            ConfigMismatchError: a rank moves to another placement, or counts its steps otherwise.
-        """
-
-    def arrive(self, step: int, has_all: bool) -> bool:
+    def arrive(self, step: int, has_all: bool, target: int) -> bool:
         """Begins a step while something moves, and tells whether the current part changes in it.
 
         Args:
             step: its number.
             has_all: whether this rank has all of the current part.
+            target: stands for the placement that the part leads to.
 
         Raises:
-            BufferStateError: the memory was given back.
-            ConfigMismatchError: a rank moves to another placement, or counts its steps otherwise.
             CommunicationTimeoutError: a rank has not said what it has.
         """
 
@@ -71,6 +81,9 @@ class Agreement(Protocol):
             is_done: whether its device has, too.
         """
 
+    def give_up(self) -> None:
+        """Says that this rank takes no part any more."""
+
 
 class Said(NamedTuple):
     """What a rank has left of itself: 64-bit words at the beginning of its memory, in this order.
@@ -79,24 +92,29 @@ class Said(NamedTuple):
         move: number of its latest move, from 1; 0 before the first.
         step: one more than that which it has begun last; 0 before the first.
         switched: parts that it has changed to, of all moves.
+        broken: 1 once it has given up.
         placements: of move m, at ``m % KEPT``, what stands for its placement: written before its number, so
             that who reads the number of the move before finds that one's.
-        had: of part p, from 1, at ``2 * (p % KEPT)`` the number p, once it has all of that, and behind it the
-            step in which it had.
+        dispatches: of step s, at ``s % KEPT_STEPS``, how many dispatches there were before it.
+        had: of part p, from 1, at ``p % KEPT`` the number p, once it has all of that, behind it the step in
+            which it had, and what stands for the placement that the part leads to.
     """
 
     move: int
     step: int
     switched: int
+    broken: int
     placements: tuple[int, ...]
-    had: tuple[int, ...]
+    dispatches: tuple[int, ...]
+    had: tuple[tuple[int, ...], ...]
 
     @staticmethod
     def of(words: list[int]) -> Said:
         """What stands in some words."""
-        return Said(
-            words[MOVE], words[STEP], words[SWITCHED], tuple(words[PLACEMENTS:HAD]), tuple(words[HAD:])
-        )
+        had = [tuple(words[at : at + HAD_WORDS]) for at in range(HAD, NUM_WORDS, HAD_WORDS)]
+        placements, dispatches = words[PLACEMENTS:DISPATCHES], words[DISPATCHES:HAD]
+        move, step, switched, broken = words[:PLACEMENTS]
+        return Said(move, step, switched, broken, tuple(placements), tuple(dispatches), tuple(had))
 
 
 class InMemory:
@@ -112,35 +130,50 @@ class InMemory:
         self._memory, self._rank = memory, rank
         self._words_of = [memory.of(r)[: 8 * NUM_WORDS].view(torch.int64).numpy() for r in range(num_ranks)]
         self._words = self._words_of[rank]
+        self._first_step: int | None = None
+        self._begun = 0  # in which step
+
+    def enter(self, is_filled: Callable[[], bool]) -> None:
+        """See `Agreement`. Its first step says so."""
+        assert is_filled()
 
     def begin(self, placement: int) -> None:
         """See `Agreement`."""
+        self._memory.of(self._rank)
         number = int(self._words[MOVE]) + 1
         self._words[PLACEMENTS + number % KEPT] = placement
         self._words[MOVE] = number
+        self._begun = int(self._words[STEP])
 
     def readable(self) -> list[bool]:
         """See `Agreement`. Nobody is ahead of what this rank lacks."""
-        return [each.switched >= self._words[SWITCHED] for each in self._all_said()]
+        said = self._all_said()
+        return [each.step > 0 and each.switched >= said[self._rank].switched for each in said]
 
     def pass_step(self, step: int) -> None:
         """See `Agreement`."""
+        self._memory.of(self._rank)
+        if self._first_step is None:
+            self._first_step = step
+        self._words[DISPATCHES + step % KEPT_STEPS] = self._memory.num_dispatches()
         self._words[STEP] = step + 1
 
-    def arrive(self, step: int, has_all: bool) -> bool:
+    def arrive(self, step: int, has_all: bool, target: int) -> bool:
         """See `Agreement`."""
         self.pass_step(step)
         said = self._all_said()
-        part = int(self._words[SWITCHED]) + 1
-        index = 2 * (part % KEPT)
-        at = HAD + index
-        if has_all and self._words[at] != part:
-            self._words[at + 1] = step
-            self._words[at] = part  # after its step: others look at the number first
+        part = said[self._rank].switched + 1
+        at = HAD + HAD_WORDS * (part % KEPT)
+        had = [each.had[part % KEPT] for each in said]
+        if has_all and had[self._rank][0] != part:
+            self._words[at + 1 : at + HAD_WORDS] = step, target
+            self._words[at] = part  # after the rest: others look at the number first
             return False
-        if any(each.had[index] != part for each in said):
+        if any(number != part for number, _, _ in had):
+            self._look_for_the_late(said)
             return False
-        due = max(each.had[index + 1] for each in said) + 1
+        _check_alike([r for r, each in enumerate(had) if each[2] != target], self._rank)
+        due = max(each[1] for each in had) + 1
         if step > due:
             raise ConfigMismatchError(f"the ranks change weights in step {due}, and this one is in {step}")
         return step == due
@@ -150,29 +183,67 @@ class InMemory:
         assert is_done()
         self._words[SWITCHED] += 1
 
+    def give_up(self) -> None:
+        """See `Agreement`."""
+        self._memory.of(self._rank)
+        self._words[BROKEN] = 1
+
     def _all_said(self) -> list[Said]:
         """What all ranks have left.
 
         Raises:
+            BufferStateError: one has given up.
             ConfigMismatchError: one moves elsewhere, or counts its steps otherwise.
         """
         self._memory.of(self._rank)  # an error once it was given back
         said = [Said.of(words.tolist()) for words in self._words_of]
         mine = said[self._rank]
         numbered = list(enumerate(said))
+        if gone := [r for r, each in numbered if each.broken]:
+            raise BufferStateError(f"rank(s) {gone} have given up moving weights, or given theirs back.")
         at = mine.move % KEPT
         _check_alike(
             [r for r, e in numbered if e.move == mine.move and e.placements[at] != mine.placements[at]],
             self._rank,
-            mine.move,
         )
-        far = {r: each.step - 1 for r, each in numbered if each.step and abs(each.step - mine.step) > 1}
-        if far and mine.step:
-            raise ConfigMismatchError(
-                f"rank {self._rank} is in step {mine.step - 1}, and others, by rank, in {far}: ranks are "
-                "never more than a step apart. Count steps alike on every rank."
-            )
+        self._check_steps(numbered, mine)
         return said
+
+    def _check_steps(self, numbered: list[tuple[int, Said]], mine: Said) -> None:
+        """Checks that ranks are at most a step apart, and that a step is the same one for all."""
+        # Who has begun two steps has seen a dispatch of the first end, for which all had begun that.
+        has_passed = self._first_step is not None and mine.step - 1 > self._first_step + 1
+        far = {
+            r: each.step - 1
+            for r, each in numbered
+            if (each.step or has_passed) and mine.step and abs(each.step - mine.step) > 1
+        }
+        if far:
+            raise ConfigMismatchError(
+                f"rank {self._rank} is in step {mine.step - 1}, and others, by rank, in {far} (-1: in none): "
+                "ranks are never more than a step apart. Call switch in each step, and count alike."
+            )
+        for rank, each in numbered:
+            for step in {each.step - 1, each.step - 2} & {mine.step - 1, mine.step - 2}:
+                # A step before a rank's first one has left no count.
+                if step < max(self._first_step or 0, 0) or not each.step:
+                    continue
+                at = step % KEPT_STEPS
+                counts = each.dispatches[at], mine.dispatches[at]
+                if counts[0] != counts[1] and 0 not in counts:
+                    raise ConfigMismatchError(
+                        f"before step {step} rank {rank} has begun {counts[0]} dispatches, and rank "
+                        f"{self._rank} {counts[1]}: it is not the same step. Count steps alike on every rank."
+                    )
+
+    def _look_for_the_late(self, said: list[Said]) -> None:
+        mine = said[self._rank]
+        late = [rank for rank, each in enumerate(said) if each.move < mine.move]
+        if late and mine.step - self._begun > LATE_STEPS:
+            raise ConfigMismatchError(
+                f"rank(s) {late} have not begun move {mine.move} of rank {self._rank}, {LATE_STEPS} steps "
+                "after it. Begin the same moves on every rank."
+            )
 
 
 class Texts(Protocol):
@@ -192,7 +263,9 @@ class Noted(NamedTuple):
         checkpoint: its number.
         move, placement: as in `Said`.
         had: parts that it has all of, and its device too.
-        settled: parts that its device has changed to.
+        settled: parts that its device has changed to; -1 until it has the first weights.
+        dispatches: that it had begun before.
+        is_broken: 1 once it has given up.
     """
 
     checkpoint: int
@@ -200,6 +273,8 @@ class Noted(NamedTuple):
     placement: int
     had: int
     settled: int
+    dispatches: int
+    is_broken: int
 
 
 class AtCheckpoints:
@@ -222,11 +297,16 @@ class AtCheckpoints:
         self._rank, self._every, self._timeout_s = rank, every, timeout_s
         self._move = self._placement = self._switched = 0
         self._settling: list[Callable[[], bool]] = []  # of parts whose change the device may not have made
-        self._settled = [0] * num_ranks  # parts that devices have changed to, as far as is known
+        self._settled = [-1] * num_ranks  # parts that devices have changed to, as far as is known
         self._noted: list[Noted] = []
+
+    def enter(self, is_filled: Callable[[], bool]) -> None:
+        """See `Agreement`."""
+        self._settling.append(is_filled)
 
     def begin(self, placement: int) -> None:
         """See `Agreement`."""
+        self._memory.of(self._rank)
         self._move, self._placement = self._move + 1, placement
 
     def readable(self) -> list[bool]:
@@ -237,7 +317,7 @@ class AtCheckpoints:
     def pass_step(self, step: int) -> None:
         """See `Agreement`."""
 
-    def arrive(self, step: int, has_all: bool) -> bool:
+    def arrive(self, step: int, has_all: bool, target: int) -> bool:
         """See `Agreement`."""
         self._memory.of(self._rank)
         if step % self._every:
@@ -250,35 +330,65 @@ class AtCheckpoints:
             # Before this rank leaves what it has now: or it could be so far ahead that others no longer find
             # what they have yet to read.
             said = self._all_at(before)
-            _check_alike(
-                [r for r, e in enumerate(said) if e[1:3] != (before.move, before.placement)],
-                self._rank,
-                before.move,
-            )
             self._settled = [each.settled for each in said]
             changes = all(each.had > self._switched for each in said)
         had, settled = self._switched + has_all, self._switched - len(self._settling)
-        self._noted.append(Noted(checkpoint, self._move, self._placement, had, settled))
+        dispatches = self._memory.num_dispatches()
+        self._noted.append(Noted(checkpoint, self._move, self._placement, had, settled, dispatches, 0))
+        self._leave()
+        return changes
+
+    def give_up(self) -> None:
+        """See `Agreement`."""
+        self._memory.of(self._rank)
+        last = self._noted[-1] if self._noted else Noted(0, 0, 0, 0, 0, 0, 0)
+        self._noted.append(last._replace(checkpoint=last.checkpoint + 1, is_broken=1))
+        self._leave()
+
+    def _leave(self) -> None:
         self._noted = self._noted[-NOTES:]
         self._texts.leave(self._name, json.dumps(self._noted))
-        return changes
 
     def changed(self, is_done: Callable[[], bool]) -> None:
         """See `Agreement`."""
         self._switched += 1
         self._settling.append(is_done)
 
-    def _all_at(self, noted: Noted) -> list[Noted]:
-        """What all ranks have said at the checkpoint of this rank's note."""
+    def _all_at(self, mine: Noted) -> list[Noted]:
+        """What all ranks have said at the checkpoint of this rank's note.
+
+        Raises:
+            BufferStateError: one has given up.
+            ConfigMismatchError: one moves elsewhere, or counts its steps otherwise.
+            CommunicationTimeoutError: one has said nothing of it.
+        """
         deadline = Deadline(self._timeout_s)
         while True:
-            notes = [_at(noted.checkpoint, text) for text in self._texts.left(self._name)]
-            missing = [rank for rank, note in enumerate(notes) if note is None]
-            if not missing:
-                return [note for note in notes if note is not None]
+            notes = [_at(mine.checkpoint, text) for text in self._texts.left(self._name)]
+            said = [note for note in notes if note is not None]
+            if gone := [rank for rank, note in enumerate(notes) if note and note.is_broken]:
+                raise BufferStateError(f"rank(s) {gone} have given up moving weights, or given theirs back.")
+            _check_alike(
+                [
+                    r
+                    for r, n in enumerate(notes)
+                    if n and (n.move, n.placement) != (mine.move, mine.placement)
+                ],
+                self._rank,
+            )
+            others = {r: n.dispatches for r, n in enumerate(notes) if n and n.dispatches != mine.dispatches}
+            if others:
+                raise ConfigMismatchError(
+                    f"before step {mine.checkpoint * self._every} rank {self._rank} has begun "
+                    f"{mine.dispatches} dispatches, and others, by rank, {others}: it is not the same step. "
+                    "Count steps alike on every rank."
+                )
+            if len(said) == len(notes):
+                return said
             if deadline.left() <= 0:
-                rule = "they move nothing, count steps otherwise, or have stopped"
-                raise CommunicationTimeoutError("moving weights", noted.checkpoint, 0, missing, rule)
+                missing = [rank for rank, note in enumerate(notes) if note is None]
+                rule = "they have not begun the same move since the checkpoint before, or have stopped"
+                raise CommunicationTimeoutError("moving weights", mine.checkpoint, 0, missing, rule)
             time.sleep(PAUSE_S)
 
 
@@ -292,10 +402,9 @@ def _at(checkpoint: int, text: str) -> Noted | None:
     return next((note for note in notes if note.checkpoint == checkpoint), None)
 
 
-def _check_alike(others: list[int], rank: int, move: int) -> None:
+def _check_alike(others: list[int], rank: int) -> None:
     """Raises for ranks that move to another placement."""
     if others:
         raise ConfigMismatchError(
-            f"rank(s) {others} move to another placement than rank {rank} in move {move}. "
-            "Pass the same placement on every rank."
+            f"rank(s) {others} move to another placement than rank {rank}. Begin the same moves on all ranks."
         )

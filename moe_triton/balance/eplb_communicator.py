@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from moe_triton.balance.adopted import STAGE_BYTES, bytes_of, ring_bytes_of
+from moe_triton.balance.adopted import STAGE_BYTES, bytes_of, check_apart, order_of, ring_bytes_of
 from moe_triton.balance.arguments import check_at_least
 from moe_triton.balance.stage import LINE, Bytes, Stage
 from moe_triton.balance.weights import check_buffer, check_synchronous
@@ -28,17 +29,31 @@ from moe_triton.core.errors import (
 from moe_triton.core.threads import Deadline
 
 NO_ID = -1  # of an expert, in the older form
-HEAD_WORDS = 3  # in front of each expert: which message of the pair, whose, and how many bytes
+HEAD_WORDS = 4  # in front of each expert: which message of the pair, whose, how many bytes, of what form
+LAST_ID = 1 << 62
 PIECE_BYTES = 1 << 18  # the other side copies one while the next is made
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 20e-6, 1e-3
 DONE = -1  # instead of bytes
+CLOSED, FAILED = 1, 2  # what a rank says of itself
 
 
 class Message(NamedTuple):
-    """An expert's tensors, to or from a rank."""
+    """An expert's tensors, to or from a rank.
+
+    Attributes:
+        expert: its id.
+        parts: their bytes.
+        form: stands for their shapes, dtypes, and the order of their dimensions in memory.
+    """
 
     expert: int
     parts: list[Bytes]
+    form: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all tensors."""
+        return sum(map(len, self.parts))
 
 
 class EplbCommunicator:
@@ -48,8 +63,9 @@ class EplbCommunicator:
     that go and come are named one expert after the other, and `execute` moves them. It is no collective: a
     rank that has nothing to move returns at once. Any thread may call it, one at a time.
 
-    Both sides name the same experts with the same bytes. With ids their order does not matter; without, in
-    vLLM's older form, experts of a pair of ranks come in the order in which they were named.
+    Both sides name the same experts, by tensors of the same shapes, dtypes and order in memory. With ids
+    their order does not matter; without, in the older form of vLLM, experts of a pair come in the order in
+    which they were named.
 
     Args:
         buffer: whose ranks they are. Collective: every rank makes one.
@@ -149,28 +165,31 @@ class EplbCommunicator:
             old_indices: what vLLM passes for communicators that look up where an expert lies. Not needed.
 
         Raises:
-            BufferStateError: it is closed, broken, or used by another thread.
-            ConfigMismatchError: another expert came than was named, or of another size.
+            ArgumentError: tensors that are received share memory with others. Nothing was sent, and nothing
+                is named any more.
+            BufferStateError: it is closed, broken, or used by another thread; or so on a rank that was named.
+            ConfigMismatchError: another expert came than was named, or of another form.
             CommunicationTimeoutError: a rank did not go on. After this or the error before it is broken:
                 weights are half moved. Close it on every rank, and load them anew.
         """
         with self._alone():
             going, self._going = self._going, {}
             coming, self._coming = self._coming, {}
+            _check_targets(going, coming)
             number = self._executed
             self._executed += 1
             try:
                 self._move(number, going, coming)
             except BaseException as error:
                 self._broken = f"move {number} failed ({type(error).__name__})"
-                self._say_broken()
+                self._say(FAILED)
                 raise
 
     def close(self) -> None:
         """Gives its memory back. May be called twice."""
         self._broken = self._broken or "it is closed"
         with contextlib.suppress(BufferStateError):
-            self._say_broken()
+            self._say(CLOSED)
         self._memory.close()
 
     def _add(
@@ -182,12 +201,14 @@ class EplbCommunicator:
                 rule = f"the buffer has {self._num_ranks} ranks"
                 raise ArgumentError(name, number, rule, "Pass the rank's number in the buffer's group.")
             expert = NO_ID if expert_id is None else check_at_least("expert_id", expert_id, 0)
+            if expert > LAST_ID:
+                raise ArgumentError("expert_id", expert, f"the last one is {LAST_ID}", "Count from 0.")
             given = [tensors] if isinstance(tensors, torch.Tensor) else tensors
             if not isinstance(given, (list, tuple)) or not given:
                 rule = "it has the tensors of an expert"
                 raise ArgumentError("tensors", shown(tensors), rule, "Pass a list.", code=INVALID_ARGUMENT)
             parts = [bytes_of(f"tensors[{n}]", each) for n, each in enumerate(given)]
-            queues.setdefault(number, []).append(Message(expert, parts))
+            queues.setdefault(number, []).append(Message(expert, parts, _form_of(given)))
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -204,6 +225,9 @@ class EplbCommunicator:
         left = [(rank, self._send(rank, messages)) for rank, messages in going.items()]
         left += [(rank, self._receive(rank, messages)) for rank, messages in coming.items()]
         pause, deadline = SHORTEST_PAUSE_S, Deadline(self._timeout_s)
+        named = sorted({*going, *coming} - {self._rank})
+        self._look_at_failures(number, named)
+        self._look(number, sorted(going), deadline)  # what comes from one that has closed may be there
         while left:
             turns = [(rank, stream, next(stream, DONE)) for rank, stream in left]
             left = [(rank, stream) for rank, stream, moved in turns if moved != DONE]
@@ -213,6 +237,15 @@ class EplbCommunicator:
             self._look(number, sorted({rank for rank, _ in left}), deadline)
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
+        # What went may still be in the stage of one that does not want it. One that has closed has had all.
+        self._look_at_failures(number, named)
+
+    def _look_at_failures(self, number: int, ranks: list[int]) -> None:
+        if failed := [rank for rank in ranks if self._word(rank)[0] == FAILED]:
+            raise BufferStateError(
+                f"a move of rank(s) {failed} has failed, with which this rank moves weights in {number}. "
+                "Close it on every rank."
+            )
 
     def _look(self, number: int, ranks: list[int], deadline: Deadline) -> None:
         """Raises where nothing will come of waiting for ranks."""
@@ -229,8 +262,7 @@ class EplbCommunicator:
     def _send(self, rank: int, messages: Sequence[Message]) -> Iterator[int]:
         """Sends to a rank, and yields how many bytes went each time."""
         for message in _ordered(messages):
-            size = sum(map(len, message.parts))
-            head = torch.tensor([self._sent[rank], message.expert, size])
+            head = torch.tensor([self._sent[rank], message.expert, message.num_bytes, message.form])
             for data in (head.view(torch.uint8), *message.parts):
                 done = 0
                 while done < len(data):
@@ -242,15 +274,16 @@ class EplbCommunicator:
     def _receive(self, rank: int, messages: Sequence[Message]) -> Iterator[int]:
         """Receives from a rank, and yields how many bytes came each time."""
         for message in _ordered(messages):
-            size = sum(map(len, message.parts))
             head = torch.empty(HEAD_WORDS, dtype=torch.int64)
             yield from self._fill(rank, head.view(torch.uint8))
-            found, wanted = head.tolist(), [self._got[rank], message.expert, size]
+            found = head.tolist()
+            wanted = [self._got[rank], message.expert, message.num_bytes, message.form]
             if found != wanted:
+                also = "" if found[:3] != wanted[:3] else ", in other shapes, dtypes or orders in memory"
                 raise ConfigMismatchError(
                     f"rank {rank} sends expert {found[1]} with {found[2]} bytes (message {found[0]}) where "
-                    f"rank {self._rank} expects expert {wanted[1]} with {wanted[2]} (message {wanted[0]}); "
-                    f"{NO_ID} is an expert without a number. Name the same on both sides."
+                    f"rank {self._rank} expects expert {wanted[1]} with {wanted[2]} (message {wanted[0]})"
+                    f"{also}; {NO_ID} is an expert without a number. Name the same on both sides."
                 )
             for part in message.parts:
                 yield from self._fill(rank, part)
@@ -264,11 +297,46 @@ class EplbCommunicator:
             yield moved
 
     def _word(self, rank: int) -> npt.NDArray[np.int64]:
-        """Of a rank: whether it has failed or closed."""
+        """Of a rank: whether it has failed or closed, one element."""
         return self._memory.of(rank)[:LINE].view(torch.int64).numpy()
 
-    def _say_broken(self) -> None:
-        self._word(self._rank)[0] = 1
+    def _say(self, what: int) -> None:
+        word = self._word(self._rank)
+        word[0] = max(int(word[0]), what)
+
+
+def _form_of(tensors: Sequence[torch.Tensor]) -> int:
+    text = str([(tuple(each.shape), str(each.dtype), order_of(each)) for each in tensors])
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
+
+
+def _check_targets(going: dict[int, list[Message]], coming: dict[int, list[Message]]) -> None:
+    """Checks that what is received is written over nothing else of a move.
+
+    Raises:
+        ArgumentError: it is.
+    """
+
+    def named(kind: str, queues: dict[int, list[Message]]) -> list[tuple[str, Bytes]]:
+        return [
+            (f"a tensor of expert {message.expert} that is {kind} rank {rank}", part)
+            for rank, messages in queues.items()
+            for message in messages
+            for part in message.parts
+        ]
+
+    received = named("received from", coming)
+    check_apart(received)
+    # The same tensor may go to many ranks: it counts once.
+    sent = {(part.data_ptr(), len(part)): (name, part) for name, part in named("sent to", going)}
+    for name, part in sent.values():
+        for other, target in received:
+            begin, end = target.data_ptr(), target.data_ptr() + len(target)
+            if part.data_ptr() < end and begin < part.data_ptr() + len(part):
+                rule = f"it shares memory with {name}"
+                raise ArgumentError(
+                    other, "part of the same memory", rule, "Receive elsewhere, and copy then."
+                )
 
 
 def _ordered(messages: Sequence[Message]) -> list[Message]:

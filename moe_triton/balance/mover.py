@@ -7,6 +7,7 @@ at the same step (`moe_triton.balance.agreement`).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -16,12 +17,14 @@ from typing import NamedTuple
 
 import torch
 
-from moe_triton.balance.arguments import check_at_least
+from moe_triton.balance.arguments import check_at_least, check_layer
 from moe_triton.balance.placement import Placement
 from moe_triton.balance.stage import Bytes
 from moe_triton.balance.weights import ExpertWeights
 from moe_triton.core.checks import shown
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError, BufferStateError
+
+LAST_STEP = 1 << 62  # words have a sign
 
 
 class Copy(NamedTuple):
@@ -63,6 +66,7 @@ class Part:
 
     Attributes:
         placement: of all layers afterwards.
+        target: what stands for that.
         tables: of each run of neighbouring layers the first one, and (layers, N, F) int32, theirs.
         copies: that come to this rank.
         pieces: of them what is left that this rank reads where it lies.
@@ -71,6 +75,7 @@ class Part:
     """
 
     placement: Placement
+    target: int
     tables: list[tuple[int, torch.Tensor]]
     copies: list[Copy]
     pieces: deque[Piece]
@@ -95,7 +100,11 @@ class Mover:
     """Moves weights, and changes the tables by which rows find them. Every rank makes one, alike.
 
     In each step all ranks call, in this order and before the step's first dispatch, `switch` and, while there
-    is something to move, `step`. Each step has a dispatch of the weights' buffer.
+    is something to move, `step`. Each step has a dispatch of the weights' buffer. The first `switch` says
+    that this rank's weights are filled.
+
+    After an error while something moves a mover is of no more use: weights may be half moved, and the other
+    ranks hear of it in their next step. Load them anew, on every rank.
 
     Args:
         weights: filled as the placement says.
@@ -104,7 +113,8 @@ class Mover:
             ranks of routed experts. Few columns are mapped faster.
 
     Raises:
-        ArgumentError: a placement that does not fit the weights.
+        ArgumentError: a placement that does not fit the weights, or more columns than there are slots.
+        BufferStateError: another mover has the weights, and moves them or has failed.
     """
 
     def __init__(self, weights: ExpertWeights, placement: Placement, num_columns: int | None = None) -> None:
@@ -113,10 +123,16 @@ class Mover:
             raise ArgumentError("weights", shown(weights), rule, "Pass those.", code=INVALID_ARGUMENT)
         self._weights, self._parts = weights, weights.parts
         self._check_placement(placement)
-        self.placement = placement
         self._rank, self._num_ranks = weights.rank, placement.num_ranks
-        most = placement.num_ranks - placement.num_shared_ranks + 1
-        self._columns = most if num_columns is None else check_at_least("num_columns", num_columns, 2)
+        self._columns = placement.num_ranks - placement.num_shared_ranks + 1
+        if num_columns is not None:
+            self._columns = check_at_least("num_columns", num_columns, 2)
+            most = placement.num_replicas + 1
+            if self._columns > max(2, most):
+                rule = f"there are {placement.num_replicas} slots, and a column for the count"
+                raise ArgumentError("num_columns", self._columns, rule, f"Pass {most} or less.")
+        weights.hand_to(self)
+        self.placement = placement
         self._copy, self._agreement = weights.memory.copies, weights.agreement
         self._device = weights.memory.of(self._rank).device
         self._all_tables = self._tables_of(placement, range(placement.num_layers))
@@ -125,9 +141,11 @@ class Mover:
         self._queue: list[list[int]] = []  # the layers of each part that is left, the current one first
         self._part: Part | None = None  # the current one, once it is laid out
         self._last_step: int | None = None
+        self._broken = ""
         # (halves, L, P) the experts that all ranks' slots hold: only what differs is copied.
         self._held = torch.full((self._parts.halves, *placement.phy2log.shape), -1)
-        self._held[0] = placement.phy2log
+        for layer, half in enumerate(weights.halves):
+            self._held[half, layer] = placement.phy2log[layer]
         self._side: dict[str, list[Bytes]] = {}  # of the one layer that moves
         if self._parts.halves == 1:
             # Written once, so that no step has to wait for fresh pages.
@@ -138,8 +156,12 @@ class Mover:
             }
 
     def table(self, layer: int) -> torch.Tensor:
-        """A layer's table, (N, F) int32, for `EPBuffer.dispatch`'s eplb_table: always the same tensor."""
-        return self._tables[layer]
+        """A layer's table, (N, F) int32, for `EPBuffer.dispatch`'s eplb_table: always the same tensor.
+
+        Raises:
+            ArgumentError: there is no such layer.
+        """
+        return self._tables[check_layer(layer, self._parts.num_layers)]
 
     @property
     def is_moving(self) -> bool:
@@ -153,25 +175,28 @@ class Mover:
             Bytes that will be copied to this rank.
 
         Raises:
-            ArgumentError: a placement that does not fit the weights, or needs more columns than tables have.
-            BufferStateError: a move is under way.
+            ArgumentError: a placement that does not fit the weights, or needs more columns than tables have;
+                or tensors of adopted weights are others now.
+            BufferStateError: a move is under way, the mover is broken, or a graph is being captured.
         """
+        self.check_usable()
         if self._next is not None:
             raise BufferStateError("a move is under way. Call step and switch until it has ended.")
         self._check_placement(placement)
+        self._weights.check_unchanged()
         most = int(placement.logcnt.max())
         if most >= self._columns:
             rule = f"tables of {self._columns} columns have room for {self._columns - 1} replicas"
-            raise ArgumentError("placement", f"with {most} of an expert", rule, "Pass a larger num_columns.")
-        old = self.placement
-        changed = (placement.phy2log != old.phy2log).any(1).nonzero()[:, 0].tolist()
-        self._next = placement
+            remedy = "Make a Mover with a larger num_columns."
+            raise ArgumentError("placement", f"with {most} of an expert", rule, remedy)
+        changed = (placement.phy2log != self.placement.phy2log).any(1).nonzero()[:, 0].tolist()
         is_doubled = self._parts.halves > 1
-        self._queue = [changed] if is_doubled and changed else [[layer] for layer in changed]
-        digest = hashlib.blake2b(placement.phy2log.numpy().tobytes(), digest_size=7).digest()
-        self._agreement.begin(int.from_bytes(digest, "little"))
-        total = sum(len(self._of_layers(layers, self._rank)) for layers in self._queue)
-        self._part = self._lay_out(self._queue[0]) if self._queue else None
+        queue = [changed] if is_doubled and changed else [[layer] for layer in changed]
+        with self._whole():
+            self._agreement.begin(_digest(placement))
+            total = sum(len(self._of_layers(placement, layers, self._rank)) for layers in queue)
+            self._part = self._lay_out(placement, queue[0]) if queue else None
+            self._next, self._queue = placement, queue
         return total * self._parts.expert_bytes
 
     def step(self, max_bytes: int) -> int:
@@ -186,21 +211,25 @@ class Mover:
 
         Raises:
             ArgumentError: ``max_bytes`` is no positive integer.
-            ConfigMismatchError: a rank moves to another placement.
+            BufferStateError: the mover is broken, a rank has given up, the memory was given back, or a graph
+                is being captured.
+            ConfigMismatchError: a rank moves to another placement, or counts its steps otherwise.
         """
         left = check_at_least("max_bytes", max_bytes, 1)
-        if self._next is None:
+        self.check_usable()
+        if self._next is None or not self._queue:
             return 0
-        if self._part is None and self._queue:
-            self._part = self._lay_out(self._queue[0])
-        if (part := self._part) is None:
-            return 0
+        with self._whole():
+            return self._copied(self._next, left)
+
+    def _copied(self, target: Placement, left: int) -> int:
+        part = self._part = self._part or self._lay_out(target, self._queue[0])
         done = self._read(part.pieces, self._agreement.readable(), left)
         # What comes makes room at others; what goes gives them something to do. Neither waits for the other.
         done += self._through(part.coming, (left - done + 1) // 2)
         done += self._through(part.going, left - done)
         done += self._through(part.coming, left - done)
-        if done and not part.is_left:
+        if part.has_come is None and not part.is_left:
             part.has_come = self._copy.mark()
         return done
 
@@ -219,24 +248,28 @@ class Mover:
 
         Raises:
             ArgumentError: a step is left out or comes again.
-            ConfigMismatchError: a rank moves to another placement, or is in a step that cannot be.
+            BufferStateError: as of `step`.
+            ConfigMismatchError: as of `step`.
+            CommunicationTimeoutError: on an NPU, a rank has not come to the checkpoint before.
         """
         number = check_at_least("step", step, 0)
+        if number > LAST_STEP:
+            raise ArgumentError("step", number, f"the last one is {LAST_STEP}", "Count from 0.")
+        self.check_usable()
         if self._last_step is not None and number != self._last_step + 1:
             rule = f"the latest was {self._last_step}, and each step is begun once"
             raise ArgumentError("step", number, rule, f"Pass {self._last_step + 1}.")
-        self._last_step = number
-        if self._copy.is_capturing():
-            raise BufferStateError("a graph is being captured. Call switch between graphs.")
-        if not self._queue:
-            self._next = None
-            self._agreement.pass_step(number)
-            return ()
-        part = self._part
-        if self._agreement.arrive(number, part is not None and part.is_here):
+        with self._whole():
+            self._last_step = number
+            if not self._queue:
+                self._next = None
+                self._agreement.pass_step(number)
+                return ()
+            part = self._part
+            if not self._agreement.arrive(number, *((part.is_here, part.target) if part else (False, 0))):
+                return ()
             assert part is not None, "all ranks had it"
             return self._change(part)
-        return ()
 
     def _change(self, part: Part) -> tuple[int, ...]:
         layers = self._queue.pop(0)
@@ -257,16 +290,42 @@ class Mover:
             self._next = None
         return tuple(layers)
 
-    def _lay_out(self, layers: Sequence[int]) -> Part:
+    def check_usable(self) -> None:
+        """Checks that weights can be moved now.
+
+        Raises:
+            BufferStateError: they cannot.
+        """
+        if self._broken:
+            raise BufferStateError(f"{self._broken}. Load weights anew, on every rank.")
+        if self._copy.is_capturing():
+            raise BufferStateError("a graph is being captured. Move weights between graphs.")
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[None]:
+        """What is not done as a whole, as after Ctrl-C, is of no use to anybody: the other ranks are told."""
+        try:
+            yield
+        except BaseException as error:
+            self._broken = f"a move was left by {type(error).__name__}"
+            with contextlib.suppress(BufferStateError):  # the memory was given back: they have been told
+                self._agreement.give_up()
+            raise
+
+    def retire(self) -> None:
+        """Moves nothing any more: another mover has the weights."""
+        self._broken = "another Mover has these weights now"
+
+    def _lay_out(self, target: Placement, layers: Sequence[int]) -> Part:
         """What has to be done for some layers, and how all is afterwards."""
-        assert self._next is not None
         old, stage = self.placement, self._weights.stage
         mixed = old.phy2log.clone()
         index = torch.tensor(layers)
-        mixed[index] = self._next.phy2log[index]
+        mixed[index] = target.phy2log[index]
         placement = Placement(mixed, old.num_experts, self._num_ranks, old.num_shared_ranks)
         tables = [(run.start, self._tables_of(placement, run)) for run in _runs(layers)]
-        part = Part(placement, tables, self._of_layers(layers, self._rank), deque(), {}, {})
+        copies = self._of_layers(target, layers, self._rank)
+        part = Part(placement, _digest(placement), tables, copies, deque(), {}, {})
         self._copy.follow()  # what was at the side is in use, or was, until the current stream has come here
         for copy in part.copies:
             for name in self._parts.specs:
@@ -276,7 +335,7 @@ class Mover:
                 else:
                     part.coming.setdefault(copy.source, deque()).append(Piece(copy, None, targets))
         for rank in range(self._num_ranks) if stage is not None else ():
-            for copy in self._of_layers(layers, rank) if rank != self._rank else ():
+            for copy in self._of_layers(target, layers, rank) if rank != self._rank else ():
                 if copy.source == self._rank:
                     pieces = [Piece(None, self._source(copy, name), []) for name in self._parts.specs]
                     part.going.setdefault(rank, deque()).extend(pieces)
@@ -284,14 +343,13 @@ class Mover:
             self._held[self._other_half(layer), layer] = mixed[layer]  # once it has changed
         return part
 
-    def _of_layers(self, layers: Sequence[int], rank: int) -> list[Copy]:
+    def _of_layers(self, target: Placement, layers: Sequence[int], rank: int) -> list[Copy]:
         """What comes to a rank in some layers, each expert once."""
-        assert self._next is not None
         old = self.placement
         first = (rank - old.num_shared_ranks) * old.slots_per_rank
         if first < 0:  # it has shared experts alone
             return []
-        wanted = self._next.phy2log[:, first : first + old.slots_per_rank]
+        wanted = target.phy2log[:, first : first + old.slots_per_rank]
         copies = []
         for layer in layers:
             spare = self._held[self._other_half(layer), layer, first : first + old.slots_per_rank]
@@ -385,13 +443,32 @@ class Mover:
             raise ArgumentError(
                 "placement", shown(placement), "it is a Placement", "Pass one.", code=INVALID_ARGUMENT
             )
-        mine = self._parts.num_layers, self._parts.num_slots
-        its = placement.num_layers, placement.slots_per_rank
+        weights, parts = self._weights, self._parts
+        mine = {
+            "layers": parts.num_layers,
+            "slots of a rank": parts.num_slots,
+            "ranks": weights.num_ranks,
+            "ranks of shared experts": weights.num_shared_ranks,
+        }
+        sizes = (
+            placement.num_layers,
+            placement.slots_per_rank,
+            placement.num_ranks,
+            placement.num_shared_ranks,
+        )
+        its = dict(zip(mine, sizes, strict=True))
+        if (now := getattr(self, "placement", None)) is not None:
+            mine["experts"], its["experts"] = now.num_experts, placement.num_experts
         if mine != its:
-            rule = (
-                f"weights are of {mine[0]} layers, {mine[1]} slots a rank, and it has {its[0]} with {its[1]}"
-            )
-            raise ArgumentError("placement", "of other sizes", rule, "Pass one of the same.")
+            rule = "weights have " + ", ".join(f"{size} {name}" for name, size in mine.items())
+            given = "with " + ", ".join(f"{its[name]} {name}" for name in mine if mine[name] != its[name])
+            raise ArgumentError("placement", given, rule, "Pass one of the same sizes.")
+
+
+def _digest(placement: Placement) -> int:
+    """What stands for a placement: 56 bits, so that a word with a sign has room."""
+    digest = hashlib.blake2b(placement.phy2log.numpy().tobytes(), digest_size=7).digest()
+    return int.from_bytes(digest, "little")
 
 
 def _runs(layers: Sequence[int]) -> list[range]:

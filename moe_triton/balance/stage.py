@@ -6,6 +6,7 @@ another one. Each says in its own memory how much it has put in or taken out so 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -24,6 +25,10 @@ WORDS_PER_LINE = LINE // 8
 
 class Memory(Protocol):
     """Memory of each rank that all ranks reach: `moe_triton.EPBuffer.peer_memory`."""
+
+    @property
+    def num_dispatches(self) -> Callable[[], int]:
+        """How many dispatches this rank has begun."""
 
     @property
     def copies(self) -> SideCopies:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 
 from moe_triton.balance.agreement import Agreement, AtCheckpoints, InMemory
-from moe_triton.balance.arguments import check_at_least
+from moe_triton.balance.arguments import check_at_least, check_layer
 from moe_triton.balance.stage import Bytes, Memory, Stage
 from moe_triton.buffer import EPBuffer
 from moe_triton.core.checks import CPU, check_choice, check_text, shown
-from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
+from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError, BufferStateError
+from moe_triton.core.topology import Topology
 
 Side = Literal["layer", "double"]
 SIDES: tuple[Side, ...] = get_args(Side)
 ALIGNMENT = 64  # of tensors: a line of a cache
 HEADER_BYTES = 4096  # of each rank, for what it says of moves
+QUANTIZED = torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4
 CHECKPOINT_STEPS = 16
 """Reading what all ranks say takes a store about 0.1 ms a rank."""
 
@@ -75,6 +78,20 @@ class Parts:
         return HEADER_BYTES + (half * self.num_layers + layer) * self._layer_bytes + self._offsets[name]
 
 
+class Holder(Protocol):
+    """Who moves weights: a `moe_triton.balance.Mover`."""
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether a move has begun and not ended."""
+
+    def check_usable(self) -> None:
+        """Raises BufferStateError if it has failed."""
+
+    def retire(self) -> None:
+        """Moves nothing any more: another one does."""
+
+
 class ExpertWeights:
     """Weights of a rank's slots, layer by layer. Made by `allocate`.
 
@@ -82,7 +99,8 @@ class ExpertWeights:
         parts: where they lie.
         memory: of all ranks.
         rank: this one.
-        neighbours: ranks of a rank's server, itself among them: they are nearest to it.
+        topology: of the ranks.
+        num_shared_ranks: that have shared experts alone.
         agreement: of the ranks, on when to change.
 
     Attributes:
@@ -97,19 +115,27 @@ class ExpertWeights:
         parts: Parts,
         memory: Memory,
         rank: int,
-        neighbours: Callable[[int], Sequence[int]],
+        topology: Topology,
+        num_shared_ranks: int,
         agreement: Agreement,
     ) -> None:
-        self.parts, self.memory, self.rank, self.neighbours = parts, memory, rank, neighbours
+        self.parts, self.memory, self.rank, self.topology = parts, memory, rank, topology
+        self.num_ranks, self.num_shared_ranks = len(topology.servers), num_shared_ranks
         self.agreement = agreement
+        self._mover: Holder | None = None
         self.halves = [0] * parts.num_layers
 
     def layer(self, layer: int) -> Mapping[str, Any]:
         """A layer's tensors by name, (slots of this rank, *shape): filled once, and read by its experts.
 
         With ``side="double"`` they are other ones after each switch: ask anew in each step.
+
+        Raises:
+            ArgumentError: there is no such layer.
+            BufferStateError: the memory was given back.
         """
-        return self.parts.tensors(self.memory.of(self.rank), self.halves[layer], layer)
+        number = check_layer(layer, self.parts.num_layers)
+        return self.parts.tensors(self.memory.of(self.rank), self.halves[number], number)
 
     def bytes_of(self, rank: int, half: int, layer: int, name: str, slot: int) -> Bytes:
         """Those of one tensor of an expert, where it lies.
@@ -123,8 +149,31 @@ class ExpertWeights:
         """
         return self.parts.bytes_of(self.memory.of(rank), half, layer, name, slot)
 
+    def neighbours(self, rank: int) -> range:
+        """Ranks of a rank's server, itself among them: they are nearest to it."""
+        return self.topology.neighbours(rank)
+
+    def check_unchanged(self) -> None:
+        """Checks that tensors are where they were: those of `allocate` always are."""
+
+    def hand_to(self, mover: Holder) -> None:
+        """Gives them to a mover, and takes them from the one before.
+
+        Raises:
+            BufferStateError: that one moves them, or has failed.
+        """
+        if (before := self._mover) is not None:
+            before.check_usable()
+            if before.is_moving:
+                raise BufferStateError("another Mover is moving these weights. Use that one.")
+            before.retire()
+        self._mover = mover
+        self.agreement.enter(self.memory.copies.mark_in_turn())
+
     def close(self) -> None:
-        """Gives the memory back; tensors of it keep it until they go."""
+        """Gives the memory back; tensors of it keep it until they go. Ranks that still move hear of it."""
+        with contextlib.suppress(BufferStateError, RuntimeError):  # closed before; or no store any more
+            self.agreement.give_up()
         self.memory.close()
 
 
@@ -168,7 +217,8 @@ def allocate(
     if memory.copies.is_asynchronous:
         name = f"moves/{memory.number}"
         agreement = AtCheckpoints(memory, buffer, name, rank, num_ranks, every[0], memory.timeout_s)
-    return ExpertWeights(made[0], memory, rank, buffer.config.topology.neighbours, agreement)
+    config = buffer.config
+    return ExpertWeights(made[0], memory, rank, config.topology, config.num_shared_ranks, agreement)
 
 
 def check_buffer(buffer: object) -> None:
@@ -213,6 +263,16 @@ def described_specs(specs: Mapping[str, Spec]) -> dict[str, list[Any]]:
     return {name: [list(shape), str(dtype)] for name, (shape, dtype) in specs.items()}
 
 
+def has_whole_bytes(dtype: torch.dtype) -> bool:
+    """Whether bytes are all that tensors of a dtype hold, and elements are whole ones."""
+    if dtype in QUANTIZED:  # their scales are elsewhere
+        return False
+    try:
+        return torch.empty(1, dtype=dtype).view(torch.uint8).numel() > 0
+    except RuntimeError:
+        return False
+
+
 def check_specs(specs: object) -> dict[str, Spec]:
     """What describes an expert's tensors.
 
@@ -232,5 +292,8 @@ def check_specs(specs: object) -> dict[str, Spec]:
         if not isinstance(dtype, torch.dtype):
             rule = "a tensor is described by its shape, without the slot, and its dtype"
             raise ArgumentError("specs", shown(spec), rule, "Pass ((rows, columns), torch.bfloat16).")
+        if not has_whole_bytes(dtype):
+            rule = "elements are whole bytes that hold all that there is"
+            raise ArgumentError("specs", f"{dtype}", rule, "Describe it as torch.uint8.")
         checked[check_text("specs", name)] = sizes, dtype
     return checked

@@ -223,7 +223,8 @@ class Communicator(Exclusive):
         mine = self._meetings[0]
         if mine.group is None and mine.num_ranks > 1:
             raise BufferStateError("the buffer's group is gone, and ranks cannot meet. Keep the group.")
-        return PeerMemory(self.backend, Meeting(mine.group, mine.timeout_s, mine.members), asked)
+        meeting, counts = Meeting(mine.group, mine.timeout_s, mine.members), self.counts
+        return PeerMemory(self.backend, meeting, asked, lambda: counts["dispatch"])
 
     def leave(self, name: str, text: str) -> None:
         """Leaves a text for the other ranks; see `moe_triton.EPBuffer.leave`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from moe_triton.core.errors import ArgumentError, BufferStateError
 from moe_triton.core.uncopied import Uncopied
 from moe_triton.rendezvous.agreement import agree
 from moe_triton.rendezvous.meeting import Meeting
+from moe_triton.runtime.exclusive import FORKED
 
 Wanted = Callable[[], tuple[int, Mapping[str, Any]]]
 """Bytes of a rank's memory, and what else all ranks must say alike, JSON's types by name."""
@@ -28,9 +30,11 @@ class PeerMemory(Uncopied):
         backend: makes it.
         meeting: of the ranks, for this alone.
         asked: called once the ranks meet, so that they hear of its errors.
+        num_dispatches: how many dispatches this rank has begun, on any of its buffer's ways.
 
     Attributes:
         copies: what copies there beside a rank's own work.
+        num_dispatches: as it was given.
         number: of the meeting in which it was made, the same on every rank and no other one's.
         timeout_s: that ranks wait for each other.
 
@@ -43,7 +47,9 @@ class PeerMemory(Uncopied):
 
     _uncopied = "it is this rank's part of its group's memory. Make one where the copy is used."
 
-    def __init__(self, backend: Backend, meeting: Meeting, asked: Wanted) -> None:
+    def __init__(
+        self, backend: Backend, meeting: Meeting, asked: Wanted, num_dispatches: Callable[[], int]
+    ) -> None:
         try:
             num_bytes, said = asked()
             self.num_bytes = check_integer("num_bytes", num_bytes)
@@ -57,20 +63,28 @@ class PeerMemory(Uncopied):
             raise
         self.copies = backend.make_side_copies()
         self.number, self.timeout_s = meeting.number, meeting.timeout_s
-        self._meeting, self._is_closed = meeting, False
+        self.num_dispatches = num_dispatches
+        self._meeting, self._is_closed, self._pid = meeting, False, os.getpid()
 
     def of(self, rank: int) -> torch.Tensor:
         """A rank's memory, (num_bytes,) uint8. It stays mapped while a tensor of it is held.
 
         Raises:
-            BufferStateError: it was given back.
+            BufferStateError: it was given back, or this process was forked from the one that made it.
         """
+        if self._pid != os.getpid():
+            raise BufferStateError(FORKED)
         if self._is_closed:
             raise BufferStateError("this memory was given back. Make other memory.")
         return self._window.view(rank)
 
     def close(self) -> None:
-        """Gives this rank's part back, once nobody reads it any more. May be called twice."""
+        """Gives this rank's part back, once nobody reads it any more. May be called twice.
+
+        In a forked child it does nothing: the memory is its parent's.
+        """
+        if self._pid != os.getpid():
+            return
         self._is_closed = True
         self._window.close()
         self._meeting.leave()

@@ -172,6 +172,10 @@ def disagreeing(rank: int, num_ranks: int) -> list[tuple[str, str]]:
     def other_size(c: EplbCommunicator) -> None:
         c.add_send([torch.zeros(5000)], 1, 7) if rank == 0 else c.add_recv([torch.zeros(5001)], 0, 7)
 
+    def other_form(c: EplbCommunicator) -> None:
+        w = torch.zeros(3, 5)
+        c.add_send([w], 1, 7) if rank == 0 else c.add_recv([torch.zeros(5, 3).T], 0, 7)
+
     def nobody_sends(c: EplbCommunicator) -> None:
         if rank:
             c.add_recv([torch.zeros(3)], 0, 7)
@@ -180,17 +184,42 @@ def disagreeing(rank: int, num_ranks: int) -> list[tuple[str, str]]:
         attempt(other_expert)
         attempt(other_size)
         attempt(nobody_sends, timeout_s=0.2)
+        said.append(("", small(rank, buffer, other_form)))
     return said
+
+
+def small(rank: int, buffer: EPBuffer, named: Callable[[EplbCommunicator], None]) -> str:
+    """What each rank is told of a message that fits the stage: the sender learns of it in its next move."""
+    communicator = EplbCommunicator(buffer, timeout_s=seconds(30.0))
+    named(communicator)
+    error = ""
+    if rank == 0:
+        communicator.execute()
+        dist.barrier()
+    try:
+        if rank == 0:
+            communicator.add_send([torch.zeros(1)], 1, 8)
+        communicator.execute()
+    except MoeTritonError as caught:
+        error = f"{type(caught).__name__}: {caught}"
+    if rank:
+        dist.barrier()
+    dist.barrier()
+    communicator.close()
+    return error
 
 
 def test_ranks_that_disagree_are_told(ranks: Groups) -> None:
     first, second = ranks(2).run(disagreeing)
-    assert [name for name, _ in first] == ["BufferStateError", "BufferStateError", ""]
+    assert [name for name, _ in first] == ["BufferStateError", "BufferStateError", "", ""]
+    assert "a move of rank(s) [1] has failed" in first[3][1]
+    assert "in other shapes, dtypes or orders in memory" in second[3][1]
     assert "rank(s) [1]" in first[0][1]
     assert [name for name, _ in second] == [
         ConfigMismatchError.__name__,
         ConfigMismatchError.__name__,
         CommunicationTimeoutError.__name__,
+        "",
     ]
     assert "rank 0 sends expert 7 with 20000 bytes" in second[0][1]
     assert "expert 7 with 20004" in second[1][1]
@@ -206,6 +235,7 @@ REFUSED: dict[str, tuple[Callable[[EplbCommunicator], Any], str]] = {
     "a negative rank": (lambda c: c.add_recv([torch.zeros(1)], -1, 0), "src_rank is -1"),
     "a text for a rank": (lambda c: c.add_send([torch.zeros(1)], "0", 0), "dst_rank"),  # type: ignore[arg-type]
     "a negative expert": (lambda c: c.add_send([torch.zeros(1)], 0, -4), "expert_id is -4"),
+    "an expert beyond 64 bits": (lambda c: c.add_send([torch.zeros(1)], 0, 1 << 63), "expert_id is"),
     "no device": (lambda c: c.add_send([torch.zeros(1, device="meta")], 0, 0), r"tensors\[0\]"),
 }
 
@@ -220,6 +250,18 @@ def refusals(rank: int, num_ranks: int) -> list[str]:
             if not re.search(pattern, str(caught.value)):
                 wrong.append(f"{name}: {caught.value}")
         communicator.execute()  # nothing of that is left
+        w = torch.zeros(4)
+        overlaps: list[Callable[[], object]] = [
+            lambda: (communicator.add_send([w], 0, 1), communicator.add_recv([w], 0, 1)),
+            lambda: (communicator.add_recv([w[:3]], 0, 1), communicator.add_recv([w[2:]], 0, 2)),
+        ]
+        for overlap in overlaps:
+            overlap()
+            try:
+                communicator.execute()
+                wrong.append("it writes over what it sends or receives")
+            except ArgumentError as error:
+                wrong += [str(error)] * ("shares memory with" not in str(error))
         # To itself, from a leaf that wants a gradient, into one.
         w, came = (torch.nn.Parameter(torch.full((3,), v)) for v in (2.0, 0.0))
         communicator.add_send([w], 0, 1)

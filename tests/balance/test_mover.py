@@ -24,6 +24,7 @@ from moe_triton.balance import AdoptedWeights, ExpertWeights, Mover, Placement, 
 from moe_triton.balance.agreement import NUM_WORDS, PLACEMENTS, Agreement, AtCheckpoints, InMemory
 from moe_triton.balance.stage import Stage
 from moe_triton.balance.weights import HEADER_BYTES, Parts, Side
+from moe_triton.core.topology import Topology
 from moe_triton.processes import RankGroup
 from tests.patience import seconds
 
@@ -38,6 +39,10 @@ class SharedArrays:
     """Memory of ranks that are objects of one process."""
 
     copies = CpuSideCopies()
+
+    @staticmethod
+    def num_dispatches() -> int:
+        return 0
 
     def __init__(self, num_ranks: int, num_bytes: int) -> None:
         self._all = [torch.zeros(num_bytes, dtype=torch.uint8) for _ in range(num_ranks)]
@@ -94,7 +99,8 @@ def adopted(parts: Parts, num_ranks: int, held: str, ring_bytes: int) -> list[Ex
             parts,
             memory,
             rank,
-            lambda _: everyone,
+            Topology((num_ranks,)),
+            0,
             own_layers(held),
             stages[rank],
             InMemory(memory, rank, num_ranks),
@@ -140,7 +146,8 @@ class Ranks:
                     for rank in everyone
                 ]
             self.weights = [
-                ExpertWeights(parts, memory, rank, lambda _: everyone, agreements[rank]) for rank in everyone
+                ExpertWeights(parts, memory, rank, Topology((num_ranks,)), 0, agreements[rank])
+                for rank in everyone
             ]
         else:
             self.weights = adopted(parts, num_ranks, held, self.draw.choice([64, 128]))
@@ -227,7 +234,7 @@ def check_every_order(num_ranks: int, side: Side, last: int, held: str = "alloca
     return len(every)
 
 
-@pytest.mark.parametrize(("side", "held"), [*HOW, ("layer", CHECKPOINTS)])
+@pytest.mark.parametrize(("side", "held"), [HOW[0], HOW[3], ("layer", CHECKPOINTS)])
 def test_every_order_of_two_ranks_in_three_steps(side: Side, held: str) -> None:
     assert check_every_order(2, side, 3, held) >= 50
 
@@ -290,6 +297,9 @@ def test_what_moves_is_counted_and_bounded() -> None:
     new = Placement(ranks.old.phy2log.flip(1), EXPERTS, 2)
     assert mover.begin(new) == 4 * bytes_each  # both slots of both layers
     assert not mover.ready()
+    assert mover.step(50) == 0  # the other rank may not have filled its weights
+    for each in ranks.movers:
+        each.switch(0)
     assert [mover.step(50) for _ in range(3)] == [50, 50, 24]
     assert mover.ready()
     assert mover.step(50) == 0
@@ -336,7 +346,7 @@ REFUSED: dict[str, tuple[Callable[[Ranks], Any], type[Exception], str]] = {
     "other layers": (
         lambda r: r.movers[0].begin(Placement.initial(3, EXPERTS, 4, 2)),
         ArgumentError,
-        "of 2 layers, 2 slots a rank, and it has 3 with 2",
+        "with 3 layers, but weights have 2 layers, 2 slots",
     ),
     "a step of nothing": (lambda r: r.movers[0].step(0), ArgumentError, "max_bytes is 0"),
     "a step left out": (
@@ -358,7 +368,7 @@ REFUSED: dict[str, tuple[Callable[[Ranks], Any], type[Exception], str]] = {
             r.movers[0].step(9),
         ],
         ConfigMismatchError,
-        r"rank\(s\) \[1\] move to another placement than rank 0 in move 1",
+        r"rank\(s\) \[1\] move to another placement than rank 0",
     ),
     "other steps": (
         lambda r: [
@@ -559,6 +569,7 @@ def test_ranks_that_ask_for_other_memory_are_told_at_once(ranks: Groups) -> None
 def test_a_rank_that_is_about_to_begin_the_next_move_is_in_this_one() -> None:
     ranks = Ranks(2, "layer", 0)
     for mover in ranks.movers:
+        mover.switch(0)
         mover.begin(turned(ranks.old, [0]))
     # What stands for the placement of move 2, before its number.
     ranks.weights[1].memory.of(1)[: 8 * NUM_WORDS].view(torch.int64)[PLACEMENTS + 2 % 2] = 7
@@ -569,27 +580,29 @@ def test_a_rank_that_is_far_ahead_is_still_found_by_the_slowest() -> None:
     memory, texts = SharedArrays(2, HEADER_BYTES), ["", ""]
     first, second = (AtCheckpoints(memory, Texts(texts, r), "moves", r, 2, 4, 0.5) for r in range(2))
     for each in (first, second):
+        each.enter(lambda: True)
         each.begin(7)
-        assert not each.arrive(0, True)
-    assert first.arrive(4, True)
+        assert each.readable() == [False, False]  # nobody has said that its weights are there
+        assert not each.arrive(0, True, 7)
+    assert first.arrive(4, True, 7)
     first.changed(lambda: True)
     first.begin(8)
-    assert not any(first.arrive(step, True) for step in range(5, 12))
+    assert not any(first.arrive(step, True, 8) for step in range(5, 12))
     with pytest.raises(CommunicationTimeoutError, match=r"rank\(s\) \[1\]"):
-        first.arrive(12, True)
+        first.arrive(12, True, 8)
     assert first.readable() == [False, False]  # nobody has said that its device has changed
-    assert second.arrive(4, True)
+    assert second.arrive(4, True, 7)
     second.changed(lambda: False)
     second.begin(8)
     for step in (8, 12):
-        assert not second.arrive(step, False)
-    assert not first.arrive(12, True)
+        assert not second.arrive(step, False, 8)
+    assert not first.arrive(12, True, 8)
     assert first.readable() == [True, False]
     second.begin(9)
-    assert not second.arrive(16, False)
-    assert not first.arrive(16, True)
+    assert not second.arrive(16, False, 9)
+    assert not first.arrive(16, True, 8)
     with pytest.raises(ConfigMismatchError, match=r"rank\(s\) \[1\] move to another placement"):
-        first.arrive(20, True)
+        first.arrive(20, True, 8)
 
 
 @pytest.mark.parametrize(
@@ -599,6 +612,6 @@ def test_what_a_rank_says_is_not_trusted(text: str) -> None:
     memory = SharedArrays(2, HEADER_BYTES)
     mine = AtCheckpoints(memory, Texts(["", text], 0), "moves", 0, 2, 1, 0.01)
     mine.begin(7)
-    assert not mine.arrive(0, True)
+    assert not mine.arrive(0, True, 7)
     with pytest.raises(CommunicationTimeoutError, match=r"rank\(s\) \[1\]"):
-        mine.arrive(1, True)
+        mine.arrive(1, True, 7)
