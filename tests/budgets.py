@@ -23,14 +23,14 @@ others use and for kernels that nobody has compiled, and processors have slow ph
 
 BUDGETS_S: Mapping[str, tuple[float, float]] = {
     # folder: (make test, make test-long), on two cores, with kernels compiled before, and a quarter more
-    "tests": (150, 40),
+    "tests": (140, 40),
     "tests/ascendc": (325, 870),
     "tests/autotune": (92, 45),
     "tests/autotune/gate": (15, 35),
     "tests/autotune/model": (140, 140),
     "tests/backends": (25, 30),
     "tests/bad_calls": (15, 85),
-    "tests/balance": (30, 150),
+    "tests/balance": (40, 150),
     "tests/benchmarks": (50, 30),
     "tests/build": (95, 210),
     "tests/chaos": (5, 30),
