@@ -297,7 +297,7 @@ class Mover:
             BufferStateError: they cannot.
         """
         if self._broken:
-            raise BufferStateError(f"{self._broken}. Load weights anew, on every rank.")
+            raise BufferStateError(self._broken)
         if self._copy.is_capturing():
             raise BufferStateError("a graph is being captured. Move weights between graphs.")
 
@@ -307,14 +307,14 @@ class Mover:
         try:
             yield
         except BaseException as error:
-            self._broken = f"a move was left by {type(error).__name__}"
+            self._broken = f"a move was left by {type(error).__name__}. Load weights anew, on every rank."
             with contextlib.suppress(BufferStateError):  # the memory was given back: they have been told
                 self._agreement.give_up()
             raise
 
     def retire(self) -> None:
         """Moves nothing any more: another mover has the weights."""
-        self._broken = "another Mover has these weights now"
+        self._broken = "another Mover has these weights now. Use that one."
 
     def _lay_out(self, target: Placement, layers: Sequence[int]) -> Part:
         """What has to be done for some layers, and how all is afterwards."""
