@@ -142,7 +142,8 @@ def compare(rank: int, num_ranks: int, cases: Sequence[Relayed]) -> list[str]:
     for case, of in enumerate(cases):
         expected = by_turns(of.expected, of.case.rounds)
         for posts in POSTS:
-            with of.device(rank), make(of, posts) as buffer:
+            # Sixteen ranks and what else runs have two cores between them: one may come very late.
+            with of.device(rank), make(of, posts, timeout_s=seconds(120.0)) as buffer:
                 for number, each in enumerate(expected):
                     found = _compare_round(buffer, of, number, each)
                     wrong += [f"case {case} by {posts}, round {number}: {what}" for what in found]
