@@ -199,8 +199,7 @@ class InMemory:
         said = [Said.of(words.tolist()) for words in self._words_of]
         mine = said[self._rank]
         numbered = list(enumerate(said))
-        if gone := [r for r, each in numbered if each.broken]:
-            raise BufferStateError(f"rank(s) {gone} have given up moving weights, or given theirs back.")
+        _check_here([r for r, each in numbered if each.broken])
         at = mine.move % KEPT
         _check_alike(
             [r for r, e in numbered if e.move == mine.move and e.placements[at] != mine.placements[at]],
@@ -366,8 +365,7 @@ class AtCheckpoints:
         while True:
             notes = [_at(mine.checkpoint, text) for text in self._texts.left(self._name)]
             said = [note for note in notes if note is not None]
-            if gone := [rank for rank, note in enumerate(notes) if note and note.is_broken]:
-                raise BufferStateError(f"rank(s) {gone} have given up moving weights, or given theirs back.")
+            _check_here([rank for rank, note in enumerate(notes) if note and note.is_broken])
             _check_alike(
                 [
                     r
@@ -400,6 +398,12 @@ def _at(checkpoint: int, text: str) -> Noted | None:
     except (ValueError, TypeError, OverflowError, RecursionError):
         return None
     return next((note for note in notes if note.checkpoint == checkpoint), None)
+
+
+def _check_here(gone: list[int]) -> None:
+    """Raises for ranks that take no part any more."""
+    if gone:
+        raise BufferStateError(f"rank(s) {gone} have given up moving weights, or given theirs back.")
 
 
 def _check_alike(others: list[int], rank: int) -> None:

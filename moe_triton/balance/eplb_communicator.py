@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,7 @@ import torch
 
 from moe_triton.balance.adopted import STAGE_BYTES, bytes_of, check_apart, order_of, ring_bytes_of
 from moe_triton.balance.arguments import check_at_least
-from moe_triton.balance.stage import LINE, Bytes, Stage
+from moe_triton.balance.stage import LINE, Bytes, Stage, digest_of
 from moe_triton.balance.weights import check_buffer, check_synchronous
 from moe_triton.buffer import EPBuffer
 from moe_triton.core.checks import check_seconds, shown
@@ -307,7 +306,7 @@ class EplbCommunicator:
 
 def _form_of(tensors: Sequence[torch.Tensor]) -> int:
     text = str([(tuple(each.shape), str(each.dtype), order_of(each)) for each in tensors])
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
+    return digest_of(text.encode())
 
 
 def _check_targets(going: dict[int, list[Message]], coming: dict[int, list[Message]]) -> None:

@@ -8,7 +8,6 @@ at the same step (`moe_triton.balance.agreement`).
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import torch
 
 from moe_triton.balance.arguments import check_at_least, check_layer
 from moe_triton.balance.placement import Placement
-from moe_triton.balance.stage import Bytes
+from moe_triton.balance.stage import Bytes, digest_of
 from moe_triton.balance.weights import ExpertWeights
 from moe_triton.core.checks import shown
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError, BufferStateError
@@ -466,9 +465,8 @@ class Mover:
 
 
 def _digest(placement: Placement) -> int:
-    """What stands for a placement: 56 bits, so that a word with a sign has room."""
-    digest = hashlib.blake2b(placement.phy2log.numpy().tobytes(), digest_size=7).digest()
-    return int.from_bytes(digest, "little")
+    """What stands for a placement."""
+    return digest_of(placement.phy2log.numpy().tobytes())
 
 
 def _runs(layers: Sequence[int]) -> list[range]:

@@ -6,6 +6,7 @@ another one. Each says in its own memory how much it has put in or taken out so 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import Protocol
 
@@ -21,6 +22,11 @@ Bytes = torch.Tensor
 
 LINE = 64  # bytes, of a cache: each number has its own
 WORDS_PER_LINE = LINE // 8
+
+
+def digest_of(data: bytes) -> int:
+    """What stands for some bytes in a word of a rank: 56 bits, since words have a sign."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=7).digest(), "little")
 
 
 class Memory(Protocol):

@@ -21,7 +21,6 @@ Shapes: W ranks of this rank's server, S slots of each rank, L experts of its ow
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +29,7 @@ from typing import Any, NamedTuple
 import torch
 
 from moe_triton.balance.arguments import check_at_least
-from moe_triton.balance.stage import Memory
+from moe_triton.balance.stage import Memory, digest_of
 from moe_triton.balance.weights import HEADER_BYTES, Parts, Spec, check_specs, described_specs
 from moe_triton.buffer import EPBuffer
 from moe_triton.core.checks import CPU, check_choice, check_integer, check_tensor, contiguous, shown
@@ -298,8 +297,8 @@ class RedundantExperts:
         places = ",".join(f"{pair.offset}:{pair.expert_bytes}" for pair in pairs)
         return replicas, (
             num_local,
-            _digest(checked.numpy().tobytes()),
-            _digest(f"{num_slots},{places}".encode()),
+            digest_of(checked.numpy().tobytes()),
+            digest_of(f"{num_slots},{places}".encode()),
         )
 
     def _together(self, call: str, words: tuple[int, int, int], work: Callable[[], None]) -> None:
@@ -466,10 +465,6 @@ def _dense(name: str, value: object, first: int | str, dtype: torch.dtype | None
     rest = ["any"] * (max(tensor.ndim, 1) - 1 if is_tensor else 0)
     dtypes = [dtype or tensor.dtype] if is_tensor else []
     return check_tensor(name, tensor, shape=(first, *rest), dtypes=dtypes)
-
-
-def _digest(data: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(data, digest_size=7).digest(), "little")
 
 
 def _value(word: int, value: int) -> int | str:

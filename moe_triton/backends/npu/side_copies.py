@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from moe_triton.backends.npu.runtime import Runtime, Stream
+from moe_triton.backends.npu.runtime import Event, Runtime, Stream
 
 
 class NpuSideCopies:
@@ -31,24 +31,25 @@ class NpuSideCopies:
 
     def follow(self) -> None:
         """The side stream waits for the current one."""
-        event = self._runtime.make_event()
-        event.record(self._runtime.current_stream())
-        self._stream.wait_event(event)
+        self._stream.wait_event(self._recorded(self._runtime.current_stream()))
 
     def mark(self) -> Callable[[], bool]:
         """An event of the side stream."""
-        return self._recorded(self._stream)
+        return self._is_done(self._stream)
 
     def mark_in_turn(self) -> Callable[[], bool]:
         """An event of the current stream."""
-        return self._recorded(self._runtime.current_stream())
+        return self._is_done(self._runtime.current_stream())
 
     def is_capturing(self) -> bool:
         """As the run time says."""
         return self._runtime.is_capturing()
 
-    def _recorded(self, stream: Stream) -> Callable[[], bool]:
+    def _recorded(self, stream: Stream) -> Event:
         event = self._runtime.make_event()
         event.record(stream)
-        done: Callable[[], bool] = event.query
+        return event
+
+    def _is_done(self, stream: Stream) -> Callable[[], bool]:
+        done: Callable[[], bool] = self._recorded(stream).query
         return done
