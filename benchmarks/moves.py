@@ -5,6 +5,7 @@ all the while. In every other step, chosen at random, `Mover.step` copies a mega
 step to the one without beside it, last rank out minus first rank in. After each step a rank copies as many
 bytes of another rank's memory as the mover has, by `numpy.copyto` in pieces of a megabyte: what experts came
 in a second of `Mover.step` is compared with that, move by move; and a switch with a copy of what it changes.
+Then each rank is a server, and a paced link lies between them: how much of it do weights have?
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 
 from benchmarks import harness
 from moe_triton import EPBuffer
+from moe_triton.backends.cpu.paced_link import PacedLink, paced
 from moe_triton.balance import ExpertWeights, Mover, Placement, adopt, allocate
 from moe_triton.balance.weights import Side
 from moe_triton.processes import RankGroup
@@ -32,6 +34,9 @@ PIECE_BYTES = 1 << 20
 ARENA_BYTES = 96 << 20  # what is copied has left the caches when it comes again
 DTYPE = torch.float32
 EXCHANGED = 2  # experts of a layer, between neighbours
+LINK_GB_PER_S = 0.1  # slower than what steps could move
+LINK_STEP_BYTES = 8 << 20
+STAGE_BYTES = 32 << 20  # what is put into it has been taken out two steps later
 
 
 @dataclass(frozen=True)
@@ -122,13 +127,13 @@ def _weights(buffer: EPBuffer, setting: Setting, held: Placement) -> ExpertWeigh
     }
     if setting.held == "allocated":
         specs = {name: (shape, DTYPE) for name, shape in shapes.items()}
-        weights = allocate(buffer, setting.layers, specs, side=setting.side)
+        weights = allocate(buffer, setting.layers, specs, side=setting.side, stage_bytes=STAGE_BYTES)
     else:
         layers = [
             {name: torch.empty(setting.slots, *shape, dtype=DTYPE) for name, shape in shapes.items()}
             for _ in range(setting.layers)
         ]
-        weights = adopt(buffer, layers, side=setting.side)
+        weights = adopt(buffer, layers, side=setting.side, stage_bytes=STAGE_BYTES)
     for layer in range(setting.layers):
         own = held.phy2log[layer].view(setting.ranks, -1)[buffer.rank].tolist()
         for tensor in weights.layer(layer).values():
@@ -166,6 +171,25 @@ def run_experts(received: Any, layer: Mapping[str, Any], results: torch.Tensor, 
         begin += count
 
 
+def inputs(rank: int, setting: Setting) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A rank's tokens, ids and weights."""
+    draw = torch.Generator().manual_seed(rank)
+    x = torch.randn(setting.tokens, setting.hidden, generator=draw).bfloat16()
+    ids = torch.rand(setting.tokens, setting.experts, generator=draw).topk(setting.topk).indices.int()
+    return x, ids, torch.rand(setting.tokens, setting.topk, generator=draw)
+
+
+def make_buffer(setting: Setting, ranks_per_server: int | None = None) -> EPBuffer:
+    """Collective."""
+    return EPBuffer(
+        num_max_tokens_per_rank=setting.tokens,
+        hidden=setting.hidden,
+        num_topk=setting.topk,
+        num_experts=setting.ranks * setting.slots,
+        ranks_per_server=ranks_per_server,
+    )
+
+
 def measure(rank: int, num_ranks: int, setting: Setting) -> Found:
     """All moves on this rank."""
     cores = sorted(os.sched_getaffinity(0))
@@ -174,16 +198,8 @@ def measure(rank: int, num_ranks: int, setting: Setting) -> Found:
     found = Found()
     old, *goals = placements(setting)
     shuffle, line = random.Random(0), StartingLine()  # the same on every rank
-    draw = torch.Generator().manual_seed(rank)
-    x = torch.randn(setting.tokens, setting.hidden, generator=draw).bfloat16()
-    ids = torch.rand(setting.tokens, setting.experts, generator=draw).topk(setting.topk).indices.int()
-    scales = torch.rand(setting.tokens, setting.topk, generator=draw)
-    with EPBuffer(
-        num_max_tokens_per_rank=setting.tokens,
-        hidden=setting.hidden,
-        num_topk=setting.topk,
-        num_experts=num_ranks * setting.slots,
-    ) as buffer:
+    x, ids, scales = inputs(rank, setting)
+    with make_buffer(setting) as buffer:
         weights = _weights(buffer, setting, old)
         mover = Mover(weights, old)
         arena = buffer.peer_memory(lambda: (ARENA_BYTES, {}))
@@ -239,6 +255,43 @@ def measure(rank: int, num_ranks: int, setting: Setting) -> Found:
     return found
 
 
+def over_a_link(rank: int, num_ranks: int, setting: Setting) -> list[float]:
+    """Of each move, what came in the time of steps over what a link between servers has left for it.
+
+    Each rank is a server. Until all has come, what the link carries besides is rows.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    harness.keep_freed_memory()
+    old, *goals = placements(setting)
+    x, ids, scales = inputs(rank, setting)
+    found, line, link = [], StartingLine(), PacedLink(LINK_GB_PER_S)
+    with paced(link), make_buffer(setting, ranks_per_server=1) as buffer:
+        weights = _weights(buffer, setting, old)
+        mover = Mover(weights, old)
+        number = 0
+        for goal in goals:
+            line.wait()
+            coming, taken, begun = mover.begin(goal), link.taken_bytes, time.perf_counter()
+            elapsed = carried = 0.0
+            while mover.is_moving:
+                mover.switch(number)
+                at = number % setting.layers
+                received = buffer.dispatch(x, ids, eplb_table=mover.table(at))
+                mover.step(LINK_STEP_BYTES)  # goes while experts run, and not in front of rows
+                if not elapsed and mover.ready():
+                    elapsed, carried = time.perf_counter() - begun, link.taken_bytes - taken
+                results = torch.zeros_like(received.tokens)
+                run_experts(received, weights.layer(at), results, setting)
+                buffer.combine(results, received.handle, scales)
+                number += 1
+            # As much goes as comes.
+            found.append(coming / (LINK_GB_PER_S * 1e9 * elapsed - (carried - coming)))
+        weights.close()
+    os.sched_setaffinity(0, cores)
+    return found
+
+
 def step_ratios(per_rank: Sequence[Found]) -> list[float]:
     """Of each pair of steps side by side, with and without a copy, that can be compared on every rank."""
     took = harness.elapsed([found.spans for found in per_rank])
@@ -264,8 +317,15 @@ def figures(setting: Setting) -> tuple[dict[str, float], bool]:
     return found, any(each.is_shared for each in per_rank)
 
 
+def link_figures(setting: Setting) -> dict[str, float]:
+    """Starts the ranks, each a server; how much of the link between them weights had."""
+    with RankGroup(setting.ranks) as group:
+        per_rank: list[list[float]] = group.run(over_a_link, setting, timeout_s=600)
+    return harness.with_interval("of_link", [each for of_rank in per_rank for each in of_rank])
+
+
 def main() -> None:
-    """Measures all settings and prints a table."""
+    """Measures all settings and prints tables."""
     options = harness.parser(__doc__ or "")
     options.add_argument("--moves", type=harness.at_least(1), default=6, help="of each setting")
     options.add_argument("--ranks", type=harness.at_least(2, harness.MAX_RANKS), default=2)
@@ -273,8 +333,8 @@ def main() -> None:
     options.add_argument("--intermediate", type=harness.at_least(1), default=512)
     chosen = options.parse_args()
     rows, records = [], []
+    sizes = {"hidden": chosen.hidden, "intermediate": chosen.intermediate}
     for held, side in SETTINGS:
-        sizes = {"hidden": chosen.hidden, "intermediate": chosen.intermediate}
         setting = Setting(held, side, chosen.moves, chosen.ranks, **sizes)
         found, is_shared = figures(setting)
         case = {"held": held, "side": side, "shared": is_shared}
@@ -292,6 +352,14 @@ def main() -> None:
     columns = ("weights, side", "step", "95 %", "of memcpy", "95 %", "switch / memcpy", "95 %", "switch, us")
     harness.print_table("Steps with a megabyte moved over steps without, and what moves", columns, rows)
     print(harness.SHARED_NOTE)
+    rows = []
+    for held in ("allocated", "adopted"):
+        setting = Setting(held, "layer", chosen.moves, 2, layers=1, **sizes)
+        found = link_figures(setting)
+        records += harness.records_of("moves", {"held": held, "side": "layer", "servers": 2}, found)
+        rows.append([held, f"{found['of_link']:.2f}", harness.interval_text(found, "of_link")])
+    title = f"Between two servers, what came over what a link of {LINK_GB_PER_S} GB/s has beside rows"
+    harness.print_table(title, ("weights", "of the link", "95 %"), rows)
     harness.write_records(chosen.json, records)
 
 

@@ -32,7 +32,7 @@ from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.construction import Order, meet, seconds_to_meet
 from moe_triton.runtime.expert_mapping import ExpertMapping
 from moe_triton.runtime.owner import Owner
-from moe_triton.runtime.peer_memory import PeerMemory, Wanted
+from moe_triton.runtime.peer_memory import OutBytes, PeerMemory, Wanted
 from moe_triton.runtime.size_hint import get_buffer_size_hint
 from moe_triton.runtime.traces import TracePath
 from moe_triton.runtime.tuning_source import tuning_source
@@ -209,18 +209,20 @@ class EPBuffer(Owner, Uncopied):
         """Rows that a dispatch can deliver here at most (A)."""
         return self._communicator.capacity
 
-    def peer_memory(self, asked: Wanted) -> PeerMemory:
+    def peer_memory(self, asked: Wanted, out_bytes: OutBytes | None = None) -> PeerMemory:
         """Makes memory of each rank that all ranks read and write (`PeerMemory`). Collective.
 
         Args:
             asked: says how many bytes, the same on every rank, and what else has to be alike, by name. It is
                 called once all ranks have come, which then hear of its errors.
+            out_bytes: where ranks of other servers are to be posted to, says how many bytes behind these this
+                rank posts from. None: they are read and written like others.
 
         Raises:
             ArgumentError: a number of bytes that cannot be.
             BufferStateError: the buffer is closed, broken or in use by another thread.
             ConfigMismatchError: ranks ask for different things, or another one's request is refused.
-            WindowError: no memory for it, or on an NPU a rank that is out of reach.
+            WindowError: no memory for it, or on an NPU a rank that is out of reach, or can only be posted to.
             CommunicationTimeoutError: a rank did not come.
 
         Examples:
@@ -231,7 +233,7 @@ class EPBuffer(Owner, Uncopied):
             7
             >>> memory.close()
         """
-        return self._communicator.peer_memory(asked)
+        return self._communicator.peer_memory(asked, out_bytes)
 
     def barrier(self) -> None:
         """Waits until every rank is here. Collective.

@@ -91,6 +91,9 @@ public:
         return true;
     }
 
+    // How many messages to a rank are delivered, and their memory free again; they are in the order of posting.
+    uint64_t Delivered(uint32_t rank) const { return HasQueue(rank) ? peers_[rank].ring->Delivered() : 0; }
+
 private:
     // Messages to other servers come one after the other: none is due before those that were posted first.
     Sleep Wakes(const PostItem& item) const {

@@ -56,6 +56,9 @@ public:
     uint64_t Posted() const { return tail_.load(std::memory_order_acquire); }
     const RingEntry& At(uint64_t number) const { return entries_[number % entries_.size()]; }
 
+    // How many of them are delivered.
+    uint64_t Delivered() const { return head_.load(std::memory_order_acquire); }
+
     // The oldest one is delivered, and its place free.
     void Pop() { head_.store(head_.load(std::memory_order_relaxed) + 1, std::memory_order_release); }
 

@@ -141,6 +141,12 @@ const char* moe_row_copy_name(uint64_t number) { return number < NUM_COPIES ? RO
 // The way itself, as `LaunchSettings` takes it.
 void* moe_row_copy(uint64_t number) { return reinterpret_cast<void*>(ROW_COPIES[number].copy); }
 
+// Copies past the caches, and is seen by whoever sees what is written after it.
+void moe_stream(uint8_t* to, const uint8_t* from, uint64_t bytes) {
+    moe::emulation::StreamBytes(to, from, bytes);
+    moe::emulation::OrderStreamed();
+}
+
 // How many times as fast as the first way each one is, by its number, and behind them streaming stores; 0 if there are
 // none. So many rows of each thread go to `PLACES` places each. 1 where there is no memory or thread for that.
 int moe_time_row_copies(uint64_t rows, uint32_t threads, uint64_t most_ns, double* speed_ups) try {

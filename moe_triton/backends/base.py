@@ -48,6 +48,26 @@ class Window(Protocol):
         """Gives the memory back. May be called twice."""
 
 
+class HostPosts(Protocol):
+    """Messages that the host posts to queues, out of a window that no kernel posts from."""
+
+    def post(self, rank: int, local: int, remote: int, num_bytes: int) -> bool:
+        """Posts a message, behind all that was posted to this rank; its bytes are read until it is delivered.
+
+        Args:
+            rank: whom to.
+            local: where the bytes lie in this rank's window, behind what peers write.
+            remote: where they go in that rank's window.
+            num_bytes: of the message.
+
+        Returns:
+            Whether it is posted: the queue may be full.
+        """
+
+    def delivered(self, rank: int) -> int:
+        """How many of the messages to a rank are there, in the order in which they were posted."""
+
+
 class TraceEvent(NamedTuple):
     """Something that took time. Times are of CLOCK_MONOTONIC, the same for all ranks of a machine.
 
@@ -280,6 +300,20 @@ class Backend(Protocol):
             queues: to peers that are not written to directly; None for none.
             log: of `make_trace_log`, to trace what an emulated link carries.
             private_bytes: that this rank's calls will take besides.
+        """
+
+    def make_side_window(
+        self, num_bytes: int, meeting: Meeting, queues: Queues | None = None
+    ) -> tuple[Window, HostPosts | None]:
+        """Makes memory that kernels do not know, and where queues are what posts from it.
+
+        Args:
+            num_bytes: of it.
+            meeting: of the ranks that reach it.
+            queues: to peers that are not written to directly; None for none.
+
+        Raises:
+            WindowError: there is no memory for it, or a peer cannot be reached.
         """
 
     def make_side_copies(self) -> SideCopies:

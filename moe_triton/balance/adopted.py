@@ -9,28 +9,27 @@ from typing import Any
 
 import torch
 
-from moe_triton.balance.agreement import Agreement, InMemory
+from moe_triton.balance.agreement import Agreement
 from moe_triton.balance.arguments import check_at_least, check_layer
-from moe_triton.balance.stage import LINE, Bytes, Memory, Stage
+from moe_triton.balance.stage import Bytes, Memory, Stage
 from moe_triton.balance.weights import (
-    HEADER_BYTES,
+    CHECKPOINT_STEPS,
+    STAGE_BYTES,
     ExpertWeights,
+    Made,
     Parts,
     Side,
     Spec,
     check_buffer,
-    check_synchronous,
     described,
     has_whole_bytes,
     num_halves,
+    ring_bytes_of,
 )
 from moe_triton.buffer import EPBuffer
-from moe_triton.core.checks import CPU, check_text, not_plain_error, shown
+from moe_triton.core.checks import check_text, not_plain_error, shown
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
 from moe_triton.core.topology import Topology
-
-STAGE_BYTES = 8 << 20
-"""Of each rank: a few pieces of a megabyte for each of some ranks."""
 
 Held = torch.Tensor | Sequence[torch.Tensor]
 """Of a layer's slots: a tensor (slots, *shape), or one for each."""
@@ -61,18 +60,18 @@ class AdoptedWeights(ExpertWeights):
         stage: Stage,
         agreement: Agreement,
     ) -> None:
-        super().__init__(parts, memory, rank, topology, num_shared_ranks, agreement)
-        self.stage = stage
+        super().__init__(parts, memory, rank, topology, num_shared_ranks, agreement, stage)
         # What is moved is the tensors' memory: none is to be replaced by another one.
         halves = [[{name: _fixed(held) for name, held in layer.items()} for layer in layers]]
         if parts.halves > 1:
             halves.append([{name: _like(held) for name, held in layer.items()} for layer in layers])
         self._layers = [[MappingProxyType(layer) for layer in half] for half in halves]
         # (halves, layers) by name, slot by slot.
+        device = memory.of(rank).device
         self._bytes = [
             [
                 {
-                    name: [bytes_of(f"layers[{n}][{name!r}]", each) for each in held]
+                    name: [bytes_of(f"layers[{n}][{name!r}]", each, device) for each in held]
                     for name, held in layer.items()
                 }
                 for n, layer in enumerate(half)
@@ -90,6 +89,10 @@ class AdoptedWeights(ExpertWeights):
         """
         number = check_layer(layer, self.parts.num_layers)
         return self._layers[self.halves[number]][number]
+
+    def is_staged(self, rank: int) -> bool:
+        """All but this rank's own: no other one sees them."""
+        return rank != self.rank
 
     def check_unchanged(self) -> None:
         """Checks that tensors are where they were: a parameter's data may have been replaced.
@@ -117,6 +120,7 @@ def adopt(
     *,
     side: Side = "layer",
     stage_bytes: int = STAGE_BYTES,
+    checkpoint_steps: int = CHECKPOINT_STEPS,
 ) -> AdoptedWeights:
     """Takes weights that a model holds already. Collective: every rank calls it alike.
 
@@ -126,10 +130,12 @@ def adopt(
     Args:
         buffer: whose ranks they are of.
         layers: of each layer with experts its tensors by name: (slots of this rank, *shape), or one (*shape)
-            for each slot; of any dtype, dense, on the CPU. A rank with shared experts alone passes tensors of
-            no slots.
+            for each slot; of any dtype, dense, on the buffer's device. A rank with shared experts alone
+            passes tensors of no slots.
         side: "layer": what comes waits in memory of one layer; "double": there is room for all twice.
         stage_bytes: of the memory through which they go, on each rank.
+        checkpoint_steps: see `moe_triton.balance.allocate`; on an NPU also steps from one look at what has
+            come to the next.
 
     Raises:
         ArgumentError: a bad argument.
@@ -146,53 +152,35 @@ def adopt(
         >>> weights.close()
     """
     check_buffer(buffer)
-    check_synchronous(buffer)
-    num_ranks = buffer.config.num_ranks
-    made: list[tuple[Parts, int]] = []
+    config, made = buffer.config, Made()
 
     def asked() -> tuple[int, dict[str, Any]]:
-        halves, ring_bytes = num_halves(side), ring_bytes_of(stage_bytes, num_ranks)
-        is_routed = buffer.rank >= buffer.config.num_shared_ranks
-        slots = buffer.config.num_local_experts
-        kinds = _kinds_of(layers, slots if is_routed else 0)
-        parts = Parts(len(layers), slots, kinds.specs, halves)
-        made.append((parts, ring_bytes))
-        said = {**described(parts, side), "ring_bytes": ring_bytes, "dimensions in memory": kinds.orders}
-        return HEADER_BYTES + Stage.num_bytes(num_ranks, ring_bytes), said
+        halves, made.ring_bytes = num_halves(side), ring_bytes_of(stage_bytes, config.num_ranks)
+        made.every = check_at_least("checkpoint_steps", checkpoint_steps, 1)
+        is_routed = buffer.rank >= config.num_shared_ranks
+        slots = config.num_local_experts
+        kinds = _kinds_of(layers, slots if is_routed else 0, buffer.device)
+        made.parts = Parts(len(layers), slots, kinds.specs, halves)
+        said = {**described(made.parts, side), **made.said(), "dimensions in memory": kinds.orders}
+        return made.num_bytes(config.num_ranks), said
 
-    memory = buffer.peer_memory(asked)
-    parts, ring_bytes = made[0]
-    stage = Stage(memory, HEADER_BYTES, buffer.rank, num_ranks, ring_bytes)
-    agreement = InMemory(memory, buffer.rank, num_ranks)
-    config = buffer.config
+    memory = buffer.peer_memory(asked, lambda: made.out_bytes(config.num_ranks))
+    agreement, stage = made.agreement(buffer, memory), made.stage(buffer, memory)
     shared = config.num_shared_ranks
-    return AdoptedWeights(parts, memory, buffer.rank, config.topology, shared, layers, stage, agreement)
+    topology = config.topology
+    return AdoptedWeights(made.parts, memory, buffer.rank, topology, shared, layers, stage, agreement)
 
 
-def ring_bytes_of(stage_bytes: object, num_ranks: int) -> int:
-    """Bytes that a rank's stage has for each other one.
-
-    Raises:
-        ArgumentError: there would be none.
-    """
-    wanted = check_at_least("stage_bytes", stage_bytes, 1)
-    ring_bytes = wanted // num_ranks // LINE * LINE
-    if not ring_bytes:
-        rule = f"each of {num_ranks} ranks gets a part of at least {LINE} bytes"
-        raise ArgumentError("stage_bytes", wanted, rule, f"Pass {LINE * num_ranks} or more.")
-    return ring_bytes
-
-
-def bytes_of(name: str, tensor: torch.Tensor) -> Bytes:
+def bytes_of(name: str, tensor: torch.Tensor, device: torch.device) -> Bytes:
     """A dense tensor's bytes in the order in which they lie, without a copy.
 
     Raises:
-        ArgumentError: it has gaps, is not on the CPU, or its elements are not whole bytes.
+        ArgumentError: it has gaps, is not on the device, or its elements are not whole bytes.
     """
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentError(name, shown(tensor), "it is a tensor", "Pass one.", code=INVALID_ARGUMENT)
     plain = tensor.detach()
-    if (error := not_plain_error(name, plain, CPU)) is not None:
+    if (error := not_plain_error(name, plain, device)) is not None:
         raise error
     if plain.is_quantized or not has_whole_bytes(plain.dtype):
         rule = "its elements are whole bytes that hold all that there is"
@@ -231,9 +219,15 @@ def order_of(tensor: torch.Tensor) -> list[int]:
 
 def _like(held: Held) -> Held:
     """Other memory for as many slots, of the same strides."""
-    if isinstance(held, torch.Tensor):
-        return torch.empty_like(held, requires_grad=False)
-    return tuple(torch.empty_like(each, requires_grad=False) for each in held)
+
+    def like(tensor: torch.Tensor) -> torch.Tensor:
+        made = torch.empty_like(tensor, requires_grad=False)
+        made.permute(order_of(made)).reshape(-1).view(
+            torch.uint8
+        ).zero_()  # no step waits for fresh pages then
+        return made
+
+    return like(held) if isinstance(held, torch.Tensor) else tuple(map(like, held))
 
 
 def _fixed(held: Held) -> Held:
@@ -265,7 +259,7 @@ class Kinds:
             raise ArgumentError(where, f"{found[0]}, {found[1]}", rule, "Pass tensors that are alike.")
 
 
-def _kinds_of(layers: object, slots: int) -> Kinds:
+def _kinds_of(layers: object, slots: int, device: torch.device) -> Kinds:
     """What an expert consists of, and whether all are alike.
 
     Raises:
@@ -289,7 +283,7 @@ def _kinds_of(layers: object, slots: int) -> Kinds:
         for key, held in layer.items():
             where = f"layers[{n}][{check_text('layers', key)!r}]"
             for slot, each in enumerate(_slots_of(where, held, slots)):
-                seen.append((f"{where}[{slot}]", bytes_of(where, each)))
+                seen.append((f"{where}[{slot}]", bytes_of(where, each, device)))
                 kinds.add(key, where, each)
     check_apart(seen if slots else ())
     return kinds
@@ -313,5 +307,6 @@ def _slots_of(where: str, held: object, slots: int) -> Sequence[torch.Tensor]:
         rule = f"this rank has {slots} slots"
         raise ArgumentError(where, f"of {len(tensors)}", rule, "Pass the weights of all of them.")
     if isinstance(held, torch.Tensor) and not slots:
-        return [torch.empty_strided(held.shape[1:], held.stride()[1:], dtype=held.dtype)]
+        shape, strides = held.shape[1:], held.stride()[1:]
+        return [torch.empty_strided(shape, strides, dtype=held.dtype, device=held.device)]
     return tensors

@@ -5,9 +5,9 @@ Where ranks see each other's memory at once, as on CPUs, no message is needed bu
 have begun it. So it sees whatever a rank has left before its own dispatch of t - 1. Each rank says in which
 step it had everything; the step after the last of these is the one.
 
-Where hosts run ahead of their devices (`AtCheckpoints`), hosts know nothing of each other's steps. There each
-leaves a text at every n-th step, a checkpoint, and what all have left at one decides for all at the next:
-they read the same texts, so they decide alike.
+Where hosts run ahead of their devices, or queues lie between ranks (`AtCheckpoints`), words in memory say
+nothing of the steps of others. There each leaves a text at every n-th step, a checkpoint, and what all have
+left at one decides for all at the next: they read the same texts, so they decide alike.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from moe_triton.balance.carriers import Texts
 from moe_triton.balance.stage import Memory
 from moe_triton.core.errors import BufferStateError, CommunicationTimeoutError, ConfigMismatchError
 from moe_triton.core.threads import Deadline
@@ -128,7 +129,8 @@ class InMemory:
 
     def __init__(self, memory: Memory, rank: int, num_ranks: int) -> None:
         self._memory, self._rank = memory, rank
-        self._words_of = [memory.of(r)[: 8 * NUM_WORDS].view(torch.int64).numpy() for r in range(num_ranks)]
+        heads = [memory.of(r)[: 8 * NUM_WORDS].view(torch.int64).numpy() for r in range(num_ranks)]
+        self._words_of = [words.data for words in heads]  # whose words cost less one by one
         self._words = self._words_of[rank]
         self._first_step: int | None = None
         self._begun = 0  # in which step
@@ -148,11 +150,12 @@ class InMemory:
     def readable(self) -> list[bool]:
         """See `Agreement`. Nobody is ahead of what this rank lacks."""
         said = self._all_said()
-        return [each.step > 0 and each.switched >= said[self._rank].switched for each in said]
+        mine = said[self._rank][SWITCHED]
+        return [words[STEP] > 0 and words[SWITCHED] >= mine for words in said]
 
     def pass_step(self, step: int) -> None:
         """See `Agreement`."""
-        self._memory.of(self._rank)
+        self._memory.of(self._rank)  # an error once it was given back
         if self._first_step is None:
             self._first_step = step
         self._words[DISPATCHES + step % KEPT_STEPS] = self._memory.num_dispatches()
@@ -162,18 +165,19 @@ class InMemory:
         """See `Agreement`."""
         self.pass_step(step)
         said = self._all_said()
-        part = said[self._rank].switched + 1
+        mine = said[self._rank]
+        part = mine[SWITCHED] + 1
         at = HAD + HAD_WORDS * (part % KEPT)
-        had = [each.had[part % KEPT] for each in said]
-        if has_all and had[self._rank][0] != part:
-            self._words[at + 1 : at + HAD_WORDS] = step, target
+        if has_all and mine[at] != part:
+            self._words[at + 1], self._words[at + 2] = step, target
             self._words[at] = part  # after the rest: others look at the number first
             return False
-        if any(number != part for number, _, _ in had):
-            self._look_for_the_late(said)
-            return False
-        _check_alike([r for r, each in enumerate(had) if each[2] != target], self._rank)
-        due = max(each[1] for each in had) + 1
+        for words in said:
+            if words[at] != part:
+                self._look_for_the_late(said)
+                return False
+        _check_alike([rank for rank, words in enumerate(said) if words[at + 2] != target], self._rank)
+        due = max(words[at + 1] for words in said) + 1
         if step > due:
             raise ConfigMismatchError(f"the ranks change weights in step {due}, and this one is in {step}")
         return step == due
@@ -188,15 +192,23 @@ class InMemory:
         self._memory.of(self._rank)
         self._words[BROKEN] = 1
 
-    def _all_said(self) -> list[Said]:
+    def _all_said(self) -> list[list[int]]:
         """What all ranks have left.
 
         Raises:
             BufferStateError: one has given up.
             ConfigMismatchError: one moves elsewhere, or counts its steps otherwise.
         """
-        self._memory.of(self._rank)  # an error once it was given back
-        said = [Said.of(words.tolist()) for words in self._words_of]
+        said = [words.tolist() for words in self._words_of]
+        mine = said[self._rank]
+        for words in said:
+            if not _is_alike(words, mine):
+                self._check([Said.of(each) for each in said])
+                break
+        return said
+
+    def _check(self, said: list[Said]) -> None:
+        """Looks for what is wrong, if anything is."""
         mine = said[self._rank]
         numbered = list(enumerate(said))
         _check_here([r for r, each in numbered if each.broken])
@@ -206,7 +218,6 @@ class InMemory:
             self._rank,
         )
         self._check_steps(numbered, mine)
-        return said
 
     def _check_steps(self, numbered: list[tuple[int, Said]], mine: Said) -> None:
         """Checks that ranks are at most a step apart, and that a step is the same one for all."""
@@ -235,24 +246,15 @@ class InMemory:
                         f"{self._rank} {counts[1]}: it is not the same step. Count steps alike on every rank."
                     )
 
-    def _look_for_the_late(self, said: list[Said]) -> None:
+    def _look_for_the_late(self, said: list[list[int]]) -> None:
         mine = said[self._rank]
-        late = [rank for rank, each in enumerate(said) if each.move < mine.move]
-        if late and mine.step - self._begun > LATE_STEPS:
+        if mine[STEP] - self._begun <= LATE_STEPS:
+            return
+        if late := [rank for rank, words in enumerate(said) if words[MOVE] < mine[MOVE]]:
             raise ConfigMismatchError(
-                f"rank(s) {late} have not begun move {mine.move} of rank {self._rank}, {LATE_STEPS} steps "
+                f"rank(s) {late} have not begun move {mine[MOVE]} of rank {self._rank}, {LATE_STEPS} steps "
                 "after it. Begin the same moves on every rank."
             )
-
-
-class Texts(Protocol):
-    """Where ranks leave texts for each other: `moe_triton.EPBuffer`."""
-
-    def leave(self, name: str, text: str) -> None:
-        """Leaves one in place of this rank's last one."""
-
-    def left(self, name: str) -> list[str]:
-        """All ranks' last ones; "" of a rank that has left none."""
 
 
 class Noted(NamedTuple):
@@ -274,6 +276,21 @@ class Noted(NamedTuple):
     settled: int
     dispatches: int
     is_broken: int
+
+
+def _is_alike(words: list[int], mine: list[int]) -> bool:
+    """Whether nothing can be wrong with what a rank has left, as in nearly every step."""
+    low = min(words[STEP], mine[STEP])
+    kept = MOVE, PLACEMENTS + mine[MOVE] % KEPT
+    steps = DISPATCHES + (low - 1) % KEPT_STEPS, DISPATCHES + (low - 2) % KEPT_STEPS
+    return (
+        not words[BROKEN]
+        and low > 1
+        and max(words[STEP], mine[STEP]) - low <= 1
+        and (words[kept[0]] != mine[kept[0]] or words[kept[1]] == mine[kept[1]])
+        and words[steps[0]] == mine[steps[0]]
+        and words[steps[1]] == mine[steps[1]]
+    )
 
 
 class AtCheckpoints:

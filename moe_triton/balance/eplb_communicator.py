@@ -8,14 +8,13 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from moe_triton.balance.adopted import STAGE_BYTES, bytes_of, check_apart, order_of, ring_bytes_of
+from moe_triton.balance.adopted import bytes_of, check_apart, order_of
 from moe_triton.balance.arguments import check_at_least
-from moe_triton.balance.stage import LINE, Bytes, Stage, digest_of
-from moe_triton.balance.weights import check_buffer, check_synchronous
+from moe_triton.balance.carriers import Region, make_stage
+from moe_triton.balance.stage import Bytes, digest_of
+from moe_triton.balance.weights import STAGE_BYTES, check_buffer, ring_bytes_of
 from moe_triton.buffer import EPBuffer
 from moe_triton.core.checks import check_seconds, shown
 from moe_triton.core.errors import (
@@ -92,17 +91,19 @@ class EplbCommunicator:
 
     def __init__(self, buffer: EPBuffer, *, stage_bytes: int = STAGE_BYTES, timeout_s: float = 60.0) -> None:
         check_buffer(buffer)
-        check_synchronous(buffer)
         self._rank, self._num_ranks = buffer.rank, buffer.config.num_ranks
+        self._device = buffer.device
         made: list[int] = []
 
         def asked() -> tuple[int, dict[str, Any]]:
             self._timeout_s = check_seconds("timeout_s", timeout_s)
             made.append(ring_bytes_of(stage_bytes, self._num_ranks))
-            return LINE + Stage.num_bytes(self._num_ranks, made[0]), {"ring_bytes": made[0]}
+            return Region.num_bytes(self._num_ranks, made[0]), {"ring_bytes": made[0]}
 
-        self._memory = buffer.peer_memory(asked)
-        self._stage = Stage(self._memory, LINE, self._rank, self._num_ranks, made[0])
+        self._memory = memory = buffer.peer_memory(asked, lambda: Region.out_bytes(self._num_ranks, made[0]))
+        self._copies = memory.copies
+        region = Region(memory, 0, self._rank, self._num_ranks, made[0])
+        self._stage = make_stage(region, buffer, f"experts/{memory.number}")
         self._lock = threading.Lock()
         self._going: dict[int, list[Message]] = {}
         self._coming: dict[int, list[Message]] = {}
@@ -110,6 +111,7 @@ class EplbCommunicator:
         self._sent = [0] * self._num_ranks
         self._got = [0] * self._num_ranks
         self._executed = 0
+        self._heads: list[torch.Tensor] = []
         self._broken = ""
         self._stream: object = None
 
@@ -119,7 +121,10 @@ class EplbCommunicator:
         return False
 
     def set_stream(self, cuda_stream: object) -> None:
-        """Takes a stream as vLLM passes it. On CPUs all is done when `execute` returns, in any stream."""
+        """Takes a stream as vLLM passes it: what it was given before `execute` is waited for there.
+
+        What comes is there when `execute` returns, for any stream.
+        """
         self._stream = cuda_stream
 
     def set_transfer_context(self, old_indices: object = None, layer_idx: int | None = None) -> None:
@@ -131,7 +136,7 @@ class EplbCommunicator:
         """Names what the next `execute` sends. It is read then, and must not be written before it returns.
 
         Args:
-            tensors: of an expert, dense, on the CPU; one alone in vLLM's older form.
+            tensors: of an expert, dense, on the buffer's device; one alone in vLLM's older form.
             dst_rank: number in the buffer's group.
             expert_id: a number that both sides give it; None in the older form.
 
@@ -147,7 +152,7 @@ class EplbCommunicator:
         """Names what the next `execute` receives, and where to.
 
         Args:
-            tensors: of an expert, dense, on the CPU, as many and as large as those that are sent.
+            tensors: of an expert, dense, on the buffer's device, as many and as large as those that are sent.
             src_rank: number in the buffer's group.
             expert_id: as the sender has it.
 
@@ -181,14 +186,16 @@ class EplbCommunicator:
                 self._move(number, going, coming)
             except BaseException as error:
                 self._broken = f"move {number} failed ({type(error).__name__})"
-                self._say(FAILED)
+                self._stage.say(FAILED)
                 raise
 
     def close(self) -> None:
         """Gives its memory back. May be called twice."""
+        is_whole = not self._broken
         self._broken = self._broken or "it is closed"
-        with contextlib.suppress(BufferStateError):
-            self._say(CLOSED)
+        if is_whole:
+            with contextlib.suppress(BufferStateError, RuntimeError):  # closed before; or no store any more
+                self._stage.say(CLOSED)
         self._memory.close()
 
     def _add(
@@ -206,7 +213,7 @@ class EplbCommunicator:
             if not isinstance(given, (list, tuple)) or not given:
                 rule = "it has the tensors of an expert"
                 raise ArgumentError("tensors", shown(tensors), rule, "Pass a list.", code=INVALID_ARGUMENT)
-            parts = [bytes_of(f"tensors[{n}]", each) for n, each in enumerate(given)]
+            parts = [bytes_of(f"tensors[{n}]", each, self._device) for n, each in enumerate(given)]
             queues.setdefault(number, []).append(Message(expert, parts, _form_of(given)))
 
     @contextlib.contextmanager
@@ -223,24 +230,35 @@ class EplbCommunicator:
     def _move(self, number: int, going: dict[int, list[Message]], coming: dict[int, list[Message]]) -> None:
         left = [(rank, self._send(rank, messages)) for rank, messages in going.items()]
         left += [(rank, self._receive(rank, messages)) for rank, messages in coming.items()]
+        if not left:
+            return
         pause, deadline = SHORTEST_PAUSE_S, Deadline(self._timeout_s)
         named = sorted({*going, *coming} - {self._rank})
+        self._copies.follow(self._stream)
+        self._stage.refresh()
         self._look_at_failures(number, named)
         self._look(number, sorted(going), deadline)  # what comes from one that has closed may be there
         while left:
             turns = [(rank, stream, next(stream, DONE)) for rank, stream in left]
             left = [(rank, stream) for rank, stream, moved in turns if moved != DONE]
+            self._copies.wait()
             if any(moved for _, _, moved in turns):
                 pause, deadline = SHORTEST_PAUSE_S, Deadline(self._timeout_s)
-                continue
-            self._look(number, sorted({rank for rank, _ in left}), deadline)
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
+            else:
+                self._look(number, sorted({rank for rank, _ in left}), deadline)
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_S)
+            self._stage.refresh()
+        while not self._stage.is_told():
+            self._check_time(number, named, deadline)
+            time.sleep(SHORTEST_PAUSE_S)
+            self._stage.refresh()
+        self._heads.clear()
         # What went may still be in the stage of one that does not want it. One that has closed has had all.
         self._look_at_failures(number, named)
 
     def _look_at_failures(self, number: int, ranks: list[int]) -> None:
-        if failed := [rank for rank in ranks if self._word(rank)[0] == FAILED]:
+        if failed := [rank for rank in ranks if self._stage.state(rank) == FAILED]:
             raise BufferStateError(
                 f"a move of rank(s) {failed} has failed, with which this rank moves weights in {number}. "
                 "Close it on every rank."
@@ -248,12 +266,14 @@ class EplbCommunicator:
 
     def _look(self, number: int, ranks: list[int], deadline: Deadline) -> None:
         """Raises where nothing will come of waiting for ranks."""
-        gone = [rank for rank in ranks if self._word(rank)[0]]
-        if gone:
+        if gone := [rank for rank in ranks if self._stage.state(rank)]:
             raise BufferStateError(
                 f"rank(s) {gone} have closed this communicator, or a move of theirs has failed, while this "
                 f"rank waited for them in move {number}. Close it on every rank."
             )
+        self._check_time(number, ranks, deadline)
+
+    def _check_time(self, number: int, ranks: list[int], deadline: Deadline) -> None:
         if deadline.left() <= 0:
             rule = "they named nothing to go or come, or have stopped. Name it on both sides."
             raise CommunicationTimeoutError("moving weights", number, 0, ranks, rule)
@@ -261,9 +281,12 @@ class EplbCommunicator:
     def _send(self, rank: int, messages: Sequence[Message]) -> Iterator[int]:
         """Sends to a rank, and yields how many bytes went each time."""
         for message in _ordered(messages):
-            head = torch.tensor([self._sent[rank], message.expert, message.num_bytes, message.form])
-            for data in (head.view(torch.uint8), *message.parts):
-                done = 0
+            words = [self._sent[rank], message.expert, message.num_bytes, message.form]
+            head = torch.tensor(words, device=self._device)
+            self._copies.follow()
+            self._heads.append(head)
+            for part in (head.view(torch.uint8), *message.parts):
+                data, done = self._copies.view(part), 0
                 while done < len(data):
                     moved = self._stage.put(rank, data[done : done + PIECE_BYTES])
                     done += moved
@@ -273,8 +296,9 @@ class EplbCommunicator:
     def _receive(self, rank: int, messages: Sequence[Message]) -> Iterator[int]:
         """Receives from a rank, and yields how many bytes came each time."""
         for message in _ordered(messages):
-            head = torch.empty(HEAD_WORDS, dtype=torch.int64)
+            head = torch.empty(HEAD_WORDS, dtype=torch.int64, device=self._device)
             yield from self._fill(rank, head.view(torch.uint8))
+            self._copies.wait()
             found = head.tolist()
             wanted = [self._got[rank], message.expert, message.num_bytes, message.form]
             if found != wanted:
@@ -289,19 +313,11 @@ class EplbCommunicator:
             self._got[rank] += 1
 
     def _fill(self, rank: int, data: Bytes) -> Iterator[int]:
-        done = 0
-        while done < len(data):
-            moved = self._stage.get(rank, data[done : done + PIECE_BYTES])
+        view, done = self._copies.view(data), 0
+        while done < len(view):
+            moved = self._stage.get(rank, view[done : done + PIECE_BYTES])
             done += moved
             yield moved
-
-    def _word(self, rank: int) -> npt.NDArray[np.int64]:
-        """Of a rank: whether it has failed or closed, one element."""
-        return self._memory.of(rank)[:LINE].view(torch.int64).numpy()
-
-    def _say(self, what: int) -> None:
-        word = self._word(self._rank)
-        word[0] = max(int(word[0]), what)
 
 
 def _form_of(tensors: Sequence[torch.Tensor]) -> int:

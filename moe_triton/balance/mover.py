@@ -8,9 +8,10 @@ at the same step (`moe_triton.balance.agreement`).
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -18,10 +19,11 @@ import torch
 
 from moe_triton.balance.arguments import check_at_least, check_layer
 from moe_triton.balance.placement import Placement
-from moe_triton.balance.stage import Bytes, digest_of
+from moe_triton.balance.stage import Bytes, Stage, digest_of
 from moe_triton.balance.weights import ExpertWeights
 from moe_triton.core.checks import shown
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError, BufferStateError
+from moe_triton.core.side_copies import View
 
 LAST_STEP = 1 << 62  # words have a sign
 
@@ -48,14 +50,14 @@ class Piece:
 
     Attributes:
         copy: of which expert; None for what goes to another rank.
-        source: the bytes, None where they come through a stage.
-        targets: where they go, none of what goes to another rank.
+        source: a view of the bytes, None where they come through a stage.
+        targets: views of where they go, none of what goes to another rank.
         done: bytes so far.
     """
 
     copy: Copy | None
-    source: Bytes | None
-    targets: list[Bytes]
+    source: View | None
+    targets: list[View]
     done: int = 0
 
 
@@ -66,20 +68,22 @@ class Part:
     Attributes:
         placement: of all layers afterwards.
         target: what stands for that.
-        tables: of each run of neighbouring layers the first one, and (layers, N, F) int32, theirs.
+        changes: views of what is copied at the switch, where to and where from.
         copies: that come to this rank.
         pieces: of them what is left that this rank reads where it lies.
         coming, going: what is left that comes and goes through a stage, by rank.
+        readable: ranks that have changed to the placement before, as far as is known.
         has_come: tells whether the device has all of it, once nothing is left.
     """
 
     placement: Placement
     target: int
-    tables: list[tuple[int, torch.Tensor]]
+    changes: list[tuple[View, View]]
     copies: list[Copy]
     pieces: deque[Piece]
     coming: dict[int, deque[Piece]]
     going: dict[int, deque[Piece]]
+    readable: set[int] = field(default_factory=set)
     has_come: Callable[[], bool] | None = None
 
     @property
@@ -100,7 +104,7 @@ class Mover:
 
     In each step all ranks call, in this order and before the step's first dispatch, `switch` and, while there
     is something to move, `step`. Each step has a dispatch of the weights' buffer. The first `switch` says
-    that this rank's weights are filled.
+    that this rank's weights are filled. `step` may be called again later in the step.
 
     After an error while something moves a mover is of no more use: weights may be half moved, and the other
     ranks hear of it in their next step. Load them anew, on every rank.
@@ -139,6 +143,8 @@ class Mover:
         self._next: Placement | None = None
         self._queue: list[list[int]] = []  # the layers of each part that is left, the current one first
         self._part: Part | None = None  # the current one, once it is laid out
+        self._past: Part | None = None
+        self._gets = False  # out of the stage first, in the next step
         self._last_step: int | None = None
         self._broken = ""
         # (halves, L, P) the experts that all ranks' slots hold: only what differs is copied.
@@ -191,11 +197,14 @@ class Mover:
         changed = (placement.phy2log != self.placement.phy2log).any(1).nonzero()[:, 0].tolist()
         is_doubled = self._parts.halves > 1
         queue = [changed] if is_doubled and changed else [[layer] for layer in changed]
-        with self._whole():
+        try:
             self._agreement.begin(_digest(placement))
             total = sum(len(self._of_layers(placement, layers, self._rank)) for layers in queue)
             self._part = self._lay_out(placement, queue[0]) if queue else None
             self._next, self._queue = placement, queue
+        except BaseException as error:
+            self._give_up(error)
+            raise
         return total * self._parts.expert_bytes
 
     def step(self, max_bytes: int) -> int:
@@ -210,24 +219,37 @@ class Mover:
 
         Raises:
             ArgumentError: ``max_bytes`` is no positive integer.
-            BufferStateError: the mover is broken, a rank has given up, the memory was given back, or a graph
-                is being captured.
-            ConfigMismatchError: a rank moves to another placement, or counts its steps otherwise.
+            BufferStateError: the mover is broken, the memory was given back, or a graph is being captured. Or
+                a rank has given up: `switch` looks for that in each step, this until all can be read.
+            ConfigMismatchError: found likewise: a rank moves elsewhere, or counts its steps otherwise.
         """
-        left = check_at_least("max_bytes", max_bytes, 1)
+        left = (
+            max_bytes
+            if type(max_bytes) is int and max_bytes > 0
+            else check_at_least("max_bytes", max_bytes, 1)
+        )
         self.check_usable()
         if self._next is None or not self._queue:
             return 0
-        with self._whole():
+        self._weights.memory.of(self._rank)  # an error once it was given back
+        try:
             return self._copied(self._next, left)
+        except BaseException as error:
+            self._give_up(error)
+            raise
 
     def _copied(self, target: Placement, left: int) -> int:
+        self._past = None
         part = self._part = self._part or self._lay_out(target, self._queue[0])
-        done = self._read(part.pieces, self._agreement.readable(), left)
-        # What comes makes room at others; what goes gives them something to do. Neither waits for the other.
-        done += self._through(part.coming, (left - done + 1) // 2)
-        done += self._through(part.going, left - done)
-        done += self._through(part.coming, left - done)
+        done = self._read(part, left) if part.pieces else 0
+        if (stage := self._weights.stage) is not None:
+            stage.refresh()
+            # In turn: what comes makes room at others, and what goes gives them something to do.
+            first, then = (part.coming, part.going) if self._gets else (part.going, part.coming)
+            self._gets = not self._gets
+            for queues in (first, then):
+                if queues and done < left:
+                    done += self._through(stage, queues, left - done)
         if part.has_come is None and not part.is_left:
             part.has_come = self._copy.mark()
         return done
@@ -247,18 +269,20 @@ class Mover:
 
         Raises:
             ArgumentError: a step is left out or comes again.
-            BufferStateError: as of `step`.
-            ConfigMismatchError: as of `step`.
-            CommunicationTimeoutError: on an NPU, a rank has not come to the checkpoint before.
+            BufferStateError: the mover is broken, a rank has given up, the memory was given back, or a graph
+                is being captured.
+            ConfigMismatchError: a rank moves to another placement, or counts its steps otherwise.
+            CommunicationTimeoutError: on an NPU, and with several servers, a rank has not come to the
+                checkpoint before.
         """
-        number = check_at_least("step", step, 0)
+        number = step if type(step) is int and step >= 0 else check_at_least("step", step, 0)
         if number > LAST_STEP:
             raise ArgumentError("step", number, f"the last one is {LAST_STEP}", "Count from 0.")
         self.check_usable()
         if self._last_step is not None and number != self._last_step + 1:
             rule = f"the latest was {self._last_step}, and each step is begun once"
             raise ArgumentError("step", number, rule, f"Pass {self._last_step + 1}.")
-        with self._whole():
+        try:
             self._last_step = number
             if not self._queue:
                 self._next = None
@@ -269,22 +293,21 @@ class Mover:
                 return ()
             assert part is not None, "all ranks had it"
             return self._change(part)
+        except BaseException as error:
+            self._give_up(error)
+            raise
 
     def _change(self, part: Part) -> tuple[int, ...]:
         layers = self._queue.pop(0)
-        weights = self._weights
         if self._parts.halves > 1:
             for layer in layers:
-                weights.halves[layer] = 1 - weights.halves[layer]
-        else:
-            for copy, name, slot in self._places(part.copies):
-                to = weights.bytes_of(self._rank, 0, copy.layer, name, slot)
-                self._copy.copy_in_turn(to, self._side[name][slot])
+                self._weights.halves[layer] = 1 - self._weights.halves[layer]
+        for to, source in part.changes:
+            self._copy.copy_in_turn(to, source)
         self.placement = part.placement
-        for first, tables in part.tables:
-            self._copy.copy_in_turn(self._all_tables[first : first + len(tables)], tables)
         self._agreement.changed(self._copy.mark_in_turn())
-        self._part = None  # the next one is laid out in a step
+        # The next one is laid out in a step; this one goes then, as hundreds of views do not go in no time.
+        self._part, self._past = None, part
         if not self._queue:
             self._next = None
         return tuple(layers)
@@ -300,16 +323,11 @@ class Mover:
         if self._copy.is_capturing():
             raise BufferStateError("a graph is being captured. Move weights between graphs.")
 
-    @contextlib.contextmanager
-    def _whole(self) -> Iterator[None]:
+    def _give_up(self, error: BaseException) -> None:
         """What is not done as a whole, as after Ctrl-C, is of no use to anybody: the other ranks are told."""
-        try:
-            yield
-        except BaseException as error:
-            self._broken = f"a move was left by {type(error).__name__}. Load weights anew, on every rank."
-            with contextlib.suppress(BufferStateError):  # the memory was given back: they have been told
-                self._agreement.give_up()
-            raise
+        self._broken = f"a move was left by {type(error).__name__}. Load weights anew, on every rank."
+        with contextlib.suppress(BufferStateError):  # the memory was given back: they have been told
+            self._agreement.give_up()
 
     def retire(self) -> None:
         """Moves nothing any more: another mover has the weights."""
@@ -317,24 +335,24 @@ class Mover:
 
     def _lay_out(self, target: Placement, layers: Sequence[int]) -> Part:
         """What has to be done for some layers, and how all is afterwards."""
-        old, stage = self.placement, self._weights.stage
+        old = self.placement
         mixed = old.phy2log.clone()
         index = torch.tensor(layers)
         mixed[index] = target.phy2log[index]
         placement = Placement(mixed, old.num_experts, self._num_ranks, old.num_shared_ranks)
-        tables = [(run.start, self._tables_of(placement, run)) for run in _runs(layers)]
         copies = self._of_layers(target, layers, self._rank)
-        part = Part(placement, _digest(placement), tables, copies, deque(), {}, {})
+        changes = self._changes(copies, placement, layers)
+        part = Part(placement, _digest(placement), changes, copies, deque(), {}, {})
         self._copy.follow()  # what was at the side is in use, or was, until the current stream has come here
         for copy in part.copies:
             for name in self._parts.specs:
                 targets = [self._target(copy.layer, name, slot) for slot in copy.slots]
-                if stage is None or copy.source == self._rank:
+                if not self._weights.is_staged(copy.source):
                     part.pieces.append(Piece(copy, self._source(copy, name), targets))
                 else:
                     part.coming.setdefault(copy.source, deque()).append(Piece(copy, None, targets))
-        for rank in range(self._num_ranks) if stage is not None else ():
-            for copy in self._of_layers(target, layers, rank) if rank != self._rank else ():
+        for rank in filter(self._weights.is_staged, range(self._num_ranks)):
+            for copy in self._of_layers(target, layers, rank):
                 if copy.source == self._rank:
                     pieces = [Piece(None, self._source(copy, name), []) for name in self._parts.specs]
                     part.going.setdefault(rank, deque()).extend(pieces)
@@ -366,54 +384,72 @@ class Mover:
                 copies.append(Copy(layer, old.rank_of(source), source % old.slots_per_rank, tuple(slots)))
         return copies
 
-    def _places(self, copies: Sequence[Copy]) -> Iterator[tuple[Copy, str, int]]:
-        """All tensors of all slots that something comes to."""
-        for copy in copies:
-            for name in self._parts.specs:
-                for slot in copy.slots:
-                    yield copy, name, slot
+    def _changes(
+        self, copies: Sequence[Copy], placement: Placement, layers: Sequence[int]
+    ) -> list[tuple[View, View]]:
+        """What is copied when some layers change: what came, unless that is another half, and tables."""
+        found = []
+        for copy in copies if self._side else ():
+            for name, slot in itertools.product(self._parts.specs, copy.slots):
+                to = self._weights.bytes_of(self._rank, 0, copy.layer, name, slot)
+                found.append((self._copy.view(to), self._copy.view(self._side[name][slot])))
+        for run in _runs(layers):
+            to, source = self._all_tables[run.start : run.stop], self._tables_of(placement, run)
+            found.append((self._copy.view(_bytes(to)), self._copy.view(_bytes(source))))
+        return found
 
-    def _source(self, copy: Copy, name: str) -> Bytes:
+    def _source(self, copy: Copy, name: str) -> View:
         """Where a tensor lies. All ranks change a layer's half together."""
         half = self._weights.halves[copy.layer]
-        return self._weights.bytes_of(copy.source, half, copy.layer, name, copy.source_slot)
+        data = self._weights.bytes_of(copy.source, half, copy.layer, name, copy.source_slot)
+        return self._copy.view(data)
 
-    def _target(self, layer: int, name: str, slot: int) -> Bytes:
+    def _target(self, layer: int, name: str, slot: int) -> View:
         if self._side:
-            return self._side[name][slot]
-        return self._weights.bytes_of(self._rank, self._other_half(layer), layer, name, slot)
+            return self._copy.view(self._side[name][slot])
+        data = self._weights.bytes_of(self._rank, self._other_half(layer), layer, name, slot)
+        return self._copy.view(data)
 
     def _tables_of(self, placement: Placement, layers: Sequence[int]) -> torch.Tensor:
         """(layers, N, F) int32, on the device."""
         return torch.stack([placement.table(layer, self._columns) for layer in layers]).to(self._device)
 
-    def _read(self, pieces: deque[Piece], is_readable: Sequence[bool], most: int) -> int:
+    def _read(self, part: Part, most: int) -> int:
         """Copies what lies in memory that this rank reads; how many bytes."""
-        done = 0
+        pieces, copy = part.pieces, self._copy.copy
+        done, has_asked = 0, False
         waiting: list[Piece] = []
         while pieces and done < most:
             piece = pieces[0]
             assert piece.copy is not None
             assert piece.source is not None
-            if not is_readable[piece.copy.source]:  # it may still have other weights there
-                waiting.append(pieces.popleft())
-                continue
-            end = min(piece.done + most - done, len(piece.source))
+            source = piece.copy.source
+            if source not in part.readable:
+                if not has_asked:
+                    has_asked = True
+                    part.readable.update(
+                        rank for rank, is_so in enumerate(self._agreement.readable()) if is_so
+                    )
+                if source not in part.readable:  # it may still have other weights there
+                    waiting.append(pieces.popleft())
+                    continue
+            begin, length = piece.done, len(piece.source)
+            end = min(begin + most - done, length)
+            data = piece.source[begin:end]
             for target in piece.targets:
-                self._copy.copy(target[piece.done : end], piece.source[piece.done : end])
-            done += end - piece.done
+                copy(target[begin:end], data)
+            done += end - begin
             piece.done = end
-            if end == len(piece.source):
+            if end == length:
                 pieces.popleft()
         pieces.extendleft(reversed(waiting))
         return done
 
-    def _through(self, queues: dict[int, deque[Piece]], most: int) -> int:
+    def _through(self, stage: Stage, queues: dict[int, deque[Piece]], most: int) -> int:
         """Copies into the stage, or out of others'; how many bytes."""
-        stage, done = self._weights.stage, 0
+        done = 0
         for rank, queue in queues.items():
             while queue and done < most:
-                assert stage is not None
                 piece = queue[0]
                 data = piece.targets[0] if piece.source is None else piece.source
                 wanted = data[piece.done : piece.done + most - done]
@@ -462,6 +498,10 @@ class Mover:
             rule = "weights have " + ", ".join(f"{size} {name}" for name, size in mine.items())
             given = "with " + ", ".join(f"{its[name]} {name}" for name in mine if mine[name] != its[name])
             raise ArgumentError("placement", given, rule, "Pass one of the same sizes.")
+
+
+def _bytes(tensor: torch.Tensor) -> Bytes:
+    return tensor.reshape(-1).view(torch.uint8)
 
 
 def _digest(placement: Placement) -> int:

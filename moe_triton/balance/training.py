@@ -98,12 +98,19 @@ class RedundantExperts:
         barrier: waits until all ranks are there, and raises for one that does not come.
         rank: this one.
         topology: which ranks share a server.
+        device: of all tensors.
     """
 
     def __init__(
-        self, parts: Parts, memory: Memory, barrier: Callable[[], None], rank: int, topology: Topology
+        self,
+        parts: Parts,
+        memory: Memory,
+        barrier: Callable[[], None],
+        rank: int,
+        topology: Topology,
+        device: torch.device,
     ) -> None:
-        self._parts, self._memory, self._barrier = parts, memory, barrier
+        self._parts, self._memory, self._barrier, self._device = parts, memory, barrier, device
         self._rank, self._topology = rank, topology
         self._server = topology.neighbours(rank)
         self._number = 0
@@ -154,11 +161,12 @@ class RedundantExperts:
         replicas, words = self._replicas(redundancy_mapping, pairs, num_slots)
 
         def copy() -> None:
+            copies = self._memory.copies
             for pair in pairs:
                 own = pair.own.reshape(len(pair.own), -1).view(torch.uint8)
                 for replica in replicas:
                     slot = pair.slot(self._memory.of(replica.rank), replica.slot)
-                    self._memory.copies.copy(slot, own[replica.expert])
+                    copies.copy_in_turn(copies.view(slot), copies.view(own[replica.expert]))
 
         self._together(PREFETCH, words, copy)
 
@@ -224,8 +232,8 @@ class RedundantExperts:
         num_local: int | str = "experts of this rank"
         pairs = []
         for slot, expert in zip(ours, theirs, strict=True):
-            redundant = _dense(names[0], slot, num_slots, dtype)
-            tensor = _dense(names[1], expert, num_local, dtype)
+            redundant = _dense(names[0], slot, num_slots, dtype, self._device)
+            tensor = _dense(names[1], expert, num_local, dtype, self._device)
             num_slots, num_local = len(redundant), len(tensor)
             if num_local < 1:
                 rule = "each rank has experts of its own"
@@ -277,7 +285,10 @@ class RedundantExperts:
         """
         name, size, num_local = "redundancy_mapping", len(self._server), len(pairs[0].own)
         dtypes = torch.int32, torch.int64
-        checked = contiguous(name, mapping, shape=(size, num_slots), dtypes=dtypes).to(torch.int64)
+        # The host reads it, so it may be on the host where tensors are not.
+        device = CPU if isinstance(mapping, torch.Tensor) and mapping.is_cpu else self._device
+        given = contiguous(name, mapping, shape=(size, num_slots), dtypes=dtypes, device=device)
+        checked = given.to(CPU, torch.int64)
         replicas, me = [], self._rank - self._server.start
         for row, experts in enumerate(checked.tolist()):
             for slot, expert in enumerate(experts):
@@ -409,10 +420,6 @@ def allocate_redundant_experts(
     if not isinstance(buffer, EPBuffer):
         rule = "its ranks hold the experts"
         raise ArgumentError("buffer", shown(buffer), rule, "Pass an EPBuffer.", code=INVALID_ARGUMENT)
-    if buffer.device != CPU:
-        rule = "redundant experts are filled on the CPU back end so far"
-        remedy = "Send weights and gradients with torch.distributed."
-        raise ArgumentError("buffer", f"on {buffer.device}", rule, remedy)
     if buffer.config.num_shared_ranks:
         rule = "ids count the experts of all ranks alike, and those of shared experts have no others"
         given = f"with {buffer.config.num_shared_ranks} rank(s) of shared experts"
@@ -426,7 +433,8 @@ def allocate_redundant_experts(
         return made[0].num_bytes, {"num_redundant_experts": slots, "specs": described_specs(checked)}
 
     memory = buffer.peer_memory(asked)
-    return RedundantExperts(made[0], memory, buffer.barrier, buffer.rank, buffer.config.topology)
+    topology, device = buffer.config.topology, buffer.device
+    return RedundantExperts(made[0], memory, buffer.barrier, buffer.rank, topology, device)
 
 
 def _check_options(num_sms: object, previous_event: object) -> None:
@@ -454,7 +462,9 @@ def _listed(name: str, value: object) -> list[object]:
     raise ArgumentError(name, shown(value), rule, "Pass a tensor.", code=INVALID_ARGUMENT)
 
 
-def _dense(name: str, value: object, first: int | str, dtype: torch.dtype | None) -> torch.Tensor:
+def _dense(
+    name: str, value: object, first: int | str, dtype: torch.dtype | None, device: torch.device
+) -> torch.Tensor:
     """A tensor that lies in one piece, of a size in its first dimension, apart from autograd.
 
     Raises:
@@ -464,7 +474,7 @@ def _dense(name: str, value: object, first: int | str, dtype: torch.dtype | None
     is_tensor = isinstance(tensor, torch.Tensor)
     rest = ["any"] * (max(tensor.ndim, 1) - 1 if is_tensor else 0)
     dtypes = [dtype or tensor.dtype] if is_tensor else []
-    return check_tensor(name, tensor, shape=(first, *rest), dtypes=dtypes)
+    return check_tensor(name, tensor, shape=(first, *rest), dtypes=dtypes, device=device)
 
 
 def _value(word: int, value: int) -> int | str:

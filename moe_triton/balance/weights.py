@@ -11,9 +11,10 @@ import torch
 
 from moe_triton.balance.agreement import Agreement, AtCheckpoints, InMemory
 from moe_triton.balance.arguments import check_at_least, check_layer
-from moe_triton.balance.stage import Bytes, Memory, Stage
+from moe_triton.balance.carriers import Region, make_stage
+from moe_triton.balance.stage import LINE, Bytes, Memory, Stage
 from moe_triton.buffer import EPBuffer
-from moe_triton.core.checks import CPU, check_choice, check_text, shown
+from moe_triton.core.checks import check_choice, check_text, shown
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError, BufferStateError
 from moe_triton.core.topology import Topology
 
@@ -24,6 +25,8 @@ HEADER_BYTES = 4096  # of each rank, for what it says of moves
 QUANTIZED = torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4
 CHECKPOINT_STEPS = 16
 """Reading what all ranks say takes a store about 0.1 ms a rank."""
+STAGE_BYTES = 8 << 20
+"""Of each rank: a few pieces of a megabyte for each of some ranks."""
 
 Spec = tuple[Sequence[int], torch.dtype]
 """Shape of an expert's tensor, without its slot, and its dtype."""
@@ -102,13 +105,12 @@ class ExpertWeights:
         topology: of the ranks.
         num_shared_ranks: that have shared experts alone.
         agreement: of the ranks, on when to change.
+        stage: to ranks that cannot read them in place.
 
     Attributes:
         halves: of each layer, which half is in use: 0 unless there are two.
-        stage: through which they go where other ranks cannot read them in place.
+        stage: through which they go where other ranks cannot read them in place; None without such ranks.
     """
-
-    stage: Stage | None = None
 
     def __init__(
         self,
@@ -118,7 +120,9 @@ class ExpertWeights:
         topology: Topology,
         num_shared_ranks: int,
         agreement: Agreement,
+        stage: Stage | None = None,
     ) -> None:
+        self.stage = stage
         self.parts, self.memory, self.rank, self.topology = parts, memory, rank, topology
         self.num_ranks, self.num_shared_ranks = len(topology.servers), num_shared_ranks
         self.agreement = agreement
@@ -141,13 +145,17 @@ class ExpertWeights:
         """Those of one tensor of an expert, where it lies.
 
         Args:
-            rank: that holds it: without a stage any, else this one.
+            rank: that holds it: this one, or one whose weights are not staged.
             half, layer, name, slot: which tensor.
 
         Raises:
             BufferStateError: the memory was given back.
         """
         return self.parts.bytes_of(self.memory.of(rank), half, layer, name, slot)
+
+    def is_staged(self, rank: int) -> bool:
+        """Whether weights come from a rank, or go to it, through the stage."""
+        return rank in self.memory.queued
 
     def neighbours(self, rank: int) -> range:
         """Ranks of a rank's server, itself among them: they are nearest to it."""
@@ -183,42 +191,101 @@ def allocate(
     specs: Mapping[str, Spec],
     *,
     side: Side = "layer",
+    stage_bytes: int = STAGE_BYTES,
     checkpoint_steps: int = CHECKPOINT_STEPS,
 ) -> ExpertWeights:
     """Memory for the weights of all slots. Collective: every rank calls it alike.
+
+    Ranks of a server read them in place. To ranks of other servers they go through a stage, by queues.
 
     Args:
         buffer: whose ranks they are of.
         num_layers: of experts.
         specs: shape and dtype of an expert's tensors by name, the same on every rank.
         side: "layer": moved weights wait in memory of one layer; "double": there is room for all twice.
-        checkpoint_steps: on an NPU, steps from one to the next in which ranks hear of each other's moves, and
-            may change. On a CPU they hear in every step.
+        stage_bytes: of the memory through which they go to ranks of other servers, if there are any.
+        checkpoint_steps: on an NPU, and where there are several servers, steps from one to the next in which
+            ranks hear of each other's moves, and may change. Else they hear in every step.
 
     Raises:
         ArgumentError: a bad argument.
         ConfigMismatchError: ranks disagree.
-        WindowError: no memory for it.
+        WindowError: no memory for it; or on an A2 there are several servers.
         CommunicationTimeoutError: a rank did not come.
     """
     check_buffer(buffer)
-    made: list[Parts] = []
+    config, made = buffer.config, Made()
 
     def asked() -> tuple[int, dict[str, Any]]:
         layers, halves = check_at_least("num_layers", num_layers, 1), num_halves(side)
-        every.append(check_at_least("checkpoint_steps", checkpoint_steps, 1))
-        made.append(Parts(layers, buffer.config.num_local_experts, check_specs(specs), halves))
-        return made[0].num_bytes, {**described(made[0], side), "checkpoint_steps": every[0]}
+        made.every = check_at_least("checkpoint_steps", checkpoint_steps, 1)
+        if config.topology.num_servers > 1:
+            made.ring_bytes = ring_bytes_of(stage_bytes, config.num_ranks)
+        made.parts = parts = Parts(layers, config.num_local_experts, check_specs(specs), halves)
+        made.staged_from = parts.num_bytes
+        return made.num_bytes(config.num_ranks), {**described(parts, side), **made.said()}
 
-    every: list[int] = []
-    memory = buffer.peer_memory(asked)
-    rank, num_ranks = buffer.rank, buffer.config.num_ranks
-    agreement: Agreement = InMemory(memory, rank, num_ranks)
-    if memory.copies.is_asynchronous:
+    memory = buffer.peer_memory(asked, lambda: made.out_bytes(config.num_ranks))
+    agreement, stage = made.agreement(buffer, memory), None
+    if memory.queued:
+        stage = made.stage(buffer, memory)
+    shared = config.num_shared_ranks
+    return ExpertWeights(made.parts, memory, buffer.rank, config.topology, shared, agreement, stage)
+
+
+class Made:
+    """What a request for memory has found out, behind weights or without them.
+
+    Attributes:
+        parts: of an expert.
+        every: steps from checkpoint to checkpoint.
+        ring_bytes: of the stage; 0: there is none.
+        staged_from: where that begins.
+    """
+
+    parts: Parts
+    every: int
+    ring_bytes: int = 0
+    staged_from: int = HEADER_BYTES
+
+    def num_bytes(self, num_ranks: int) -> int:
+        """Of a rank's memory."""
+        return self.staged_from + (Region.num_bytes(num_ranks, self.ring_bytes) if self.ring_bytes else 0)
+
+    def out_bytes(self, num_ranks: int) -> int:
+        """Of that from which a rank posts."""
+        return Region.out_bytes(num_ranks, self.ring_bytes)
+
+    def said(self) -> dict[str, int]:
+        """What ranks must say alike."""
+        return {"ring_bytes": self.ring_bytes, "checkpoint_steps": self.every}
+
+    def agreement(self, buffer: EPBuffer, memory: Memory) -> Agreement:
+        """How ranks agree."""
+        rank, num_ranks = buffer.rank, buffer.config.num_ranks
+        if not memory.copies.is_asynchronous and buffer.config.topology.num_servers == 1:
+            return InMemory(memory, rank, num_ranks)
         name = f"moves/{memory.number}"
-        agreement = AtCheckpoints(memory, buffer, name, rank, num_ranks, every[0], memory.timeout_s)
-    config = buffer.config
-    return ExpertWeights(made[0], memory, rank, config.topology, config.num_shared_ranks, agreement)
+        return AtCheckpoints(memory, buffer, name, rank, num_ranks, self.every, memory.timeout_s)
+
+    def stage(self, buffer: EPBuffer, memory: Memory) -> Stage:
+        """Between ranks that do not read each other's weights."""
+        region = Region(memory, self.staged_from, buffer.rank, buffer.config.num_ranks, self.ring_bytes)
+        return make_stage(region, buffer, f"stage/{memory.number}", self.every)
+
+
+def ring_bytes_of(stage_bytes: object, num_ranks: int) -> int:
+    """Bytes that a rank's stage has for each other one.
+
+    Raises:
+        ArgumentError: there would be none.
+    """
+    wanted = check_at_least("stage_bytes", stage_bytes, 1)
+    ring_bytes = wanted // num_ranks // LINE * LINE
+    if not ring_bytes:
+        rule = f"each of {num_ranks} ranks gets a part of at least {LINE} bytes"
+        raise ArgumentError("stage_bytes", wanted, rule, f"Pass {LINE * num_ranks} or more.")
+    return ring_bytes
 
 
 def check_buffer(buffer: object) -> None:
@@ -230,18 +297,6 @@ def check_buffer(buffer: object) -> None:
     if not isinstance(buffer, EPBuffer):
         rule = "its ranks hold the weights"
         raise ArgumentError("buffer", shown(buffer), rule, "Pass an EPBuffer.", code=INVALID_ARGUMENT)
-
-
-def check_synchronous(buffer: EPBuffer) -> None:
-    """Checks that what a rank's host has done its device has.
-
-    Raises:
-        ArgumentError: it is of a back end whose hosts run ahead.
-    """
-    if buffer.device != CPU:
-        rule = "this moves weights on the CPU back end so far"
-        remedy = "Make them by moe_triton.balance.allocate, which a Mover takes on an NPU too."
-        raise ArgumentError("buffer", f"on {buffer.device}", rule, remedy)
 
 
 def num_halves(side: object) -> int:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
+View = Any
+"""Of bytes: has a length, and parts by ``view[begin:end]``."""
+
 
 class SideCopies(Protocol):
-    """Copies bytes between flat uint8 tensors of as many elements, in the order in which it is asked to.
+    """Copies bytes, in the order in which it is asked to.
 
     Attributes:
         is_asynchronous: whether copies end later than the calls that ask for them.
@@ -17,14 +20,20 @@ class SideCopies(Protocol):
 
     is_asynchronous: bool
 
-    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
-        """Copies beside the current stream's work, where there are streams; else at once."""
+    def view(self, data: torch.Tensor) -> View:
+        """What `copy` takes of a flat uint8 tensor: parts of it cost less to make than the tensor's."""
 
-    def copy_in_turn(self, to: torch.Tensor, source: torch.Tensor) -> None:
-        """Copies in the current stream, in turn with its other work. Tensors of any one dtype."""
+    def copy(self, to: View, source: View) -> None:
+        """Copies as many bytes beside the current stream's work, where there are streams; else at once."""
 
-    def follow(self) -> None:
-        """Has copies from now on come after what the current stream was given so far."""
+    def copy_in_turn(self, to: View, source: View) -> None:
+        """Copies as many bytes in the current stream, in turn with its other work."""
+
+    def follow(self, stream: object = None) -> None:
+        """Has copies from now on come after what the current stream was given so far, and another one."""
+
+    def wait(self) -> None:
+        """Waits until all copies beside the stream that were asked for are done."""
 
     def mark(self) -> Callable[[], bool]:
         """What tells, without waiting, whether all copies beside the stream that were asked for are done."""

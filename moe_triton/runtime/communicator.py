@@ -34,7 +34,7 @@ from moe_triton.runtime.exclusive import Exclusive
 from moe_triton.runtime.executables import Executables, Phase, PlanCalls, PlanMemory, call_bytes
 from moe_triton.runtime.in_flight import InFlight, UnreadRuns
 from moe_triton.runtime.local_launches import LocalLaunches
-from moe_triton.runtime.peer_memory import PeerMemory, Wanted
+from moe_triton.runtime.peer_memory import OutBytes, PeerMemory, Wanted
 from moe_triton.runtime.rounds import Rounds
 from moe_triton.runtime.traces import Trace
 from moe_triton.schemes.rank_context import Operator
@@ -213,7 +213,7 @@ class Communicator(Exclusive):
             self._give_up_for("a wait for the device", error)
             raise
 
-    def peer_memory(self, asked: Wanted) -> PeerMemory:
+    def peer_memory(self, asked: Wanted, out_bytes: OutBytes | None = None) -> PeerMemory:
         """Memory of each rank that all reach; see `PeerMemory`. Collective.
 
         Raises:
@@ -224,7 +224,8 @@ class Communicator(Exclusive):
         if mine.group is None and mine.num_ranks > 1:
             raise BufferStateError("the buffer's group is gone, and ranks cannot meet. Keep the group.")
         meeting, counts = Meeting(mine.group, mine.timeout_s, mine.members), self.counts
-        return PeerMemory(self.backend, meeting, asked, lambda: counts["dispatch"])
+        servers = self.config.topology.servers
+        return PeerMemory(self.backend, meeting, asked, lambda: counts["dispatch"], servers, out_bytes)
 
     def leave(self, name: str, text: str) -> None:
         """Leaves a text for the other ranks; see `moe_triton.EPBuffer.leave`.

@@ -22,13 +22,15 @@ def main() -> int:
     options.add_argument("--timeout-s", type=float, default=3600.0, help="of each setting")
     chosen = options.parse_args()
     num_wrong = 0
-    for side, held in HOW:
+    alone = [(side, held, None) for side, held in HOW]
+    for side, held, servers in [*alone, *((side, held, (chosen.ranks - 1, 1)) for side, held in HOW[:2])]:
         with RankGroup(chosen.ranks) as group:
-            arguments = side, held, chosen.rounds, LONGEST_S
+            arguments = side, held, chosen.rounds, LONGEST_S, servers
             found = group.run(beside_dispatches, *arguments, timeout_s=chosen.timeout_s)
         wrong = [text for of_rank in found for text in of_rank]
         num_wrong += bool(wrong)
-        print(f"{held}, {side}: {chosen.rounds} rounds, {len(wrong)} wrong {wrong[:5]}", flush=True)
+        of = " on two servers" if servers else ""
+        print(f"{held}, {side}{of}: {chosen.rounds} rounds, {len(wrong)} wrong {wrong[:5]}", flush=True)
     return num_wrong
 
 

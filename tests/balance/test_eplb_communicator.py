@@ -21,6 +21,7 @@ from moe_triton import (
     EPBuffer,
     MoeTritonError,
 )
+from moe_triton.backends.cpu.nic import NicSettings, emulated_nic
 from moe_triton.balance import EplbCommunicator
 from moe_triton.processes import RankGroup
 from tests.patience import seconds
@@ -52,13 +53,14 @@ class Ours(EplbCommunicator, TodaysBase):
     """What a user of vLLM registers."""
 
 
-def small_buffer(num_ranks: int) -> EPBuffer:
+def small_buffer(num_ranks: int, servers: tuple[int, ...] | None = None) -> EPBuffer:
     return EPBuffer(
         num_max_tokens_per_rank=4,
         hidden=64,
         num_topk=1,
         num_experts=num_ranks,
         relaxed=True,
+        ranks_per_server=servers,
         timeout_s=seconds(30.0),
     )
 
@@ -74,10 +76,15 @@ def weights_of(expert: int, layer: int) -> list[torch.Tensor]:
     ]
 
 
-def rearranged(rank: int, num_ranks: int, layers: int) -> list[str]:
-    """Layers of random moves, called by a thread beside dispatches; what is wrong."""
+def rearranged(rank: int, num_ranks: int, layers: int, servers: tuple[int, ...] | None = None) -> list[str]:
+    """Layers of random moves, called by a thread beside dispatches; what is wrong.
+
+    Args:
+        servers: ranks of each; messages between them come in any order that queues have.
+    """
     wrong: list[str] = []
-    with small_buffer(num_ranks) as buffer:
+    nic = NicSettings(seed=1 + rank, keeps_order=False, ring_items=8) if servers else NicSettings()
+    with emulated_nic(nic), small_buffer(num_ranks, servers) as buffer:
         communicator = Ours(buffer, stage_bytes=64 * num_ranks, timeout_s=seconds(30.0))
         assert not communicator.needs_profile_buffer_reservation
         communicator.set_stream(object())
@@ -124,6 +131,10 @@ def rearranged(rank: int, num_ranks: int, layers: int) -> list[str]:
 
 def test_layers_of_moves_beside_dispatches(ranks: Groups) -> None:
     assert ranks(3).run(rearranged, 12) == [[]] * 3
+
+
+def test_experts_go_between_servers_by_queues(ranks: Groups) -> None:
+    assert ranks(3).run(rearranged, 12, (1, 2)) == [[]] * 3
 
 
 def older_form(rank: int, num_ranks: int) -> list[float]:

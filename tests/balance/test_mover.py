@@ -19,10 +19,11 @@ from moe_triton import (
     ConfigMismatchError,
     EPBuffer,
 )
+from moe_triton.backends.cpu.nic import NicSettings, emulated_nic
 from moe_triton.backends.cpu.side_copies import CpuSideCopies
 from moe_triton.balance import AdoptedWeights, ExpertWeights, Mover, Placement, adopt, allocate
 from moe_triton.balance.agreement import NUM_WORDS, PLACEMENTS, Agreement, AtCheckpoints, InMemory
-from moe_triton.balance.stage import Stage
+from moe_triton.balance.carriers import Region, make_stage
 from moe_triton.balance.weights import HEADER_BYTES, Parts, Side
 from moe_triton.core.topology import Topology
 from moe_triton.processes import RankGroup
@@ -39,12 +40,15 @@ class SharedArrays:
     """Memory of ranks that are objects of one process."""
 
     copies = CpuSideCopies()
+    queued: frozenset[int] = frozenset()
+    number, timeout_s = 0, 1.0
 
     @staticmethod
     def num_dispatches() -> int:
         return 0
 
     def __init__(self, num_ranks: int, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
         self._all = [torch.zeros(num_bytes, dtype=torch.uint8) for _ in range(num_ranks)]
 
     def of(self, rank: int) -> torch.Tensor:
@@ -92,8 +96,9 @@ def own_layers(held: str) -> list[dict[str, Any]]:
 
 def adopted(parts: Parts, num_ranks: int, held: str, ring_bytes: int) -> list[ExpertWeights]:
     everyone = range(num_ranks)
-    memory = SharedArrays(num_ranks, HEADER_BYTES + Stage.num_bytes(num_ranks, ring_bytes))
-    stages = [Stage(memory, HEADER_BYTES, rank, num_ranks, ring_bytes) for rank in everyone]
+    memory = SharedArrays(num_ranks, HEADER_BYTES + Region.num_bytes(num_ranks, ring_bytes))
+    regions = [Region(memory, HEADER_BYTES, rank, num_ranks, ring_bytes) for rank in everyone]
+    stages = [make_stage(region, Texts([""] * num_ranks, 0), "") for region in regions]
     return [
         AdoptedWeights(
             parts,
@@ -390,13 +395,35 @@ def test_what_is_refused(call: Callable[[Ranks], Any], error: type[Exception], p
 
 
 def beside_dispatches(
-    rank: int, num_ranks: int, side: Side, held: str, rounds: int, longest_s: float = 0.0
+    rank: int,
+    num_ranks: int,
+    side: Side,
+    held: str,
+    rounds: int,
+    longest_s: float = 0.0,
+    servers: tuple[int, ...] | None = None,
 ) -> list[str]:
     """Rounds of row-wise experts while weights move, to the bit what the model's experts give.
 
     Args:
         longest_s: of the naps that a rank takes at random.
+        servers: ranks of each; messages between them come in any order that queues have.
     """
+    with emulated_nic(
+        NicSettings(seed=1 + rank, keeps_order=False, ring_items=8) if servers else NicSettings()
+    ):
+        return _beside_dispatches(rank, num_ranks, side, held, rounds, longest_s, servers)
+
+
+def _beside_dispatches(
+    rank: int,
+    num_ranks: int,
+    side: Side,
+    held: str,
+    rounds: int,
+    longest_s: float,
+    servers: tuple[int, ...] | None,
+) -> list[str]:
     hidden, tokens, topk = 64, 6, 2
     wrong: list[str] = []
     shared = random.Random(1)
@@ -407,13 +434,15 @@ def beside_dispatches(
         num_topk=topk,
         num_experts=num_ranks * SLOTS,
         relaxed=True,
+        ranks_per_server=servers,
         timeout_s=seconds(30.0),
     ) as buffer:
+        options = {"side": side, "stage_bytes": num_ranks * 64, "checkpoint_steps": 3}
         if held == "allocated":
-            weights = allocate(buffer, 1, {"w": ((hidden,), torch.bfloat16)}, side=side)
+            weights = allocate(buffer, 1, {"w": ((hidden,), torch.bfloat16)}, **options)
         else:
             slots = [{"w": [torch.zeros(hidden).bfloat16() for _ in range(SLOTS)]}]
-            weights = adopt(buffer, slots, side=side, stage_bytes=num_ranks * 64)
+            weights = adopt(buffer, slots, **options)
         factors = torch.rand(EXPERTS, hidden, generator=torch.Generator().manual_seed(2)).bfloat16()
         now = placement(shared, num_ranks, 1)
         for slot, expert in enumerate(now.phy2log.view(num_ranks, SLOTS)[rank].tolist()):
@@ -462,6 +491,11 @@ def test_rounds_are_those_of_the_models_experts_while_weights_move(
     ranks: Groups, side: Side, held: str
 ) -> None:
     assert ranks(3).run(beside_dispatches, side, held, 120) == [[]] * 3
+
+
+@pytest.mark.parametrize(("side", "held"), [HOW[0], HOW[3]])
+def test_weights_move_between_servers_by_queues(ranks: Groups, side: Side, held: str) -> None:
+    assert ranks(3).run(beside_dispatches, side, held, 200, 0.0, (2, 1)) == [[]] * 3
 
 
 def allocations(rank: int, num_ranks: int) -> list[str]:

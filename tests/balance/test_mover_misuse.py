@@ -111,7 +111,7 @@ def test_moves_that_ranks_count_differently_are_compared_by_where_they_lead() ->
     assert all(mover.placement == ranks.old for mover in ranks.movers)
     for mover in ranks.movers:  # both are told, whoever has found it
         with pytest.raises(BufferStateError):
-            mover.step(1)
+            mover.switch(4)
 
 
 def test_a_rank_that_never_steps_is_named() -> None:
@@ -151,7 +151,7 @@ def test_a_move_that_is_left_in_the_middle_is_of_no_use_to_anybody(held: str) ->
     with pytest.raises(BufferStateError, match=r"left by KeyboardInterrupt\. Load weights anew"):
         first.step(1)
     with pytest.raises(BufferStateError, match=r"rank\(s\) \[0\] have given up"):
-        second.step(1)
+        second.switch(1)
     with pytest.raises(BufferStateError, match="left by KeyboardInterrupt"):
         Mover(ranks.weights[0], ranks.old, 2 * SLOTS)
 

@@ -175,6 +175,15 @@ class FakeEvent:
             raise RuntimeError("no event can be asked for while a graph is captured")
         return self.ended >= self.recorded
 
+    def synchronize(self) -> None:
+        """Runs work until this is recorded."""
+        self.owner.hand_over()
+        while not self.query():
+            ready = [stream for stream in self.owner.streams if stream.is_ready]
+            if not ready:
+                raise RuntimeError("an event that never comes")
+            self.owner._next(ready).step()
+
     def elapsed_time(self, end: FakeEvent) -> float:
         if not (self.is_timed and end.is_timed and self.query() and end.query()):
             raise RuntimeError("an event without a time")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from moe_triton import BufferStateError, EPBuffer
 from moe_triton.backends.npu.runtime import Runtime
 from moe_triton.backends.npu.side_copies import NpuSideCopies
-from moe_triton.balance import Mover, allocate
+from moe_triton.balance import EplbCommunicator, Mover, adopt, allocate, allocate_redundant_experts
 from moe_triton.balance.weights import Side
 from tests.balance.test_mover import EXPERTS, SLOTS, placement
 from tests.npu import standin
@@ -21,7 +22,7 @@ HIDDEN, TOKENS, TOPK, EVERY = 64, 6, 2, 3
 
 
 def moving(
-    rank: int, num_ranks: int, policy: str, seed: int, side: Side, rounds: int
+    rank: int, num_ranks: int, policy: str, seed: int, side: Side, held: str, rounds: int
 ) -> tuple[list[str], int]:
     """Rounds of row-wise experts: which of them are wrong, and how many switches there were."""
     device = standin.install(policy, seed + rank)
@@ -36,7 +37,12 @@ def moving(
         backend="npu",
         timeout_s=seconds(30.0),
     ) as buffer:
-        weights = allocate(buffer, 1, {"w": ((HIDDEN,), torch.bfloat16)}, side=side, checkpoint_steps=EVERY)
+        if held == "allocated":
+            specs = {"w": ((HIDDEN,), torch.bfloat16)}
+            weights = allocate(buffer, 1, specs, side=side, checkpoint_steps=EVERY)
+        else:
+            own = [{"w": torch.zeros(SLOTS, HIDDEN, dtype=torch.bfloat16)}]
+            weights = adopt(buffer, own, side=side, stage_bytes=192 * num_ranks, checkpoint_steps=EVERY)
         factors = torch.rand(EXPERTS, HIDDEN, generator=torch.Generator().manual_seed(2)).bfloat16()
         now = placement(shared, num_ranks, 1)
         for slot, expert in enumerate(now.phy2log.view(num_ranks, SLOTS)[rank].tolist()):
@@ -75,6 +81,78 @@ def moving(
                 pass
         weights.close()
     return wrong, switches
+
+
+def rearranging(rank: int, num_ranks: int, policy: str, seed: int, layers: int) -> list[str]:
+    """Moves of experts that a framework has planned: which are wrong."""
+    device = standin.install(policy, seed + rank)
+    wrong: list[str] = []
+    with EPBuffer(
+        num_max_tokens_per_rank=TOKENS,
+        hidden=HIDDEN,
+        num_topk=TOPK,
+        num_experts=num_ranks * SLOTS,
+        relaxed=True,
+        backend="npu",
+        timeout_s=seconds(30.0),
+    ) as buffer:
+        communicator = EplbCommunicator(buffer, stage_bytes=128 * num_ranks, timeout_s=seconds(30.0))
+        communicator.set_stream(device.user_stream)
+        for layer in range(layers):
+            draw = random.Random(layer)
+            moves = [(draw.randrange(num_ranks), draw.randrange(num_ranks), each) for each in range(5)]
+            came = {}
+            for source, to, expert in moves:
+                if source == rank:
+                    given = torch.zeros(50, dtype=torch.int32)
+                    # The stream has not got there yet.
+                    device.by_queue(
+                        Work("copy", "", device.user_stream, partial(given.fill_, 10 * layer + expert))
+                    )
+                    communicator.add_send([given], to, expert)
+                if to == rank:
+                    came[expert] = torch.zeros(50, dtype=torch.int32)
+                    communicator.add_recv([came[expert]], source, expert)
+            communicator.execute()
+            for expert, tensor in came.items():
+                if not (tensor == 10 * layer + expert).all():
+                    wrong.append(f"expert {expert} of layer {layer}: {tensor.unique().tolist()}")
+        buffer.barrier()
+        communicator.close()
+    return wrong
+
+
+def training(rank: int, num_ranks: int, policy: str, seed: int, rounds: int) -> list[str]:
+    """Weights to slots and gradients back, while the device runs when it likes: what is wrong."""
+    device = standin.install(policy, seed + rank)
+    wrong: list[str] = []
+    with EPBuffer(
+        num_max_tokens_per_rank=TOKENS,
+        hidden=HIDDEN,
+        num_topk=TOPK,
+        num_experts=num_ranks * SLOTS,
+        relaxed=True,
+        backend="npu",
+        timeout_s=seconds(30.0),
+    ) as buffer:
+        specs = {"w": ((4,), torch.bfloat16), "grads": ((4,), torch.float32)}
+        redundant = allocate_redundant_experts(buffer, 1, specs)
+        slots = redundant.tensors
+        mapping = torch.tensor([[(r + 1) % num_ranks] for r in range(num_ranks)])  # of one expert a rank
+        for number in range(rounds):
+            own, grads = torch.zeros(1, 4).bfloat16(), torch.zeros(1, 4)
+            # What was asked of the stream before has not run when the call begins.
+            for tensor, value in ((own, 10 * number + rank), (grads, rank), (slots["grads"], 100 + rank)):
+                device.by_queue(Work("copy", "", device.user_stream, partial(tensor.fill_, value)))
+            buffer.synchronize()  # the stand-in's torch operators run at once, and not in the stream
+            redundant.lb_prefetch_weights(slots["w"], own, mapping)
+            redundant.lb_reduce_grads(slots["grads"], grads, mapping)
+            if not (slots["w"] == 10 * number + (rank + 1) % num_ranks).all():
+                wrong.append(f"weights of round {number}: {slots['w'].tolist()}")
+            if not (grads == rank + 100 + (rank - 1) % num_ranks).all():
+                wrong.append(f"gradients of round {number}: {grads.tolist()}")
+        redundant.close()
+    return wrong
 
 
 def side_copies(rank: int, num_ranks: int, follows: bool) -> tuple[list[bool], list[int], list[int]]:

@@ -230,7 +230,8 @@ def install(policy: str = "random", seed: int = 0, soc: str = "Ascend910_9391") 
         self: runtime.Runtime, to: torch.Tensor, source: torch.Tensor, stream: FakeStream | None = None
     ) -> None:
         def run() -> None:
-            to.copy_(source)
+            with torch.inference_mode():  # a device's copies know nothing of it
+                to.copy_(source)
 
         device.by_queue(Work("copy", "", stream or device.user_stream, run))
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from moe_triton.backends.base import Bindings, CallSetting, Executable, TensorSpec, TraceLog
+from moe_triton.backends.base import Bindings, CallSetting, Executable, HostPosts, TensorSpec, TraceLog
 from moe_triton.backends.cpu import native, nic, output_pool, paced_link, row_copies
 from moe_triton.backends.cpu.calls import NativeCalls
 from moe_triton.backends.cpu.capabilities import CAPABILITIES
@@ -137,6 +137,16 @@ class CpuBackend:
         window = QueuedWindow(num_bytes, meeting, private_bytes, queues, self._device, self._link, log)
         self._nic = window.nic
         return window
+
+    def make_side_window(
+        self, num_bytes: int, meeting: Meeting, queues: Queues | None = None
+    ) -> tuple[SharedWindow, HostPosts | None]:
+        """Maps memory that kernels do not know; where there are queues it has an emulated NIC of its own."""
+        if queues is None:
+            return SharedWindow(num_bytes, meeting, has_pages=True), None
+        device, link = self._device, self._link
+        window = QueuedWindow(num_bytes, meeting, 0, queues, device, link, has_pages=True)
+        return window, window
 
     def make_side_copies(self) -> CpuSideCopies:
         """Copies of the calling thread."""

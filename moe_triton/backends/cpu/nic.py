@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moe_triton.backends.cpu import native
-from moe_triton.backends.cpu.native import I64, POINTER, U64, alike
+from moe_triton.backends.cpu.native import I64, POINTER, U32, U64, alike
 from moe_triton.backends.cpu.paced_link import PacedLink, in_range
 from moe_triton.backends.cpu.trace_log import NativeTraceLog
 from moe_triton.core.checks import check_flag, check_integer
@@ -141,6 +141,12 @@ def describe(
     return description, (places, inside)
 
 
+class PostItem(ctypes.Structure):
+    """``moe::PostItem``."""
+
+    _fields_ = (*alike(U64, "local", "remote", "bytes"), *alike(U32, "dtype", "rank"))
+
+
 class Nic:
     """The NIC of this rank. It uses windows: close it before they go.
 
@@ -173,6 +179,27 @@ class Nic:
             raise WindowError(
                 "no thread can be started for the queues to other servers. Lift the limit (ulimit -u)."
             )
+
+    def post(self, rank: int, local: int, remote: int, num_bytes: int) -> bool:
+        """Posts a message from memory that no kernel posts from, one thread at a time.
+
+        Args:
+            rank: whom to.
+            local, remote: addresses of the bytes, in this rank's out part, and of where they go, as the table
+                of peers has that window.
+            num_bytes: of the message.
+
+        Returns:
+            Whether it is posted: the queue may be full.
+        """
+        item = PostItem(local, remote, num_bytes, 0, rank)
+        posted: int = native.library().moe_nic_post(self.address, ctypes.addressof(item))
+        assert posted >= 0, "memory that is posted, and where to, are of this window"
+        return bool(posted)
+
+    def delivered(self, rank: int) -> int:
+        """How many of the messages to a rank are there, and their memory free again."""
+        return int(native.library().moe_nic_delivered(self.address, rank))
 
     def close(self) -> None:
         """Waits until what was posted is delivered, 5 s at most, and ends the thread. May be called twice."""

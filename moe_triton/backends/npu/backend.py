@@ -15,7 +15,7 @@ from moe_triton.backends.npu.side_copies import NpuSideCopies
 from moe_triton.backends.npu.window import MEMFABRIC, NpuWindow, make_window, window_library
 from moe_triton.backends.waits import Waits
 from moe_triton.core.ascendc import MAX_BLOCKS
-from moe_triton.core.errors import ArgumentError, ToolchainError
+from moe_triton.core.errors import ArgumentError, ToolchainError, WindowError
 from moe_triton.core.hccl import BUFFSIZE, MEGABYTE, buffer_megabytes
 from moe_triton.core.installing import check_triton
 from moe_triton.core.plan import Plan, device_launches, num_blocks
@@ -136,6 +136,21 @@ class NpuBackend:
         if queues is not None and (why := self.why_no_posts()):
             raise ToolchainError(f"rank(s) {sorted(queues.peers)} are reached by queues, but {why}")
         return make_window(num_bytes, meeting, self.runtime, self.soc, queues)
+
+    def make_side_window(
+        self, num_bytes: int, meeting: Meeting, queues: Queues | None = None
+    ) -> tuple[NpuWindow, None]:
+        """Makes memory that kernels do not know.
+
+        Raises:
+            WindowError: there is none, a peer cannot be reached, or only a queue leads to one.
+        """
+        if queues is not None:
+            raise WindowError(
+                f"rank(s) {sorted(queues.peers)} are reached by queues, and memfabric posts from one window "
+                "alone, that of the kernels. Make a buffer of each server's ranks for it."
+            )
+        return make_window(num_bytes, meeting, self.runtime, self.soc, None), None
 
     def make_side_copies(self) -> NpuSideCopies:
         """Makes a stream for copies beside the others."""

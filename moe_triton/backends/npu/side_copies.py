@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -21,6 +22,10 @@ class NpuSideCopies:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime, self._stream = runtime, runtime.make_stream()
 
+    def view(self, data: torch.Tensor) -> torch.Tensor:
+        """The tensor."""
+        return data
+
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         """Copies on the side stream, asynchronously."""
         self._runtime.copy(to, source, self._stream)
@@ -29,9 +34,15 @@ class NpuSideCopies:
         """Copies on the current stream, asynchronously."""
         self._runtime.copy(to, source)
 
-    def follow(self) -> None:
-        """The side stream waits for the current one."""
+    def follow(self, stream: Any = None) -> None:
+        """The side stream waits for the current one, and for another one."""
         self._stream.wait_event(self._recorded(self._runtime.current_stream()))
+        if stream is not None:
+            self._stream.wait_event(self._recorded(stream))
+
+    def wait(self) -> None:
+        """Waits for an event of the side stream: the others go on."""
+        self._recorded(self._stream).synchronize()
 
     def mark(self) -> Callable[[], bool]:
         """An event of the side stream."""
