@@ -52,8 +52,9 @@ class EPBuffer(Owner, Uncopied):
         group: torch.distributed group with any back end; None is the default group. Only its store is used.
         num_max_tokens_per_rank: most tokens that a rank passes to one dispatch.
         hidden: H, a multiple of 32.
-        num_topk: K.
-        num_experts: M, routed experts in the whole group; expert e lives on rank R + e // (M / (EP - R)).
+        num_topk: K, 1 to 32.
+        num_experts: M, routed experts in the whole group, 1 to 2,048; expert e lives on rank
+            R + e // (M / (EP - R)).
         num_shared_experts: S, experts that every token goes to as well.
         num_shared_ranks: R, ranks [0, R) that hold shared experts only.
         num_zero_experts: experts that give nothing, with the ids behind the routed ones.

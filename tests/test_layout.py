@@ -85,6 +85,33 @@ def test_no_two_entries_of_a_window_share_a_byte(kind: type[Layout], config: Con
     assert spans[-1][1] <= layout.window_bytes
 
 
+@pytest.mark.parametrize(
+    ("config", "grows"),
+    [
+        (Config(512, 512, 7168, 16, 1024, 4, 256), False),  # the most that torch_npu's functions take
+        (Config(4, 512, 64, 32, 2048, 4, 3), True),
+        (Config(768, 1, 64, 32, 2048, 1, 704), True),
+        (Config(2, 512, 64, 32, 32), True),
+        (Config(2, 256, 64, 32, 2048), False),
+    ],
+)
+def test_the_state_has_room_for_whatever_entries_there_are(config: Config, grows: bool) -> None:
+    layout = WindowLayout(config)
+    shared, routed = layout.dispatch_status_on(0), layout.dispatch_status_on(config.num_ranks - 1)
+    of_ranks = layout.barrier_status, layout.peer_status
+    for first in (shared, routed):
+        regions = first, layout.combine_status, *of_ranks
+        zones = [(r.offset(zone=z), r) for z in range(NUM_ZONES) for r in regions]
+        for (start, region), (following, _) in itertools.pairwise(zones):
+            items = [dim.extent - 1 for dim in region.dims[1:]]
+            names = [dim.name for dim in region.dims[1:]]
+            last = region.offset(**dict(zip(names, items, strict=True))) - region.base
+            assert start + last + region.item_bytes <= following
+        assert zones[-1][0] + config.num_ranks * 32 <= layout.state_bytes
+    assert (layout.state_bytes > STATE_BYTES) == grows
+    assert layout.combine_slots.base == layout.state_bytes
+
+
 @given(configs)
 def test_slots_are_aligned_and_hold_a_packed_row(config: Config) -> None:
     layout = WindowLayout(config)

@@ -57,8 +57,8 @@ extern "C" {
 // token (`*rule` = 2); -1 when every id is good.
 int64_t moe_first_bad_id(const int32_t* ids, uint64_t num_tokens, uint64_t topk, int64_t num_experts, int32_t* rule) {
     const auto limit = static_cast<int32_t>(std::clamp<int64_t>(num_experts, 0, INT32_MAX));
-    const auto are_good = topk <= 2 * LANES ? AreGood<2> : AreGood<4>;
-    if (topk <= 4 * LANES && are_good(ids, num_tokens, topk, limit)) return -1;
+    const auto are_good = topk <= 2 * LANES ? AreGood<2> : topk <= 4 * LANES ? AreGood<4> : AreGood<8>;
+    if (topk <= 8 * LANES && are_good(ids, num_tokens, topk, limit)) return -1;
     for (uint64_t token = 0; token < num_tokens; ++token) {
         const int32_t* row = ids + token * topk;
         for (uint64_t k = 0; k < topk; ++k) {

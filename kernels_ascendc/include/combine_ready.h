@@ -10,6 +10,45 @@
 
 namespace moe {
 
+// What some tokens wait for, in memory from one launch to the next: two words for each, the lower one first.
+class PendingResults {
+public:
+    __aicore__ inline void Init(AscendC::TPipe* pipe, int64_t max_tokens) {
+        words_.Init(pipe, WORDS * max_tokens);
+    }
+
+    // Between Order<S_MTE2> and Order<MTE2_S>, as `Table::Load`.
+    __aicore__ inline void Load(uint64_t address, int64_t first, int64_t count) {
+        words_.Load(address, WORDS * first, WORDS * count);
+    }
+
+    __aicore__ inline void Begin(int64_t first) {
+        words_.Begin(WORDS * first);
+    }
+
+    __aicore__ inline ResultBits Of(int64_t token) const {
+        const uint64_t low = static_cast<uint32_t>(words_.At(WORDS * token));
+        const uint64_t high = static_cast<uint32_t>(words_.At(WORDS * token + 1));
+        return static_cast<ResultBits>(high << WORD_BITS | low);
+    }
+
+    __aicore__ inline void Set(int64_t token, ResultBits bits) const {
+        words_.Set(WORDS * token, static_cast<int32_t>(bits));
+        words_.Set(WORDS * token + 1, static_cast<int32_t>(bits >> WORD_BITS));
+    }
+
+    // So many, from the first one on that is loaded, or set.
+    __aicore__ inline void Store(uint64_t address, int64_t count) const {
+        words_.Store(address, WORDS * count);
+    }
+
+private:
+    static constexpr int64_t WORDS = 2;
+    static constexpr int64_t WORD_BITS = 32;
+
+    Table words_;
+};
+
 // A part of this rank's tokens is those that are complete first, whichever they are. They are listed for the launch
 // that sums them.
 //
@@ -27,7 +66,7 @@ public:
         number_ = RoundNumber(*args);
         flags_.Init(pipe, num_results_, tokens_per_chunk_, number_);
         expected_.Init(args, pipe, TABLE_ENTRIES);
-        pending_.Init(pipe, TABLE_ENTRIES);
+        pending_.Init(pipe, tokens_per_chunk_);
         found_.Init(pipe, TABLE_ENTRIES);
         waited_.Init(pipe, args->is_timed != 0 || IsTraced() ? args->waited_us : 0, TABLE_ENTRIES);
     }
@@ -78,7 +117,7 @@ public:
                 const int64_t last = Smaller(first + tokens_per_chunk_, own.last);
                 Load(first, last, false);
                 for (int64_t token = first; token < last; ++token) {
-                    if (pending_.At(token) > 0) {
+                    if (pending_.Of(token) > 0) {
                         first_missing = missing == 0 ? token : first_missing;
                         ++missing;
                         NoteMissing(token, first);
@@ -101,7 +140,7 @@ public:
 
 private:
     static constexpr int64_t TABLE_ENTRIES = 512;
-    static constexpr int32_t TAKEN = -1;
+    static constexpr ResultBits TAKEN = -1;
 
     // This block's share of a part: places of the list, and tokens.
     __aicore__ inline Share OwnIn(int64_t part) const {
@@ -153,7 +192,7 @@ private:
     __aicore__ inline void NotePending(int64_t first, int64_t last) {
         pending_.Begin(first);
         for (int64_t token = first; token < last; ++token) {
-            const int32_t expected = expected_.Of(token);
+            const ResultBits expected = expected_.Of(token);
             for (int64_t k = 0; waited_.IsWanted() && k < num_results_; ++k) {
                 waited_.Expect((token - first) * num_results_ + k, HasBit(expected, k));
             }
@@ -167,7 +206,7 @@ private:
         int64_t left = last - first;
         found_.Begin(before);
         for (int64_t token = first; token < last && places_.first < places_.last; ++token) {
-            const int32_t expected = pending_.At(token);
+            const ResultBits expected = pending_.Of(token);
             if (expected == TAKEN) {
                 --left;
             } else if (IsComplete(token, first, expected, waited_us)) {
@@ -187,7 +226,7 @@ private:
         return left == 0;
     }
 
-    __aicore__ inline bool IsComplete(int64_t token, int64_t first, int32_t expected, int32_t waited_us) {
+    __aicore__ inline bool IsComplete(int64_t token, int64_t first, ResultBits expected, int32_t waited_us) {
         if (expected == 0) {
             return true;
         }
@@ -232,7 +271,8 @@ private:
     int32_t number_ = 0;  // of the round
     ResultFlags flags_;
     ExpectedResults<CombineReadyArgs> expected_;
-    Table pending_, found_;
+    PendingResults pending_;
+    Table found_;
     WaitedTimes waited_;
     Deadline deadline_;
     int64_t num_results_ = 0;

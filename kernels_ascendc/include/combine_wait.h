@@ -42,7 +42,7 @@ private:
         expected_.Load(first_of_chunk_, last);
         Order<AscendC::HardEvent::MTE2_S>();
         for (int64_t token = first_of_chunk_; token < last; ++token) {
-            const int32_t expected = expected_.Of(token);
+            const ResultBits expected = expected_.Of(token);
             for (int64_t k = 0; waited_.IsWanted() && k < num_results_; ++k) {
                 waited_.Expect(TimeOf(token) + k, HasBit(expected, k));
             }
@@ -64,7 +64,7 @@ private:
         return (token - first_of_chunk_) * num_results_;
     }
 
-    __aicore__ inline void ReceiveToken(int64_t token, int32_t expected) {
+    __aicore__ inline void ReceiveToken(int64_t token, ResultBits expected) {
         const uint64_t address = args_.window + args_.status.At(static_cast<uint64_t>(args_.zone), token, 0);
         if (timed_out_) {
             LookOnce(token, address);
@@ -77,7 +77,7 @@ private:
         }
     }
 
-    __aicore__ inline bool WaitForResults(int64_t token, uint64_t address, int32_t expected) {
+    __aicore__ inline bool WaitForResults(int64_t token, uint64_t address, ResultBits expected) {
         int64_t noted = num_results_;
         for (PollLoop poll(deadline_, args_.window, token, end_ - token); poll.Next();) {
             LoadFlags(address);

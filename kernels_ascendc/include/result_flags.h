@@ -5,6 +5,9 @@
 
 namespace moe {
 
+// A bit for each result of a token: of 32 routed ones, and as many shared ones as there are.
+using ResultBits = int64_t;
+
 // Of some tokens, by what their dispatch was given. Shared experts come after the routed ones.
 template <typename Args>
 class ExpectedResults {
@@ -25,14 +28,14 @@ public:
     }
 
     // A bit for each result. Entries that were sent nowhere get none.
-    __aicore__ inline int32_t Of(int64_t token) const {
+    __aicore__ inline ResultBits Of(int64_t token) const {
         if (args_->active_index != 0 && active_.At(token) < 0) {
             return 0;
         }
-        int32_t expected = ((1 << num_results_) - 1) & -(1 << args_->topk);
+        ResultBits expected = ((ResultBits{1} << num_results_) - 1) & -(ResultBits{1} << args_->topk);
         for (int64_t k = 0; k < args_->topk; ++k) {
             const int32_t id = ids_.At(token * args_->topk + k);
-            expected |= id >= 0 && id < args_->num_experts ? 1 << k : 0;
+            expected |= id >= 0 && id < args_->num_experts ? ResultBits{1} << k : 0;
         }
         return expected;
     }
@@ -48,7 +51,7 @@ private:
     Table ids_, active_;
 };
 
-__aicore__ inline bool HasBit(int32_t bits, int64_t k) {
+__aicore__ inline bool HasBit(ResultBits bits, int64_t k) {
     return (bits >> k & 1) != 0;
 }
 
@@ -72,7 +75,7 @@ public:
         return entries_.GetValue(static_cast<uint32_t>(entry * STATUS_ENTRY_WORDS + StatusEntry::FLAG)) == number_;
     }
 
-    __aicore__ inline int64_t NumMissing(int64_t index, int32_t expected) const {
+    __aicore__ inline int64_t NumMissing(int64_t index, ResultBits expected) const {
         int64_t missing = 0;
         for (int64_t k = 0; k < num_results_; ++k) {
             missing += HasBit(expected, k) && !IsThere(index, k) ? 1 : 0;
@@ -81,7 +84,7 @@ public:
     }
 
     // Results that have come by now and that nobody expects, nor waits for.
-    __aicore__ inline void ReportStray(int64_t index, int32_t expected, int64_t token, Report& report) const {
+    __aicore__ inline void ReportStray(int64_t index, ResultBits expected, int64_t token, Report& report) const {
         int64_t stray = 0;
         for (int64_t k = 0; k < num_results_; ++k) {
             stray += !HasBit(expected, k) && IsThere(index, k) ? 1 : 0;

@@ -44,6 +44,8 @@ class Config:
         ranks_per_server: how many ranks each server has: one number for all, of which the last may have
             fewer, or one number for each, in the order of the ranks; None for what the product's have: 8 on
             A2, on A3 all ranks.
+        is_of_buffer: whether it is an `EPBuffer`'s, which takes sizes that torch_npu's functions do not
+            (docs/limits.md). It changes what is refused, never what is computed.
 
     Examples:
         >>> config = Config(8, 64, 7168, 8, 32)
@@ -65,6 +67,7 @@ class Config:
     num_special_experts: int = 0
     generation: Generation | None = None
     ranks_per_server: RanksPerServer = None
+    is_of_buffer: bool = False
 
     def __post_init__(self) -> None:
         """Makes every integer and flag Python's.
@@ -77,7 +80,8 @@ class Config:
             if not -_END <= value < _END:
                 raise ArgumentError(name, value, "it must fit 64 bits", "Pass a size that exists.")
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "relaxed", check_flag("relaxed", self.relaxed))
+        for name in ("relaxed", "is_of_buffer"):
+            object.__setattr__(self, name, check_flag(name, getattr(self, name)))
         check_text("product", self.product)
         check_text("comm_alg", self.scheme)
         if self.generation is not None:

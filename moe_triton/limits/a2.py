@@ -8,14 +8,14 @@ from moe_triton.core.config import Config
 from moe_triton.core.errors import INVALID_ARGUMENT
 from moe_triton.core.hccl import SWITCHES_SET
 from moe_triton.limits.call import Call
-from moe_triton.limits.common import hidden_step, mask_dimensions
+from moe_triton.limits.common import hidden_step, mask_dimensions, topk
 from moe_triton.limits.rule import ONLY_V4, CallRule, ConfigRule, Rule, RuleSet, absent, between, only
 
 NO_PAIRS = "A2 has no tensor parallelism"
 
 _SIZES: tuple[ConfigRule, ...] = (
     hidden_step,
-    between("num_topk", 1, 16, "Send a token to fewer experts."),
+    topk,
     between("num_shared_experts", 0, 0, "A2 has no ranks of shared experts: compute them on every rank."),
     between("num_shared_ranks", 0, 0, "A2 has no ranks of shared experts: compute them on every rank."),
 )

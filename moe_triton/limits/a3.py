@@ -9,12 +9,14 @@ from moe_triton.core.errors import INVALID_ARGUMENT
 from moe_triton.layout import STATE_COMBINE_OFFSET, STATUS_ENTRY_BYTES
 from moe_triton.limits.call import Call
 from moe_triton.limits.common import (
+    MAX_EXPERTS_OF_BUFFER,
     MAX_GROUP_NAME,
     MIN_HIDDEN_RELAXED,
     experts_per_rank,
     hidden_step,
     mask_dimensions,
     scales_only_quantized,
+    topk,
     topk_of_experts,
 )
 from moe_triton.limits.rule import (
@@ -26,6 +28,7 @@ from moe_triton.limits.rule import (
     RuleSet,
     absent,
     between,
+    not_of_buffer,
     only,
     use_one,
 )
@@ -68,8 +71,8 @@ _SIZES: tuple[ConfigRule, ...] = (
         relaxed_low=MIN_HIDDEN_RELAXED,
     ),
     hidden_step,
-    between("num_topk", 1, 16, "Send a token to fewer experts."),
-    between("num_experts", 1, 1024, "Use fewer routed experts."),
+    topk,
+    between("num_experts", 1, 1024, "Use fewer routed experts.", buffer_high=MAX_EXPERTS_OF_BUFFER),
     topk_of_experts,
     between("num_shared_experts", 0, 4, "Use at most four shared experts."),
     shared_ranks_of_group,
@@ -82,15 +85,17 @@ _SIZES: tuple[ConfigRule, ...] = (
         "Make the shared ranks a multiple of the shared experts.",
     ),
     experts_per_rank,
-    Rule(
-        "num_experts",
-        f"experts per rank times ranks at most {MAX_STATUS_ENTRIES}",
-        lambda c: c.num_local_experts * c.num_ranks <= MAX_STATUS_ENTRIES,
-        lambda c: (
-            f"experts per rank times ranks ({c.num_local_experts} * {c.num_ranks}) must be at most "
-            f"{MAX_STATUS_ENTRIES}: the status area of a zone is {STATE_COMBINE_OFFSET // 1024} KB"
-        ),
-        "Use fewer experts per rank.",
+    not_of_buffer(
+        Rule(
+            "num_experts",
+            f"experts per rank times ranks at most {MAX_STATUS_ENTRIES}",
+            lambda c: c.num_local_experts * c.num_ranks <= MAX_STATUS_ENTRIES,
+            lambda c: (
+                f"experts per rank times ranks ({c.num_local_experts} * {c.num_ranks}) must be at most "
+                f"{MAX_STATUS_ENTRIES}: the status area of a zone is {STATE_COMBINE_OFFSET // 1024} KB"
+            ),
+            "Use fewer experts per rank.",
+        )
     ),
 )
 

@@ -8,12 +8,14 @@ from moe_triton.core.config import Config
 from moe_triton.core.errors import INVALID_ARGUMENT, NULL_ARGUMENT
 from moe_triton.core.topology import RANKS_PER_SERVER, REMEDY, fits
 from moe_triton.limits.call import Call
-from moe_triton.limits.rule import EITHER, CallRule, Rule, RuleSet, absent, only, value_of
+from moe_triton.limits.rule import EITHER, CallRule, Rule, RuleSet, absent, between, only, value_of
 
 PRODUCTS = ("A2", "A3")
 GENERATIONS = EITHER
 MIN_HIDDEN_RELAXED, HIDDEN_STEP = 32, 32
 MAX_GROUP_NAME = 127
+# What an `EPBuffer` takes of every product and scheme.
+MAX_TOPK_OF_BUFFER, MAX_EXPERTS_OF_BUFFER = 32, 2048
 MAX_IDS = 2**31 - 1
 
 # Quantisation modes of the original that need Ascend 950's formats (docs/operators.md, "Quantisation").
@@ -26,6 +28,8 @@ hidden_step = Rule[[Config]](
     f"it must be a multiple of {HIDDEN_STEP}: rows move in 32-byte blocks",
     "Pad the hidden dimension.",
 )
+
+topk = between("num_topk", 1, 16, "Send a token to fewer experts.", buffer_high=MAX_TOPK_OF_BUFFER)
 
 topk_of_experts = Rule[[Config]](
     "num_topk",

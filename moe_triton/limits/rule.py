@@ -36,6 +36,7 @@ class Rule(Generic[Subject]):
         remedy: what to do about it; of this value where that depends on it.
         value: what the argument is, for the message; "" for what the call or the `Config` has under its name.
         relaxed: the limit with ``relaxed=True``, where that is another one.
+        of_buffer: the limit that `EPBuffer` has instead, relaxed or not, where that is another one.
         code: status code of the error.
         generations: of the published limits that have it; None among them: it holds where none is chosen.
     """
@@ -47,6 +48,7 @@ class Rule(Generic[Subject]):
     remedy: Callable[Subject, str] | str
     value: Callable[Subject, object] | str = ""
     relaxed: str = ""
+    of_buffer: str = ""
     code: int = TILING_FAILED
     generations: Generations = EITHER
 
@@ -114,6 +116,8 @@ def between(
     too_small: str = "",
     relaxed_low: int | None = None,
     relaxed_high: int | None = None,
+    buffer_low: int | None = None,
+    buffer_high: int | None = None,
 ) -> ConfigRule:
     """The rule that a field of `Config` lies between two numbers, both allowed.
 
@@ -125,11 +129,16 @@ def between(
         too_small: what to do about a smaller one without ``relaxed``; pass the least if not given.
         relaxed_low: the least with ``relaxed=True``, where that is another one.
         relaxed_high: the most with ``relaxed=True``, where that is another one.
+        buffer_low: the least that `EPBuffer` takes, where that is another one.
+        buffer_high: the most that it takes, where that is another one.
     """
     usual = low, high
     relaxed = low if relaxed_low is None else relaxed_low, high if relaxed_high is None else relaxed_high
+    of_buffer = low if buffer_low is None else buffer_low, high if buffer_high is None else buffer_high
 
     def limits(c: Config) -> tuple[int, int]:
+        if c.is_of_buffer and of_buffer != usual:
+            return of_buffer
         return relaxed if c.relaxed else usual
 
     def span(least: int, most: int) -> str:
@@ -143,7 +152,7 @@ def between(
         least, most = limits(c)
         if getattr(c, field) >= least:
             return remedy
-        if too_small and not c.relaxed:
+        if too_small and not c.relaxed and not c.is_of_buffer:
             return too_small
         return f"Pass {least} or more." if least < most else f"Pass {least}."
 
@@ -154,7 +163,13 @@ def between(
         lambda c: f"{c.product} takes {span(*limits(c))}",
         what_to_do,
         relaxed="" if relaxed == usual else span(*relaxed),
+        of_buffer="" if of_buffer == usual else span(*of_buffer),
     )
+
+
+def not_of_buffer(rule: ConfigRule) -> ConfigRule:
+    """A rule that `EPBuffer` does not have."""
+    return replace(rule, holds=lambda c: c.is_of_buffer or rule.holds(c), of_buffer="any")
 
 
 def one_of(field: str, choices: tuple[int, ...], remedy: str, *, relaxed_low: int) -> ConfigRule:

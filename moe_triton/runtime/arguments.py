@@ -45,7 +45,7 @@ def check_special(counts: Sequence[object]) -> int:
 
 
 def whole_config(num_ranks: int, sizes: Sizes, special: Sequence[int], **chosen: Any) -> Config:
-    """Settings of a whole group, which may break rules, but for those on special experts.
+    """Settings of a buffer's whole group, which may break rules, but for those on special experts.
 
     Args:
         num_ranks: of the group.
@@ -56,7 +56,7 @@ def whole_config(num_ranks: int, sizes: Sizes, special: Sequence[int], **chosen:
     Raises:
         ArgumentError: numbers of special experts are none, or the product has no constant experts.
     """
-    whole = Config(num_ranks, *sizes, num_special_experts=check_special(special), **chosen)
+    whole = Config(num_ranks, *sizes, num_special_experts=check_special(special), is_of_buffer=True, **chosen)
     call = Call(num_tokens=1, num_const_experts=special[2], is_of_buffer=True, group="expert-parallel")
     rules.check_argument("num_const_experts", whole, call)
     return whole

@@ -30,7 +30,7 @@ class CombineInParts:
         self.world, self.rank, self.number, self.zone = world, rank, number, zone
         self.tokens = world.case.tokens[rank]
         self.num_parts = max(1, -(-self.tokens // world.case.part_tokens))
-        self.pending = Guarded((self.tokens,), np.int32)
+        self.pending = Guarded((self.tokens,), np.int64)
         self.ready = Guarded((self.tokens,), np.int32)
         self.bounds = Guarded((2 * self.num_parts,), np.int32)
         self.progress = Guarded((world.case.blocks, PART_PROGRESS.num_words), np.int32, align=64)

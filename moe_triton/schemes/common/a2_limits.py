@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from moe_triton.core.config import USUAL_RANKS_PER_SERVER, Config
 from moe_triton.core.topology import RANKS_PER_SERVER
-from moe_triton.limits.common import HIDDEN_STEP
+from moe_triton.limits.common import HIDDEN_STEP, MAX_EXPERTS_OF_BUFFER
 from moe_triton.limits.rule import EITHER, NONE_CHOSEN, ConfigRule, Generations, Rule, between, one_of
 
 CARDS = USUAL_RANKS_PER_SERVER["A2"]
@@ -66,7 +66,9 @@ def most_of(sizes: Sizes, generations: Generations = EITHER) -> tuple[ConfigRule
     rules = (
         between("num_max_tokens_per_rank", 1, sizes.tokens, "Split larger batches into several dispatches."),
         between("hidden", HIDDEN_STEP, sizes.hidden, "Use a smaller hidden dimension."),
-        between("num_experts", 1, sizes.experts, "Use fewer routed experts."),
+        between(
+            "num_experts", 1, sizes.experts, "Use fewer routed experts.", buffer_high=MAX_EXPERTS_OF_BUFFER
+        ),
     )
     return tuple(rule.of(generations) for rule in rules)
 

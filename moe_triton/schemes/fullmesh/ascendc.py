@@ -189,7 +189,7 @@ COMBINE_READY = AscendCKernel(
         Arg("is_timed", "i64", "value"),  # 1: `waited_us` is wanted; otherwise it is used in a trace only
         Arg("num_tokens", "i64", "value"),  # T, of all parts
         *numbers("i64", "topk num_experts num_shared_experts"),
-        Arg("pending", "*i32", "inout"),  # (T,) results that a token waits for, a bit each; -1: it is taken
+        Arg("pending", "*i64", "inout"),  # (T,) results that a token waits for, a bit each; -1: it is taken
         Arg("ready_tokens", "*i32", "out"),  # (T,): from T * part / parts on, before T * (part + 1) / parts
         Arg("first_part", "i64", "value"),  # up to `part`: those that are taken together
         Arg("bounds", "*i32", "out"),  # (2,) where the tokens of those begin and end in the list

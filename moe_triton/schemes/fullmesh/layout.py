@@ -2,7 +2,7 @@
 
 The window of a rank, A3 fullmesh (sizes in bytes)::
 
-    0       state: zone 0 {dispatch entries, combine entries}, zone 1 {the same}     1 MB
+    0       state: zone 0 {dispatch entries, combine entries}, zone 1 {the same}     1 MB, or what it takes
     1 MB    data:  zone 0 {combine slots, dispatch slots}, zone 1 {the same}
 
 and behind that, where the group has several servers, what is posted::
@@ -35,12 +35,14 @@ from moe_triton.layout import (
     entry_per_rank,
 )
 
-# The state window of A3: 1 MB, zones 500 KB apart.
+# The state window of A3: 1 MB, zones 500 KB apart. It is larger only where entries need more room, which the
+# limits of torch_npu's functions do not let happen.
 STATE_BYTES = 1 << 20
 STATE_ZONE_STRIDE = 500 * 1024
-# Behind the most entries that a combine can have (512 tokens of 16 + 4 results).
+# Behind the most entries that a combine has by these limits (512 tokens of 16 + 4 results).
 STATE_BARRIER_OFFSET = 400 * 1024
-STATE_PEER_OFFSET = 432 * 1024
+# Of an entry for each of 1,024 ranks, more than a group has.
+STATE_RANKS_BYTES = 32 * 1024
 
 
 class WindowLayout(Layout):
@@ -51,7 +53,29 @@ class WindowLayout(Layout):
     window.
     """
 
-    state_bytes = STATE_BYTES
+    @cached_property
+    def _combine_offset(self) -> int:
+        """How far into a zone's state combine's entries begin, behind those of dispatch."""
+        c = self.config
+        entries = max(c.experts_on(rank) for rank in (0, c.num_ranks - 1)) * c.num_ranks
+        return max(STATE_COMBINE_OFFSET, align(STATUS_ENTRY_BYTES * entries, SLOT_ALIGN))
+
+    @cached_property
+    def _barrier_offset(self) -> int:
+        """How far into it those of barriers begin."""
+        c = self.config
+        entries = STATUS_ENTRY_BYTES * c.num_max_tokens_per_rank * c.num_results_per_token
+        return max(STATE_BARRIER_OFFSET, align(self._combine_offset + entries, SLOT_ALIGN))
+
+    @cached_property
+    def _state_zone_stride(self) -> int:
+        """Bytes from the state of one zone to that of the next."""
+        return max(STATE_ZONE_STRIDE, self._barrier_offset + 2 * STATE_RANKS_BYTES)
+
+    @cached_property
+    def state_bytes(self) -> int:
+        """Entries of both zones."""
+        return max(STATE_BYTES, align(self.num_zones * self._state_zone_stride, SLOT_ALIGN))
 
     @cached_property
     def slot_stride(self) -> int:
@@ -83,7 +107,7 @@ class WindowLayout(Layout):
     @property
     def dispatch_base(self) -> int:
         """First byte of zone 0's dispatch slots."""
-        return STATE_BYTES + self.combine_zone_bytes
+        return self.state_bytes + self.combine_zone_bytes
 
     @cached_property
     def dispatch_slots(self) -> Region:
@@ -98,7 +122,7 @@ class WindowLayout(Layout):
         """Result ``k`` of a token: K routed ones, then S shared ones, contiguous per token."""
         c, stride = self.config, self.combine_stride
         slots = packed(stride, c.num_max_tokens_per_rank, c.num_results_per_token)
-        return region_of("combine_slots", STATE_BYTES, stride, (self.num_zones, self.zone_bytes), *slots)
+        return region_of("combine_slots", self.state_bytes, stride, (self.num_zones, self.zone_bytes), *slots)
 
     @cached_property
     def dispatch_status(self) -> Region:
@@ -111,29 +135,30 @@ class WindowLayout(Layout):
 
     def _dispatch_status(self, num_experts: int) -> Region:
         entry, ranks = STATUS_ENTRY_BYTES, self.config.num_ranks
-        dims = (self.num_zones, STATE_ZONE_STRIDE), (num_experts, entry), (ranks, num_experts * entry)
+        zones = self.num_zones, self._state_zone_stride
+        dims = zones, (num_experts, entry), (ranks, num_experts * entry)
         return region_of("dispatch_status", 0, entry, *dims)
 
     @cached_property
     def combine_status(self) -> Region:
         """Entry whose words are the round's number: it announces result ``k`` of a token."""
         c, entry = self.config, STATUS_ENTRY_BYTES
-        zones = self.num_zones, STATE_ZONE_STRIDE
+        zones = self.num_zones, self._state_zone_stride
         entries = packed(entry, c.num_max_tokens_per_rank, c.num_results_per_token)
-        return region_of("combine_status", STATE_COMBINE_OFFSET, entry, zones, *entries)
+        return region_of("combine_status", self._combine_offset, entry, zones, *entries)
 
     @cached_property
     def barrier_status(self) -> Region:
         """Entry that ``source`` posts in a barrier (expert is 0)."""
-        return self._entry_per_rank("barrier_status", STATE_BARRIER_OFFSET)
+        return self._entry_per_rank("barrier_status", self._barrier_offset)
 
     @cached_property
     def peer_status(self) -> Region:
         """Entry that ``source`` posts once all its results are there (expert is 0): V1's combine."""
-        return self._entry_per_rank("peer_status", STATE_PEER_OFFSET)
+        return self._entry_per_rank("peer_status", self._barrier_offset + STATE_RANKS_BYTES)
 
     def _entry_per_rank(self, name: str, base: int) -> Region:
-        return entry_per_rank(name, base, STATE_ZONE_STRIDE, self.config.num_ranks)
+        return entry_per_rank(name, base, self._state_zone_stride, self.config.num_ranks)
 
     @property
     def _posts(self) -> bool:
@@ -237,11 +262,11 @@ class ExpertSlotsLayout(WindowLayout):
     @property
     def dispatch_base(self) -> int:
         """First byte of zone 0's dispatch slots."""
-        return STATE_BYTES
+        return self.state_bytes
 
     @cached_property
     def combine_slots(self) -> Region:
         """Result number ``token`` of expert ``k``; expert M is the shared one, numbered by token."""
         c, stride, rows = self.config, self.slot_stride, self.config.num_max_tokens_per_rank
         dims = (self.num_zones, self.zone_bytes), (rows, stride), (c.num_experts + 1, rows * stride)
-        return region_of("combine_slots", STATE_BYTES, stride, *dims)
+        return region_of("combine_slots", self.state_bytes, stride, *dims)

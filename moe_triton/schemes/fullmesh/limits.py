@@ -6,6 +6,7 @@ from moe_triton.core.config import Config
 from moe_triton.core.hccl import MEGABYTE
 from moe_triton.layout import BLOCK_BYTES, BLOCK_DATA_BYTES, SLOT_ALIGN, SlotLayout, align
 from moe_triton.limits.call import Call
+from moe_triton.limits.common import MAX_TOPK_OF_BUFFER
 from moe_triton.limits.formula import ITEM_BYTES, Formula
 from moe_triton.limits.rule import ONLY_V3, UNTIL_V3, Rule, RuleSet, absent, between, only
 
@@ -15,7 +16,13 @@ _INBAND_RULES = RuleSet(
     "A3, V2, fullmesh_v2",
     config=(
         between("num_max_tokens_per_rank", 1, 256, "Use fullmesh_v1 for larger batches, or split them."),
-        between("num_topk", 1, 12, "Use fullmesh_v1, or send a token to fewer experts."),
+        between(
+            "num_topk",
+            1,
+            12,
+            "Use fullmesh_v1, or send a token to fewer experts.",
+            buffer_high=MAX_TOPK_OF_BUFFER,
+        ),
         only(
             "num_special_experts",
             (0,),

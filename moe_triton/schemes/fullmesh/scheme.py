@@ -114,7 +114,7 @@ class Fullmesh(SplitScheme):
         return super().scratch() | {
             "quantized_rows": Scratch(context.capacity * context.quantized_row_bytes, torch.uint8),
             "return_origins": Scratch(3 * context.capacity),
-            "pending_results": Scratch(tokens),
+            "pending_results": Scratch(tokens, torch.int64),
             "rows_taken": Scratch((1 + context.parts("dispatch", tokens)) * context.num_entries),
             "unread_zone": Scratch(1),
             "ready_tokens": Scratch(tokens),

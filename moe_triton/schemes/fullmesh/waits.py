@@ -92,7 +92,8 @@ def _ready_timed_out(wait: TimedOut) -> list[int]:
 
 def _ready_pending(context: RankContext, arguments: dict[str, Any], tokens: range) -> Iterator[int]:
     for token in tokens:
-        if int32_at(arguments["pending"], token) > 0:
+        low, high = (int32_at(arguments["pending"], 2 * token + word) for word in range(2))
+        if (low or high) and high >= 0:
             yield from _results_pending(context, arguments, range(token, token + 1))
 
 

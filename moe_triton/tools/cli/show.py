@@ -48,7 +48,8 @@ class Group:
             ArgumentError: they are refused.
         """
         product = self.product or product_of(self.asked.comm_alg or "")
-        config = self.make(product=product, relaxed=True, ranks_per_server=servers_of(self.ranks_per_server))
+        servers = servers_of(self.ranks_per_server)
+        config = self.make(product=product, relaxed=True, is_of_buffer=True, ranks_per_server=servers)
         return choose_scheme(self.asked, config, range(config.num_ranks), exchange=False)
 
 

@@ -29,7 +29,9 @@ M routed experts (`moe_expert_num`), S shared experts, R ranks that hold them, l
 experts per rank, maxBs = `global_bs` / EP, or BS where `global_bs` is 0. In parentheses: the name in
 `EPBuffer` and `Config`.
 
-`relaxed=True` allows the sizes of its column, for tests and demos. Everything else stays checked.
+`relaxed=True` allows the sizes of its column, for tests and demos. `EPBuffer` takes those of its own column
+where it has one, relaxed or not: what the products' operators are published to take does not bound it.
+Everything else stays checked.
 
 Two **generations** of these limits are published: "v3", those of the pages of
 `aclnnMoeDistributeDispatchV3` as they first were, and "v4", those of today's pages of
@@ -70,6 +72,7 @@ def _table(rules: tuple[ConfigRule, ...] | tuple[CallRule, ...], is_of_call: boo
         "Argument": [_name(rule.argument, is_of_call) for rule in rules],
         "Limit": [rule.limit for rule in rules],
         "With `relaxed`": [rule.relaxed for rule in rules],
+        "`EPBuffer`": [rule.of_buffer for rule in rules],
         "`generation`": [_generations(rule.generations) for rule in rules],
         "Code": [str(rule.code) for rule in rules],
     }

@@ -1,0 +1,62 @@
+"""Limits that an `EPBuffer` has instead of torch_npu's, where they just hold and where they just do not."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from moe_triton.core.config import Config
+from moe_triton.core.errors import TILING_FAILED, ArgumentError
+from moe_triton.schemes.rules import check_rules, rules_for
+from tests.limits_cases import A2, A3, HIERARCHY, INBAND, ConfigCase, check_message, name_of, size, sizes
+
+BASES = tuple(replace(base, is_of_buffer=True) for base in (A3, INBAND, A2, HIERARCHY))
+DIRECT = replace(A3, scheme="direct", is_of_buffer=True)
+
+
+def cases_of(base: Config) -> list[ConfigCase]:
+    return [
+        size("num_topk", 32, 33, base),
+        size("num_topk", 32, 33, base, relaxed=True),
+        size("num_topk", 1, 0, base),
+        size("num_experts", 2048, 2049, base),
+        size("num_experts", base.num_ranks, 0, base),
+    ]
+
+
+CASES = [
+    *(case for base in (*BASES, DIRECT) for case in cases_of(base)),
+    # More status entries than the products' area has.
+    *(
+        sizes("num_experts is 2049", {"num_experts": 2048, **shared}, {"num_experts": 2049, **shared}, base)
+        for shared in ({"num_ranks": 12, "num_shared_experts": 1, "num_shared_ranks": 4},)
+        for base in (*BASES[:2], DIRECT)
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_each_size_at_its_edge(case: ConfigCase) -> None:
+    check_rules(replace(case.base, **case.passes))
+    with pytest.raises(ArgumentError) as caught:
+        check_rules(replace(case.base, **case.fails))
+    check_message(caught.value, case.shown, TILING_FAILED)
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_torch_npus_functions_keep_theirs(case: ConfigCase) -> None:
+    with pytest.raises(ArgumentError):
+        check_rules(replace(case.base, is_of_buffer=False, **case.fails))
+
+
+@pytest.mark.parametrize("base", [*BASES, DIRECT], ids=lambda base: base.scheme)
+def test_every_number_of_a_buffers_limit_is_tried(base: Config) -> None:
+    for rule in rules_for(base):
+        numbers = [int(number) for number in re.findall(r"\d+", rule.of_buffer)]
+        cases = [case for case in CASES if case.base == base and rule.argument in case.fails]
+        passing = {case.passes[rule.argument] for case in cases}
+        failing = {case.fails[rule.argument] for case in cases}
+        assert not numbers or max(numbers) in passing
+        assert not numbers or {min(numbers) - 1, max(numbers) + 1} <= failing
