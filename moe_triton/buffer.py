@@ -51,7 +51,8 @@ class EPBuffer(Owner, Uncopied):
     Args:
         group: torch.distributed group with any back end; None is the default group. Only its store is used.
         num_max_tokens_per_rank: most tokens that a rank passes to one dispatch.
-        hidden: H, a multiple of 32.
+        hidden: H, 1 to 8,192 on A3 and to 10,240 on A2. Where it is no multiple of 32, rows are padded
+            inside, which takes copies (docs/speed.md, "Rows that are padded").
         num_topk: K, 1 to 32.
         num_experts: M, routed experts in the whole group, 1 to 2,048; expert e lives on rank
             R + e // (M / (EP - R)).
@@ -78,7 +79,8 @@ class EPBuffer(Owner, Uncopied):
             ``config.scheme`` has its name. What "" stands for on A2: docs/from-torch-npu.md, "Servers and
             schemes".
         outputs: what "auto" may leave outputs in: "own", tensors of their own; or "window", there too.
-        relaxed: allow sizes below the product's minimum, for tests and demos.
+        relaxed: allow group sizes and servers that the product does not have, for tests and demos: on A3
+            nothing is left that a buffer needs it for.
         backend: "cpu"; or "npu" for the device that is current in this process (docs/npu.md): calls then
             return before they have run, the host reads no ids, and a later call raises what went wrong.
         kernels: "triton", or with "cpu" "torch" for machines without the Triton toolchain (slow).
@@ -161,7 +163,7 @@ class EPBuffer(Owner, Uncopied):
             self._plans = BufferPlans(self._communicator, make_host(backend), self._id, special)
             self._sent, self._mapping = self._plans.sent.calls, ExpertMapping(self._communicator)
             self._calls, self._posts = None, self._communicator.memory.posts
-            if exchange is None and not self.config.num_special_experts:
+            if exchange is None and not self.config.num_special_experts and not self._plans.is_fitted:
                 self._calls = self._communicator.make_calls(self._id, DispatchOutput, DispatchHandle)
         except BaseException:
             self._communicator.close()
@@ -352,7 +354,7 @@ class EPBuffer(Owner, Uncopied):
             cumulative_local_expert_recv_stats: (E,) int32, to which the number of rows of each local expert
                 is added, without those of a tensor-parallel peer.
             quantize: "int8" sends rows as int8 with one fp32 scale each, "int8_128" with one for every 128
-                elements (H % 128 == 0): s = 127 / max|x|, q = rint(x * s), scale = 1 / s.
+                elements, the last of which may be fewer: s = 127 / max|x|, q = rint(x * s), scale = 1 / s.
             smooth_scales: (S + M, H) fp32, multiplied into a row before it is quantised: a row for each
                 shared expert, then one for each routed one.
             active_mask: bool, which take part: (T,) with its True first, or (T, K), each entry by itself.
@@ -401,7 +403,7 @@ class EPBuffer(Owner, Uncopied):
                 return output
         self._communicator.check_usable()
         self._plans.sent.make_way_for("dispatch")
-        row_format = row_format_of(quantize, self.config.hidden)
+        row_format = row_format_of(quantize)
         arguments.check_smoothing(smooth_scales, row_format)
         tensors = {
             "x": x,
@@ -463,7 +465,7 @@ class EPBuffer(Owner, Uncopied):
 
         Args:
             y: (n, H) outputs in the order of ``DispatchOutput.tokens``, in the dispatched dtype, n at
-                least the number of rows received.
+                least the number of rows received. Contiguous, or strided as `expert_output` gives it.
             handle: of the latest dispatch.
             topk_weights: (T, K) fp32, bf16 or fp16 to multiply with, or None for a sum without weights, even
                 if dispatch was given some. With "hierarchy" dispatch's, and no others.
@@ -534,7 +536,8 @@ class EPBuffer(Owner, Uncopied):
             dtype: of the results; None for that of the latest dispatch.
 
         Returns:
-            (A, H), uninitialised. Rows at and past the number of received ones are not read.
+            (A, H), uninitialised. Rows at and past the number of received ones are not read. Where rows are
+            padded, so many elements apart as a padded row has: ``stride(0)``.
 
         Raises:
             BufferStateError: the buffer is closed or broken, or there was no dispatch to take a dtype from.
@@ -551,5 +554,7 @@ class EPBuffer(Owner, Uncopied):
         elif (dtype := self._latest_dtype) is None:
             raise BufferStateError("there was no dispatch yet. Pass a dtype.")
         if self._communicator.has_outputs_in_window:
-            return self._communicator.window_tensor("results", dtype)
-        return self._backend.empty((self._communicator.capacity, self.config.hidden), dtype)
+            made = self._communicator.window_tensor("results", dtype)
+        else:
+            made = self._backend.empty((self._communicator.capacity, self.config.padded.hidden), dtype)
+        return made[:, : self.config.hidden] if self._plans.is_fitted else made

@@ -16,8 +16,15 @@ BASES = tuple(replace(base, is_of_buffer=True) for base in (A3, INBAND, A2, HIER
 DIRECT = replace(A3, scheme="direct", is_of_buffer=True)
 
 
+def most_hidden(base: Config) -> int:
+    return 8192 if base.product == "A3" else 10240
+
+
 def cases_of(base: Config) -> list[ConfigCase]:
     return [
+        size("hidden", 1, 0, base),
+        size("hidden", 1, 0, base, relaxed=True),
+        size("hidden", most_hidden(base), most_hidden(base) + 1, base),
         size("num_topk", 32, 33, base),
         size("num_topk", 32, 33, base, relaxed=True),
         size("num_topk", 1, 0, base),
@@ -49,6 +56,14 @@ def test_each_size_at_its_edge(case: ConfigCase) -> None:
 def test_torch_npus_functions_keep_theirs(case: ConfigCase) -> None:
     with pytest.raises(ArgumentError):
         check_rules(replace(case.base, is_of_buffer=False, **case.fails))
+
+
+@pytest.mark.parametrize("hidden", [7, 1000, 4097])
+@pytest.mark.parametrize("base", [*BASES, DIRECT], ids=lambda base: base.scheme)
+def test_rows_need_no_whole_units(base: Config, hidden: int) -> None:
+    check_rules(replace(base, hidden=hidden))
+    assert replace(base, hidden=hidden).padded == replace(base, hidden=-(-hidden // 32) * 32)
+    assert base.padded is base
 
 
 @pytest.mark.parametrize("base", [*BASES, DIRECT], ids=lambda base: base.scheme)

@@ -49,8 +49,7 @@ def _shapes(family: Family) -> Iterator[Shape]:
 def table() -> dict[str, Case]:
     """Every case by name."""
     pairs = ((family, shape) for family in families().values() for shape in _shapes(family))
-    fitting = ((family, shape) for family, shape in pairs if shape.row_format.fits(shape.hidden))
-    cases = (Case(family, family.as_launched(shape)) for family, shape in fitting)
+    cases = (Case(family, family.as_launched(shape)) for family, shape in pairs)
     return {case.name: case for case in cases}
 
 

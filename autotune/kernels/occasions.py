@@ -87,10 +87,10 @@ def _plan(scheme: Scheme, variant: Variant) -> Plan:
 
 
 def _variants(scheme: Scheme, dtypes: tuple[str, ...]) -> Iterator[Variant]:
-    formats = [each for each in ROW_FORMATS.values() if each.fits(scheme.context.config.hidden)]
     keeping = (False, True) if scheme.local_bypass else (False,)
     for dtype in (DTYPES[name] for name in dtypes):
-        for row_format, given_ids, weights, own in product(formats, _GIVEN_IDS, (False, True), keeping):
+        variants = product(ROW_FORMATS.values(), _GIVEN_IDS, (False, True), keeping)
+        for row_format, given_ids, weights, own in variants:
             yield DispatchVariant(dtype, row_format, given_ids=given_ids, weights=weights, local_bypass=own)
         in_place = scheme.place("results", dtype.itemsize) is not None
         for quantize, norm, own in product((False,) if in_place else (False, True), (False, True), keeping):

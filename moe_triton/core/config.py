@@ -9,12 +9,16 @@ from typing import Literal
 
 from moe_triton.core.checks import check_flag, check_integer, check_text
 from moe_triton.core.errors import ArgumentError
+from moe_triton.core.records import UB_ALIGN
 from moe_triton.core.topology import MAX_RANKS, RanksPerServer, Topology, check_ranks_per_server
 
 Product = Literal["A2", "A3"]
 Generation = Literal["v3", "v4"]
 # Ranks of a server, where nobody says: those of an A2; on A3 a whole group reaches each other's memory.
 USUAL_RANKS_PER_SERVER: dict[str, int] = {"A2": 8, "A3": 0}
+
+ROW_STEP = UB_ALIGN
+"""Rows of kernels have whole units of so many elements: int8 ones move in units of as many bytes."""
 
 _END = 1 << 63
 
@@ -93,6 +97,17 @@ class Config:
         if (self.num_shared_experts, self.num_shared_ranks) == (1, 0):
             return replace(self, num_shared_experts=0)
         return self
+
+    @cached_property
+    def padded(self) -> Config:
+        """The same as windows and kernels have it: rows of whole units. Itself where nothing is to be padded.
+
+        Examples:
+            >>> Config(8, 64, 1000, 8, 32).padded.hidden
+            1024
+        """
+        hidden = -(-self.hidden // ROW_STEP) * ROW_STEP
+        return self if hidden == self.hidden else replace(self, hidden=hidden)
 
     @cached_property
     def topology(self) -> Topology:

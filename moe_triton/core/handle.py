@@ -119,10 +119,11 @@ class DispatchOutput(NamedTuple):
 
     Attributes:
         tokens: (A, H), the dispatched dtype or int8, by local expert, then source rank, then the source's
-            token order. Rows at and past the total are undefined. With a tensor-parallel group (2 A, H): the
+            token order. Rows at and past the total are undefined. Where H is no multiple of 32, rows are as
+            many elements apart as a padded row has: ``stride(0)``. With a tensor-parallel group (2 A, H): the
             rows of its first rank, and right behind them those of its second one.
         scales: (A,) fp32 so that ``tokens * scales[:, None]`` approximates the input, with "int8_128"
-            (A, H/128), one for every 128 elements; or None if not quantised.
+            (A, ceil(H/128)), one for every 128 elements; or None if not quantised.
         tokens_per_expert: (E,) int64 on the device: rows of each local expert.
         weights: (A,) fp32, the routing weight of each row (0 for shared experts), or None where dispatch
             was given none.

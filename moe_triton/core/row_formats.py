@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 
 from moe_triton.core.checks import check_choice
-from moe_triton.core.errors import ArgumentError
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class RowFormat:
     Attributes:
         name: what `EPBuffer.dispatch` takes as ``quantize``; None for rows as they are.
         dtype: of the elements; None for that of the tokens.
-        elements_per_scale: how many share one; None for the whole row.
+        elements_per_scale: how many share one, the last of a row may be fewer; None for the whole row.
         quant_mode: torch_npu's number; None where its functions do not have the format.
     """
 
@@ -36,15 +35,11 @@ class RowFormat:
         """Whether rows are packed, with scales, before they are sent."""
         return self.dtype is not None
 
-    def fits(self, hidden: int) -> bool:
-        """Whether rows of ``hidden`` elements can have this format."""
-        return self.elements_per_scale is None or hidden % self.elements_per_scale == 0
-
     def num_scales(self, hidden: int) -> int:
         """Number of scales of a row of ``hidden`` elements."""
         if not self.is_quantized:
             return 0
-        return 1 if self.elements_per_scale is None else hidden // self.elements_per_scale
+        return 1 if self.elements_per_scale is None else -(-hidden // self.elements_per_scale)
 
     def scales_shape(self, num_rows: int, hidden: int) -> tuple[int, ...]:
         """Shape of the scales of ``num_rows`` rows, as a dispatch returns them."""
@@ -62,17 +57,10 @@ _REMEDY = (
 BY_QUANT_MODE = {r.quant_mode: r for r in ROW_FORMATS.values() if r.quant_mode is not None}
 
 
-def row_format_of(quantize: object, hidden: int) -> RowFormat:
-    """The format that a caller chose for rows of ``hidden`` elements.
+def row_format_of(quantize: object) -> RowFormat:
+    """The format that a caller chose.
 
     Raises:
-        ArgumentError: there is no such format, or it does not fit.
+        ArgumentError: there is no such format.
     """
-    row_format = ROW_FORMATS[check_choice("quantize", quantize, tuple(ROW_FORMATS), _REMEDY)]
-    if not row_format.fits(hidden):
-        others = ", ".join(repr(name) for name, other in ROW_FORMATS.items() if other.fits(hidden))
-        rule = f"hidden must be a multiple of {row_format.elements_per_scale}, and is {hidden}"
-        raise ArgumentError(
-            "quantize", repr(quantize), rule, f"Pass one of {others}, or pad the hidden size."
-        )
-    return row_format
+    return ROW_FORMATS[check_choice("quantize", quantize, tuple(ROW_FORMATS), _REMEDY)]

@@ -268,7 +268,7 @@ class Family:
         """
         check_choice("dtype", shape.dtype, ["bf16", "fp16"])
         check_positive("topk", shape.topk)
-        row_format_of(shape.row_format.name, shape.hidden)
+        row_format_of(shape.row_format.name)
         if shape.shared < 0:
             raise ArgumentError("shared", shape.shared, "must be 0 or more", "Pass 0 where there are none.")
         for name in sorted(shape.features.difference(self.features)):

@@ -7,7 +7,7 @@ Shape symbols:
     S   shared experts
     R   rows per token: 1, or K + S with smooth scales, which differ from expert to expert
 
-    B   elements that share a scale: H, or a divisor of it
+    B   elements that share a scale: H or less; the last of a row may be fewer
 
 For B elements x of a row (after the smooth scale)::
 
@@ -38,7 +38,7 @@ from moe_triton.kernels.language import tl, triton
 from moe_triton.kernels.numbering import ID_LIMIT, load_id
 from moe_triton.kernels.programs import part_of
 from moe_triton.kernels.rms_norm import row_columns
-from moe_triton.reference.arithmetic import quantize_rows
+from moe_triton.reference.arithmetic import quantize_in_blocks
 
 
 @triton.jit
@@ -89,13 +89,25 @@ def pack_tokens(
     FLOAT_MAX: tl.constexpr, ID_LIMIT: tl.constexpr,
 ):  # fmt: skip
     """Rows of tokens [first_token + begin, first_token + end): with smooth scales one for each expert."""
-    cols = row_columns(HIDDEN, BLOCK)
+    # of a row's elements, those of whole blocks go together, and those behind them by themselves
+    WHOLE: tl.constexpr = HIDDEN // BLOCK * BLOCK if BLOCK > 0 else HIDDEN
+    if WHOLE > 0:
+        cols = row_columns(WHOLE, BLOCK)
+    if WHOLE < HIDDEN:
+        last = WHOLE + tl.arange(0, HIDDEN - WHOLE)
     for i in range(begin, end):
         token = (first_token + i).to(tl.int64)
         if smooth_scales is None:
-            row = tl.load(x + token * HIDDEN + cols)
-            floats, row_peak = row.to(tl.float32), peak_of(row, FLOAT_MAX)
-            _store_row(floats, row_peak, rows + token * row_stride, scales + token * scale_stride, cols)
+            if WHOLE > 0:
+                row = tl.load(x + token * HIDDEN + cols)
+                floats, row_peak = row.to(tl.float32), peak_of(row, FLOAT_MAX)
+                scale_at = scales + token * scale_stride
+                _store_row(floats, row_peak, rows + token * row_stride, scale_at, cols)
+            if WHOLE < HIDDEN:
+                rest = tl.load(x + token * HIDDEN + last)
+                scale_at = scales + token * scale_stride + WHOLE // BLOCK
+                rest_peak = peak_of(rest, FLOAT_MAX)
+                _store_row(rest.to(tl.float32), rest_peak, rows + token * row_stride, scale_at, last)
         else:
             for k in range(0, TOPK + NUM_SHARED):
                 at = token * (TOPK + NUM_SHARED) + k
@@ -107,10 +119,16 @@ def pack_tokens(
                 if NUM_SHARED > 0:
                     scale_row = tl.where(k < TOPK, scale_row, k - TOPK)
                 scale_row = scale_row.to(tl.int64)
-                row = tl.load(x + token * HIDDEN + cols).to(tl.float32)
-                row = row * tl.load(smooth_scales + scale_row * HIDDEN + cols)
-                row_peak = peak_of(row, FLOAT_MAX)
-                _store_row(row, row_peak, rows + at * row_stride, scales + at * scale_stride, cols)
+                if WHOLE > 0:
+                    row = tl.load(x + token * HIDDEN + cols).to(tl.float32)
+                    row = row * tl.load(smooth_scales + scale_row * HIDDEN + cols)
+                    row_peak = peak_of(row, FLOAT_MAX)
+                    _store_row(row, row_peak, rows + at * row_stride, scales + at * scale_stride, cols)
+                if WHOLE < HIDDEN:
+                    rest = tl.load(x + token * HIDDEN + last).to(tl.float32)
+                    rest = rest * tl.load(smooth_scales + scale_row * HIDDEN + last)
+                    scale_at = scales + at * scale_stride + WHOLE // BLOCK
+                    _store_row(rest, peak_of(rest, FLOAT_MAX), rows + at * row_stride, scale_at, last)
 
 
 @triton.jit
@@ -142,7 +160,7 @@ def _pack_fallback(a: Arguments) -> None:
         chosen = chosen.repeat_interleave(a.TOPK + a.NUM_SHARED, 0)
         chosen = chosen * a.smooth_scales[: a.num_scale_rows * a.HIDDEN].view(-1, a.HIDDEN)[scale_rows]
         first_row *= a.TOPK + a.NUM_SHARED
-    q, scales = map(torch.from_numpy, quantize_rows(chosen.view(-1, a.BLOCK or a.HIDDEN).numpy()))
+    q, scales = map(torch.from_numpy, quantize_in_blocks(chosen.numpy(), a.BLOCK or a.HIDDEN))
     for out, stride, packed in ((a.rows, a.row_stride, q), (a.scales, a.scale_stride, scales)):
         packed = packed.view(len(chosen), -1)
         out.as_strided(packed.shape, (stride, 1), out.storage_offset() + first_row * stride).copy_(packed)
@@ -161,12 +179,12 @@ def pack_kernel(
     """Quantise and pack tokens [first_token, first_token + num_tokens).
 
     ``rows`` and ``scales`` are where token 0's row and scales go; the strides, in elements of each
-    pointer's type, lead from one packed row to the next. A row has a scale for every ``block`` elements, or
-    with 0 a single one. Nothing else is written: what sends a row adds its stamp. Without ``smooth`` there is
-    one row per token. With ``smooth`` there are ``topk + num_shared`` rows, k = 0, 1, ... Row k < ``topk`` is
-    multiplied by row ``scale_row_offset + topk_idx[token, k]`` of the smooth scales; ids that name no such
-    row take row 0. Row ``topk + s``, for shared expert s, takes row s, so there are at least
-    ``num_shared`` of them.
+    pointer's type, lead from one packed row to the next. A row has a scale for every ``block`` elements, the
+    last of which may be fewer, or with 0 a single one. Nothing else is written: what sends a row adds its
+    stamp. Without ``smooth`` there is one row per token. With ``smooth`` there are ``topk + num_shared``
+    rows, k = 0, 1, ... Row k < ``topk`` is multiplied by row ``scale_row_offset + topk_idx[token, k]`` of the
+    smooth scales; ids that name no such row take row 0. Row ``topk + s``, for shared expert s, takes row s,
+    so there are at least ``num_shared`` of them.
     """
     check_float_dtype(dtype)
     check_hidden(hidden)
@@ -184,7 +202,7 @@ def pack_kernel(
         (smooth, numbers("i32", "scale_row_offset num_scale_rows")),
         (True, numbers("i64", "row_stride scale_stride")),
     )
-    scale_bytes = 4 * (hidden // (block or hidden))
+    scale_bytes = 4 * -(-hidden // (block or hidden))
     bytes_of_token = 3 * hidden + scale_bytes
     if smooth:
         bytes_of_token = 2 * hidden + 4 * topk + (topk + num_shared) * (5 * hidden + scale_bytes)

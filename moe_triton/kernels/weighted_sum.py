@@ -368,7 +368,7 @@ def _weighted_sum_fallback(a: Arguments) -> None:
         values = slots.unfold(0, hidden, 1)[places]
         if a.slot_scales is not None:
             scales = in_zone(a.slot_scales, a.zone, a.zone_stride // 2)
-            values = dequantize_blocks(values, scales.unfold(0, hidden // a.BLOCK, 1)[places // 2])
+            values = dequantize_blocks(values, scales.unfold(0, hidden // a.BLOCK, 1)[places // 2], a.BLOCK)
         return values.float()
 
     ids = of_tokens(a.topk_idx, topk).long()

@@ -9,12 +9,22 @@ from moe_triton.core.errors import INVALID_ARGUMENT
 from moe_triton.core.hccl import SWITCHES_SET
 from moe_triton.limits.call import Call
 from moe_triton.limits.common import hidden_step, mask_dimensions, topk
-from moe_triton.limits.rule import ONLY_V4, CallRule, ConfigRule, Rule, RuleSet, absent, between, only
+from moe_triton.limits.rule import (
+    ONLY_V4,
+    CallRule,
+    ConfigRule,
+    Rule,
+    RuleSet,
+    absent,
+    between,
+    not_of_buffer,
+    only,
+)
 
 NO_PAIRS = "A2 has no tensor parallelism"
 
 _SIZES: tuple[ConfigRule, ...] = (
-    hidden_step,
+    not_of_buffer(hidden_step),
     topk,
     between("num_shared_experts", 0, 0, "A2 has no ranks of shared experts: compute them on every rank."),
     between("num_shared_ranks", 0, 0, "A2 has no ranks of shared experts: compute them on every rank."),

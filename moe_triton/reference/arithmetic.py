@@ -6,6 +6,7 @@ NumPy in fp32, one rounding per operation. Rows are (..., H).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -69,9 +70,11 @@ def dequantize(q: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         >>> q, scale = reference.quantize_row(x[0].float())
         >>> rows = reference.dequantize(q[None], scale[None])
     """
-    num_scales = scales.shape[-1] if scales.dim() == q.dim() else 1
-    values = q.float().view(*scales.shape, q.shape[-1] // num_scales)
-    return (values * scales[..., None]).view(q.shape)
+    if scales.dim() < q.dim():
+        return q.float() * scales[..., None]
+    assert INT8_128.elements_per_scale is not None
+    of_elements = scales.repeat_interleave(INT8_128.elements_per_scale, -1)
+    return q.float() * of_elements[..., : q.shape[-1]]
 
 
 def quantize_rows(rows: Floats) -> tuple[NDArray[np.int8], Floats]:
@@ -85,16 +88,25 @@ def quantize_rows(rows: Floats) -> tuple[NDArray[np.int8], Floats]:
     return np.where(has_codes[:, None], codes, 0).astype(np.int8), scales.astype(np.float32)
 
 
+def quantize_in_blocks(rows: Floats, elements: int) -> tuple[NDArray[np.int8], Floats]:
+    """`quantize_rows` with a scale for every few elements of a row: (n, H) and (n, ceil(H / elements)).
+
+    The last block of a row may be short: it is what it would be with zeros behind it.
+    """
+    num_rows, hidden = rows.shape
+    padded = with_zeros(rows, elements)
+    q, scales = quantize_rows(padded.reshape(-1, elements))
+    return q.reshape(padded.shape)[:, :hidden], scales.reshape(num_rows, padded.shape[1] // elements)
+
+
+def with_zeros(rows: Floats, unit: int) -> Floats:
+    """(..., H) rows with zeros behind them, up to a multiple of a unit."""
+    return np.pad(rows, [*[(0, 0)] * (rows.ndim - 1), (0, -rows.shape[-1] % unit)])
+
+
 def _in_blocks(row_format: RowFormat) -> Quantizer:
-    """`quantize_rows` for formats with several scales a row: (n, H) and (n, scales of a row)."""
-
-    def quantize(rows: Floats) -> tuple[NDArray[np.int8], Floats]:
-        num_rows, hidden = rows.shape
-        num_scales = row_format.num_scales(hidden)
-        q, scales = quantize_rows(rows.reshape(num_rows * num_scales, hidden // num_scales))
-        return q.reshape(num_rows, hidden), scales.reshape(num_rows, num_scales)
-
-    return quantize
+    assert row_format.elements_per_scale is not None
+    return partial(quantize_in_blocks, elements=row_format.elements_per_scale)
 
 
 QUANTIZERS: dict[RowFormat, Quantizer] = {INT8: quantize_rows, INT8_128: _in_blocks(INT8_128)}
@@ -111,31 +123,33 @@ def quantize_blocks(rows: torch.Tensor, elements: int = BLOCK_ELEMENTS) -> tuple
         elements: of a block (B).
 
     Returns:
-        (n, H) int8, and s (n, H/B) rounded to the rows' dtype.
+        (n, H) int8, and s (n, ceil(H/B)) rounded to the rows' dtype: a short last block counts as one.
     """
     num_rows, hidden = rows.shape
-    blocks = as_floats(rows).reshape(num_rows, hidden // elements, elements)
+    padded = with_zeros(as_floats(rows), elements)
+    blocks = padded.reshape(num_rows, padded.shape[1] // elements, elements)
     largest = np.abs(blocks).max(axis=2, keepdims=True)
     has_codes = np.isfinite(largest) & (largest > 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         s = largest * np.float32(1 / 127)
         quotients = np.where(has_codes, blocks / s, np.float32(0)).astype(np.float16)
-    codes = np.rint(quotients).astype(np.int8).reshape(num_rows, hidden)
+    codes = np.rint(quotients).astype(np.int8).reshape(padded.shape)[:, :hidden]
     return torch.from_numpy(codes), rounded(s[..., 0], rows.dtype)
 
 
-def dequantize_blocks(q: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+def dequantize_blocks(q: torch.Tensor, scales: torch.Tensor, elements: int = BLOCK_ELEMENTS) -> torch.Tensor:
     """What the receiver makes of rows in blocks: ``f32(q) * f32(scale)``, rounded to the scales' dtype.
 
     Args:
         q: (..., H) int8.
-        scales: (..., H/B) bf16 or fp16, one for every B elements.
+        scales: (..., ceil(H/B)) bf16 or fp16, one for every B elements.
+        elements: of a block (B).
 
     Returns:
         (..., H) in the dtype of ``scales``.
     """
-    values = q.float() * scales.float().repeat_interleave(q.shape[-1] // scales.shape[-1], -1)
-    return values.to(scales.dtype)
+    of_elements = scales.float().repeat_interleave(elements, -1)[..., : q.shape[-1]]
+    return (q.float() * of_elements).to(scales.dtype)
 
 
 def through_blocks(rows: torch.Tensor, elements: int = 8) -> torch.Tensor:
@@ -144,15 +158,16 @@ def through_blocks(rows: torch.Tensor, elements: int = 8) -> torch.Tensor:
     Examples:
         >>> arrived = reference.through_blocks(x)
     """
-    return dequantize_blocks(*quantize_blocks(rows, elements))
+    return dequantize_blocks(*quantize_blocks(rows, elements), elements)
 
 
 def sum_of_row(values: Floats) -> Floats:
     """The sum over the last dimension, in the order that the library defines on a CPU.
 
     32 lanes: lane l sums the elements l, l + 32, ... ascending from 0; then the lanes are summed, ascending
-    from 0.
+    from 0. Where 32 does not divide their number, zeros follow.
     """
+    values = with_zeros(values, LANES)
     lanes = np.zeros((*values.shape[:-1], LANES), dtype=np.float32)
     for start in range(0, values.shape[-1], LANES):
         lanes = lanes + values[..., start : start + LANES]

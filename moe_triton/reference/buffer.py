@@ -78,7 +78,7 @@ def dispatch(
         >>> sum(len(rank.tokens) for rank in received)
         256
     """
-    row_format = row_format_of(quantize, config.hidden)
+    row_format = row_format_of(quantize)
     inputs = [
         DispatchInputs(
             x=x[rank],

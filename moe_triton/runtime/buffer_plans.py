@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +20,7 @@ from moe_triton.operators.description import Operator, Symbols
 from moe_triton.runtime import arguments
 from moe_triton.runtime.arguments import call_of, check_argument, inputs_of, other_ids_error
 from moe_triton.runtime.communicator import Communicator
+from moe_triton.runtime.fitting import Fitting
 from moe_triton.runtime.in_flight import SentCalls
 from moe_triton.runtime.plan_cache import PlanCache
 from moe_triton.runtime.prepared_call import Bindings, CallSite, Deployment, Named, PreparedCall
@@ -33,17 +34,24 @@ NEEDED_WITH = {"exchange": "tp_world_size", "table_words": "table_words"}
 UNUSUAL = ("active_mask", "performance_info", "shared_expert_x")
 
 
+@dataclass(frozen=True, eq=False)
 class BufferPlan(PreparedCall):
-    """A checked call of a buffer."""
+    """A checked call of a buffer.
+
+    Attributes:
+        kernels: sizes of the call as kernels have them, where these are others than the caller's.
+    """
+
+    kernels: Symbols | None = None
 
     def bind(self, named: Named) -> Bindings:
         """What the placeholders hold, outputs aside."""
         return self._bind(self.communicator, named)
 
     def make(self, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The outputs by their names, those among them that are there already."""
-        names = [name for name in self.specs if name not in given]
-        made = self.communicator.backend.empty_all([self.specs[name] for name in names])
+        """The outputs as kernels write them, by their names, those among them that are there already."""
+        names = [name for name in self.made_specs if name not in given]
+        made = self.communicator.backend.empty_all([self.made_specs[name] for name in names])
         return {**given, **dict(zip(names, made, strict=True))}
 
     def bound(self, outputs: Mapping[str, torch.Tensor]) -> Bindings:
@@ -55,8 +63,15 @@ class BufferPlan(PreparedCall):
 
     @cached_property
     def specs(self) -> dict[str, TensorSpec]:
-        """Shapes and dtypes of the outputs, by name."""
-        s = self.symbols
+        """Shapes and dtypes of the outputs as the caller sees them, by name."""
+        return self._specs_by(self.symbols)
+
+    @cached_property
+    def made_specs(self) -> dict[str, TensorSpec]:
+        """The same as kernels write them."""
+        return self._specs_by(self.kernels) if self.kernels else self.specs
+
+    def _specs_by(self, s: Symbols) -> dict[str, TensorSpec]:
         return {output.name: s.spec(output) for output in s.operator.returned(self.variant)}
 
 
@@ -102,10 +117,15 @@ class BufferPlans:
     ) -> None:
         self._communicator, self._host, self._buffer_id = communicator, host, buffer_id
         context, c = communicator.context, communicator.config
-        self._context = CallSite(Deployment(c, context.rank), lambda: communicator)
-        self._tables = communicator.scheme.tables_of(c)
+        self._context = CallSite(Deployment(context.config, context.rank), lambda: communicator)
+        self._tables = communicator.scheme.tables_of(context.config)
         words = self._tables.num_words if self._tables else 0
-        self._attributes = attributes_of(c, context.rank, context.exchange_rank, special, words)
+        others = context.rank, context.exchange_rank, special, words
+        self._attributes = attributes_of(c, *others)
+        self._of_kernels = attributes_of(context.config, *others)
+        self._fitting = None
+        if context.config is not c:
+            self._fitting = Fitting(c.hidden, context.config.hidden, communicator.backend)
         self._plans: PlanCache[BufferPlan] = PlanCache()
         self.sent = SentCalls(communicator.scheme.rounds.shared)
 
@@ -133,15 +153,17 @@ class BufferPlans:
         }
         communicator.scheme.check_rows(row_format)
         plan = self._find(DISPATCH_OF_BUFFER, DispatchOfBuffer, tensors, modes)
-        bindings = plan.bind(tensors)
+        shape, dtype = plan.specs["tokens"]
         given = {}
         if communicator.has_outputs_in_window:
-            given["tokens"] = communicator.window_tensor("rows", plan.specs["tokens"][1])
+            given["tokens"] = communicator.window_tensor("rows", dtype)
         if out is not None:
             communicator.scheme.check_offers("out", "out", "given")
-            shape, dtype = plan.specs["tokens"]
-            given["tokens"] = check_tensor("out", out, shape=shape, dtypes=(dtype,), device=self._host.device)
+            check_tensor("out", out, shape=shape, dtypes=(dtype,), device=self._host.device)
             _check_apart("x", tensors["x"], out)
+            if self._fitting is None:
+                given["tokens"] = out
+        bindings = plan.bind(self._fitted(plan, tensors))
         outputs = plan.make(given)
         if self._tables and not self._host.is_asynchronous:
             self._tables.keep(bindings | plan.bound(outputs))
@@ -158,12 +180,19 @@ class BufferPlans:
             active_mask=bindings.get("mask"),
             tables=outputs.get("tables"),
         )
-        get = outputs.get
+        seen = outputs if self._fitting is None else self._fitting.all_seen(plan.specs, outputs)
+        get = seen.get
         made = DispatchOutput(
-            outputs["tokens"], get("scales"), outputs["tokens_per_expert"], get("weights"), handle
+            seen["tokens"], get("scales"), seen["tokens_per_expert"], get("weights"), handle
         )
+
+        def finish() -> DispatchOutput:
+            if self._fitting is None or out is None:
+                return made
+            return made._replace(tokens=self._fitting.copied(made.tokens, out, self._num_received(handle)))
+
         answer: DispatchOutput | Pending[DispatchOutput]
-        answer = self._run(plan, bindings | plan.bound(outputs), made, wait)
+        answer = self._run(plan, bindings | plan.bound(outputs), finish, wait)
         if communicator.memory.posts and not self._host.is_asynchronous:
             handle.note_traffic(communicator.memory.traffic("dispatch"))
         return answer
@@ -192,6 +221,9 @@ class BufferPlans:
         }
         if not modes["local_bypass"]:
             tensors["expand_idx"] = None
+        results = y
+        if self._fitting is not None and self._fitting.has_room(y):
+            y = tensors["y"] = self._fitting.stand_in(y)
         shape = "n", communicator.config.hidden
         check_tensor("y", y, shape=shape, dtypes=(handle.dtype,), device=self._host.device)
         if communicator.has_outputs_in_window:
@@ -199,7 +231,11 @@ class BufferPlans:
             modes["in_place"] = arguments.starts_at(place, y)
         plan = self._find(COMBINE_OF_BUFFER, CombineOfBuffer, tensors, modes)
         arguments.check_results(y, handle, communicator)
-        bindings = plan.bind(tensors)
+        fitted = self._fitted(plan, tensors)
+        if self._fitting is not None:
+            rows = self._num_received(handle)
+            fitted["y"] = self._fitting.results(results, rows, quantized=comm_quantize is not None)
+        bindings = plan.bind(fitted)
         if handle.digest != communicator.backend.digest_ids(bindings["topk_idx"], bindings.get("mask")):
             raise other_ids_error(
                 "handle.topk_idx", f"dispatch {handle.number}", "Pass output.handle as dispatch made it."
@@ -208,10 +244,33 @@ class BufferPlans:
             sizes, dtype = plan.specs["out"]
             check_tensor("out", out, shape=sizes, dtypes=(dtype,), device=self._host.device)
             _check_apart("y", y, out)
-        outputs = plan.make({} if out is None else {"out": out})
+        outputs = plan.make({} if out is None or self._fitting else {"out": out})
+
+        def finish() -> torch.Tensor:
+            if self._fitting is None:
+                return outputs["out"]
+            seen = self._fitting.all_seen(plan.specs, outputs)["out"]
+            return self._fitting.copied(seen, out)
+
         answer: torch.Tensor | Pending[torch.Tensor]
-        answer = self._run(plan, bindings | plan.bound(outputs), outputs["out"], wait)
+        answer = self._run(plan, bindings | plan.bound(outputs), finish, wait)
         return answer
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether kernels have other sizes than callers: native code has no calls of such a buffer."""
+        return self._fitting is not None
+
+    def _fitted(self, plan: BufferPlan, tensors: Named) -> Named:
+        """Tensors as kernels read them."""
+        if self._fitting is None or plan.kernels is None:
+            return tensors
+        return self._fitting.given(plan.symbols, plan.kernels, tensors)
+
+    def _num_received(self, handle: DispatchHandle) -> int | None:
+        """How many rows a dispatch has delivered; None if that is to be waited for, or a peer has more."""
+        is_unknown = self._host.is_asynchronous or handle.exchange_counts is not None
+        return None if is_unknown else handle.num_received()
 
     def forget(self) -> None:
         """Lets go of everything, once the buffer is closed. What callers hold of a call stays theirs."""
@@ -272,20 +331,23 @@ class BufferPlans:
         check_given(self._communicator.scheme, config, s)
         if s["comm_quant_mode"]:
             self._communicator.scheme.check_offers("comm_quantize", "comm_quantize", "'int8'")
-        return kind(config, self._context, s.variant(), s, *inputs_of(s, tensors))
+        kernels = None
+        if self._fitting is not None:
+            kernels = Symbols(operator, {**self._of_kernels, **modes, **tensors})
+        return kind(config, self._context, s.variant(), s, *inputs_of(s, tensors), kernels)
 
-    def _run(self, plan: BufferPlan, bindings: Bindings, made: Any, wait: bool) -> Any:
+    def _run(self, plan: BufferPlan, bindings: Bindings, made: Callable[[], Any], wait: bool) -> Any:
         run, variant, operator = self._communicator.run, plan.variant, plan.symbols.operator.name
         if not wait:
             self._communicator.scheme.check_offers("wait", "wait", False)
         if wait:
             run(variant, bindings)
-            return made
+            return made()
 
         def finish() -> Any:
             self.sent.end(operator)
             run(variant, bindings, "teardown")
-            return made
+            return made()
 
         run(variant, bindings, "setup")
         return self.sent.begin(operator, finish)

@@ -89,7 +89,7 @@ class Communicator(Exclusive):
         self._meetings = meetings
         self.scheme, self.backend = prepared.scheme, prepared.backend
         self.context, self.kernel_settings = self.scheme.context, prepared.kernel_settings
-        self.config, self.rank = self.context.config, self.context.rank
+        self.config, self.rank = prepared.config, self.context.rank
         self.layout, self.capacity = self.scheme.layout, self.context.capacity
         self._rounds = Rounds(self.scheme.rounds)
         self.counts = self._rounds.counts
@@ -289,7 +289,9 @@ class Communicator(Exclusive):
             handle_type: of the handle in that.
         """
         calls = self.native_calls(buffer_id, handle_type)
-        if calls is None or self.scheme.tables_of(self.config):  # whose weights are compared in Python
+        if calls is None or self.scheme.tables_of(
+            self.context.config
+        ):  # whose weights are compared in Python
             return None
         results = self._executables.results_in_window()
         made = BufferCalls(self.context, calls, buffer_id, self.window_base, results, output_type)

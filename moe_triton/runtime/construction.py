@@ -65,12 +65,14 @@ class Prepared:
     """An order, checked and resolved on this rank.
 
     Attributes:
+        config: the group's settings as they were asked for. The scheme's are `Config.padded`.
         scheme: how tokens travel, with its rank's context.
         kernel_settings: those of its Triton kernels.
         backend: what plans run on.
         file: of the trace, or None.
     """
 
+    config: Config
     scheme: Scheme
     kernel_settings: KernelSettings
     backend: Backend
@@ -87,7 +89,7 @@ class Prepared:
             "protocol": PROTOCOL_VERSION,
             "moe_triton": version_of("moe_triton"),
             "torch": torch.__version__,
-            **dataclasses.asdict(context.config) | {RANKS_PER_SERVER: context.config.topology.sizes},
+            **dataclasses.asdict(self.config) | {RANKS_PER_SERVER: self.config.topology.sizes},
             **self.backend.identity(),
             "num_blocks": context.num_blocks,
             "keeps_order": context.keeps_order,
@@ -229,7 +231,8 @@ def check(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:
     kept_bytes()  # what it says is used later, when nobody could be told
     backend = order.make()
     machine = machine_of(backend.name, config.product)
-    pipeline = filled(machine, config, backend.cores(), order.tuning and tuning, num_blocks)
+    moved = config.padded
+    pipeline = filled(machine, moved, backend.cores(), order.tuning and tuning, num_blocks)
     backend.tuning = tuning = pipeline.tuning
     blocks = backend.num_blocks(meeting.num_ranks) if pipeline.num_blocks is None else pipeline.num_blocks
     _check_blocks(tuning, config, blocks, backend.capabilities)
@@ -238,9 +241,9 @@ def check(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:
     exchange_rank = exchange.rank if exchange else None
     timeout_us = int(timeout_s * 1e6)
     at = meeting.rank, blocks, timeout_us, backend.capabilities, exchange_rank, tuning, pipeline.sources
-    scheme = make_scheme(RankContext(config, *at, backend.keeps_order))
+    scheme = make_scheme(RankContext(moved, *at, backend.keeps_order))
     windows = scheme.windows
     order.check_window(sum(window.data_bytes for window in windows if window.peers.group == "expert"))
     for window in windows:
         check_window_limit(backend.window_limit(order.environment), window.data_bytes)
-    return Prepared(scheme, KernelSettings(machine, config, tuning.tables), backend, file)
+    return Prepared(config, scheme, KernelSettings(machine, moved, tuning.tables), backend, file)

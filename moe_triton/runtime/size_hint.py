@@ -50,4 +50,5 @@ def get_buffer_size_hint(
     whole = arguments.whole_config(num_ranks, sizes, special, **chosen)
     is_paired = arguments.is_group("tp_group", tp_group)
     asked = Asked(comm_alg, outputs, backend, checked_tuning(tuning).tables)
-    return layout_of(choose_scheme(asked, whole, range(whole.num_ranks), is_paired).config).data_bytes
+    config = choose_scheme(asked, whole, range(whole.num_ranks), is_paired).config
+    return layout_of(config.padded).data_bytes

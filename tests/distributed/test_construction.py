@@ -50,7 +50,7 @@ AT_ONCE_S = 20.0  # far less, on a busy machine too
 # What one rank passes, and what its error and that of all others say.
 BAD_OPTIONS: dict[str, dict[str, Any]] = {
     "hidden is '64'": {"hidden": "64"},
-    "hidden is 40": {"hidden": 40},
+    "hidden is 0": {"hidden": 0},
     "num_experts is True (a bool)": {"num_experts": True},
     "num_topk is 2.0 (a float)": {"num_topk": 2.0},
     "timeout_s is nan": {"timeout_s": float("nan")},

@@ -64,9 +64,6 @@ def bad_dispatches(
         "topk_weights is of dtype torch.float64": lambda: d(x, ids, weights.double()),
         "topk_weights is of shape (4, 1)": lambda: d(x, ids, weights[:, :1].contiguous()),
         "quantize is 'fp8'": lambda: d(x, ids, quantize="fp8"),
-        "quantize is 'int8_128', but hidden must be a multiple of 128, and is 64. Pass one of None, 'int8'": (
-            lambda: d(x, ids, quantize="int8_128")
-        ),
         "smooth_scales is given": lambda: d(x, ids, smooth_scales=torch.ones(4, 64)),
     }
 
@@ -136,8 +133,8 @@ def construct_differently(rank: int, num_ranks: int, changes: dict[str, Any]) ->
 
 
 def test_disagreement_names_field_and_ranks(ranks: Groups) -> None:
-    for message in ranks(4).run(construct_differently, {"hidden": 96, "num_topk": 3}):
-        assert "hidden: 64 on rank(s) [0, 1, 2], 96 on rank(s) [3]" in message
+    for message in ranks(4).run(construct_differently, {"hidden": 63, "num_topk": 3}):
+        assert "hidden: 64 on rank(s) [0, 1, 2], 63 on rank(s) [3]" in message
         assert "num_topk: 2 on rank(s) [0, 1, 2], 3 on rank(s) [3]" in message
         assert "num_experts" not in message
 
@@ -150,14 +147,17 @@ def construct_badly(rank: int, num_ranks: int, options: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"hidden": 40}, "hidden is 40"),
+        ({"hidden": 0}, "hidden is 0"),
+        ({"hidden": 8193}, "hidden is 8193"),
+        ({"num_topk": 33, "num_experts": 64}, "num_topk is 33"),
+        ({"num_experts": 2050}, "num_experts is 2050"),
         ({"num_experts": 7}, "num_experts is 7"),
         ({"comm_alg": "hierarchy"}, "comm_alg is 'hierarchy'"),
         ({"product": "A2", "num_shared_experts": 1, "num_shared_ranks": 1}, "num_shared_experts is 1"),
         ({"num_bytes": 1000}, "num_bytes is 1000"),
         ({"num_blocks": 99}, "num_blocks is 99"),
         ({"timeout_s": 0}, "timeout_s is 0"),
-        ({"relaxed": False}, "hidden is 64"),
+        ({"relaxed": False, "product": "A2", "ranks_per_server": 1}, "ranks_per_server is 1,"),
         ({"backend": "gpu"}, "backend is 'gpu'"),
         ({"kernels": "numpy"}, "kernels is 'numpy'"),
     ],

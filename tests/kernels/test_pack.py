@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from moe_triton.backends.cpu.triton import launch
 from moe_triton.kernels.pack import pack_kernel
-from moe_triton.reference.arithmetic import quantize_rows
+from moe_triton.reference.arithmetic import quantize_in_blocks
 from tests.kernels.calls import pack
 from tests.kernels.routes import DTYPES, LAUNCHES, Launch, assert_same_bits, kernel_settings
 
@@ -25,9 +25,9 @@ def slot_of(hidden: int) -> dict[str, int]:
 
 def check_slots(slots: torch.Tensor, rows: torch.Tensor, hidden: int, block: int = 0) -> None:
     """Slots hold these fp32 rows quantised, each block as a row by itself is, and nothing else."""
-    payloads, scales = quantize_rows(rows.reshape(-1, block or hidden).numpy())
+    payloads, scales = quantize_in_blocks(rows.numpy(), block or hidden)
     assert_same_bits(slots[:, :hidden], torch.from_numpy(payloads).view(len(rows), hidden))
-    end = hidden + 4 * (hidden // (block or hidden))
+    end = hidden + 4 * -(-hidden // (block or hidden))
     got = slots[:, hidden:end].contiguous().view(torch.float32)
     assert_same_bits(got, torch.from_numpy(scales).view(len(rows), -1))
     assert not slots[:, end:].any()
@@ -53,7 +53,7 @@ def draw_tokens(data: st.DataObject, tokens: int, hidden: int, dtype: torch.dtyp
 
 @pytest.mark.parametrize("launch", LAUNCHES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("hidden", [128, 896])
+@pytest.mark.parametrize("hidden", [96, 128, 896, 1056])
 @kernel_settings
 @given(data=st.data(), tokens=st.integers(1, 5), programs=st.integers(1, 3), smooth=st.booleans())
 def test_pack_in_blocks(
@@ -65,9 +65,12 @@ def test_pack_in_blocks(
     programs: int,
     smooth: bool,
 ) -> None:
-    """A scale for every 128 elements, of rows that differ in magnitude from one block to the next."""
+    """A scale for every 128 elements, of rows that differ in magnitude from one block to the next.
+
+    The last block may be short.
+    """
     x = draw_tokens(data, tokens, hidden, dtype)
-    x *= 10.0 ** torch.arange(hidden // 128).remainder(5).sub(3).repeat_interleave(128).to(dtype)
+    x *= 10.0 ** torch.arange(hidden).div(128, rounding_mode="floor").remainder(5).sub(3).to(dtype)
     rows, how = x.float(), {}
     if smooth:
         scales, ids = torch.rand((4, hidden)) * 3 - 1, torch.randint(0, 4, (tokens, 2), dtype=torch.int32)

@@ -18,7 +18,7 @@ MOVING = ("arrange", "arrange_own", "append", "stamps")
 @pytest.mark.parametrize("row_format", QUANTIZED)
 @kernel_settings
 @given(
-    hidden=st.sampled_from([128, 256, 640, 1152]),
+    hidden=st.sampled_from([64, 128, 640, 1056]),
     seed=st.integers(0, 2**20),
     programs=st.integers(1, 3),
     more=st.sampled_from([(), ("weights",)]),

@@ -41,6 +41,14 @@ def test_bits_are_the_references(ranks: Ranks, scheme: str, quantize: str | None
     check(ranks, case, policy)
 
 
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "direct", "fullmesh"])
+@pytest.mark.parametrize("quantize", ROW_FORMATS)
+def test_rows_that_are_padded(ranks: Ranks, scheme: str, quantize: str | None) -> None:
+    """Their copies are queued between kernels."""
+    case = Case(config(scheme=scheme, hidden=301), 3, "sparse", (5, 8), quantize, rounds=3, num_blocks=2)
+    check(ranks, case, "random")
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("quantize", [None, "int8", "int8_128"])
 def test_blocks_that_receive_give_the_same_bits(ranks: Ranks, quantize: str | None, policy: str) -> None:

@@ -193,7 +193,7 @@ class Group:
         """
         scheme = make_scheme(RankContext(self.config, 0, 1, TIMEOUT_US, CAPABILITIES["npu"]))
         in_place = scheme.place("results", DTYPE.itemsize) is not None
-        dispatch = DispatchVariant(DTYPE, row_format_of(self.quantize, self.hidden), given_ids=IDS)
+        dispatch = DispatchVariant(DTYPE, row_format_of(self.quantize), given_ids=IDS)
         return {"dispatch": dispatch, "combine": CombineVariant(DTYPE, weights=True, in_place=in_place)}
 
     def may_be_captured(self, machine: Machine) -> bool:

@@ -65,7 +65,7 @@ def most_of(sizes: Sizes, generations: Generations = EITHER) -> tuple[ConfigRule
     """The most of the other sizes as a page has them."""
     rules = (
         between("num_max_tokens_per_rank", 1, sizes.tokens, "Split larger batches into several dispatches."),
-        between("hidden", HIDDEN_STEP, sizes.hidden, "Use a smaller hidden dimension."),
+        between("hidden", HIDDEN_STEP, sizes.hidden, "Use a smaller hidden dimension.", buffer_low=1),
         between(
             "num_experts", 1, sizes.experts, "Use fewer routed experts.", buffer_high=MAX_EXPERTS_OF_BUFFER
         ),

@@ -225,7 +225,7 @@ def run_demo(settings: DemoSettings, console: Console) -> int:
     """
     config = settings.config()
     check_config(config)
-    row_format = row_format_of(settings.quantize, config.hidden)
+    row_format = row_format_of(settings.quantize)
     asked, settings = settings.kernels, replace(settings, kernels=kernels_of(settings.kernels))
     if settings.kernels != asked and settings.kernels == TORCH:
         say(SLOW.format(version="{}.{}".format(*sys.version_info)), console)

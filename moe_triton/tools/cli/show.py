@@ -60,7 +60,7 @@ def show_layout(group: Group, console: Console) -> None:
         ArgumentError: the group is refused.
     """
     chosen = group.chosen()
-    layout = layout_of(chosen.config)
+    layout = layout_of(chosen.config.padded)
     _say_scheme(chosen, console)
     console.print()
     parts = {"window": layout.window_bytes, "data": layout.data_bytes, "zone": layout.zone_bytes}
@@ -102,10 +102,10 @@ def show_plans(
         ArgumentError: a buffer would refuse this.
     """
     chosen, capabilities = group.chosen(), CAPABILITIES[group.asked.backend]
-    config = chosen.config
+    config = chosen.config.padded
     if blocks is None:
         blocks = SOCS[SOC_OF_PRODUCT[config.product]].vector_cores if group.asked.backend == "npu" else 1
-    row_format = row_format_of(quantize, config.hidden)
+    row_format = row_format_of(quantize)
     scheme_type(config).check_rows(row_format)
     check_tuning(tuning, config, blocks, capabilities)
     context = RankContext(config, 0, blocks, 60_000_000, capabilities, tuning=tuning)
