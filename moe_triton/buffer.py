@@ -7,7 +7,7 @@ EP ranks, E experts on this rank, A rows that a dispatch can deliver here at mos
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, Literal, overload
 
@@ -58,6 +58,9 @@ class EPBuffer(Owner, Uncopied):
             R + e // (M / (EP - R)).
         num_shared_experts: S, experts that every token goes to as well.
         num_shared_ranks: R, ranks [0, R) that hold shared experts only.
+        experts_per_rank: how many of the M each rank holds, in the order of the ranks, 0 allowed, and 0 for
+            those of shared experts; None for as many on each. Experts are numbered in that order. The same
+            on every rank.
         num_zero_experts: experts that give nothing, with the ids behind the routed ones.
         num_copy_experts: experts that give the token itself, with the ids behind those.
         num_const_experts: constant experts (C), with the ids behind those.
@@ -119,6 +122,7 @@ class EPBuffer(Owner, Uncopied):
         num_experts: int,
         num_shared_experts: int = 0,
         num_shared_ranks: int = 0,
+        experts_per_rank: Sequence[int] | None = None,
         num_zero_experts: int = 0,
         num_copy_experts: int = 0,
         num_const_experts: int = 0,
@@ -143,7 +147,8 @@ class EPBuffer(Owner, Uncopied):
 
         def make_config() -> Config:
             self._explicitly_destroy = check_flag("explicitly_destroy", explicitly_destroy)
-            asked = {"product": product, "relaxed": relaxed, "ranks_per_server": ranks_per_server}
+            asked: dict[str, Any] = {"product": product, "relaxed": relaxed}
+            asked |= {"ranks_per_server": ranks_per_server, "experts_per_rank": experts_per_rank}
             whole = arguments.whole_config(len(meeting.of_group), sizes, special, **asked)
             scheme = Asked(comm_alg, outputs, backend, checked_tuning(tuning).tables)
             chosen = choose_scheme(scheme, whole, meeting.members, tp_group is not None)
@@ -161,7 +166,7 @@ class EPBuffer(Owner, Uncopied):
         self._latest_dtype: torch.dtype | None = None
         try:
             self._plans = BufferPlans(self._communicator, make_host(backend), self._id, special)
-            self._sent, self._mapping = self._plans.sent.calls, ExpertMapping(self._communicator)
+            self._sent, self._mapping = self._plans.sent.calls, ExpertMapping(self._communicator, self.config)
             self._calls, self._posts = None, self._communicator.memory.posts
             if exchange is None and not self.config.num_special_experts and not self._plans.is_fitted:
                 self._calls = self._communicator.make_calls(self._id, DispatchOutput, DispatchHandle)
@@ -205,12 +210,12 @@ class EPBuffer(Owner, Uncopied):
     @property
     def num_local_experts(self) -> int:
         """Experts whose rows this rank receives: 1 on a rank of shared experts."""
-        return self._communicator.context.num_local_experts
+        return self.config.experts_on(self.rank)
 
     @property
     def capacity(self) -> int:
         """Rows that a dispatch can deliver here at most (A)."""
-        return self._communicator.capacity
+        return self.config.receive_capacity(self.rank)
 
     def peer_memory(self, asked: Wanted, out_bytes: OutBytes | None = None) -> PeerMemory:
         """Makes memory of each rank that all ranks read and write (`PeerMemory`). Collective.
@@ -557,4 +562,4 @@ class EPBuffer(Owner, Uncopied):
             made = self._communicator.window_tensor("results", dtype)
         else:
             made = self._backend.empty((self._communicator.capacity, self.config.padded.hidden), dtype)
-        return made[:, : self.config.hidden] if self._plans.is_fitted else made
+        return made[: self.capacity, : self.config.hidden] if self._plans.is_fitted else made

@@ -36,7 +36,15 @@ from tests.limits_cases import (
 
 
 def common_sizes(base: Config) -> list[ConfigCase]:
+    each = base.num_experts // base.num_ranks
+    uneven = [each + 1, each - 1, *[each] * (base.num_ranks - 2)]
+    more, fewer = [each + 2, *uneven[1:]], uneven[:-1]
+    shared = {"num_shared_experts": 1, "num_shared_ranks": 1}
+    good = {"experts_per_rank": uneven}
     return [
+        sizes(f"experts_per_rank is {more}", good, {"experts_per_rank": more}, base),
+        sizes(f"experts_per_rank is {fewer}", good, {"experts_per_rank": fewer}, base),
+        sizes(f"experts_per_rank is {uneven}", good, {**good, **shared}, base),
         sizes("product is 'A5'", {}, {"product": "A5"}, base),
         size("version", base.version, {1: 0, 2: 3}[base.version], base),
         sizes("generation is 'v5'", {}, {"generation": "v5"}, base),

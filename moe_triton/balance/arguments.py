@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from moe_triton.core.checks import check_integer, not_plain_error, shown
+from moe_triton.core.config import Config
 from moe_triton.core.errors import INVALID_ARGUMENT, NULL_ARGUMENT, ArgumentError
 
 Ints = npt.NDArray[np.int64]
@@ -43,6 +44,18 @@ def check_at_least(name: str, value: object, least: int) -> int:
     if number < least:
         raise ArgumentError(name, number, f"it must be at least {least}", f"Pass {least} or more.")
     return number
+
+
+def check_even(config: Config) -> None:
+    """Checks that all ranks of routed experts have as many: placements give each as many slots.
+
+    Raises:
+        ArgumentError: they have not.
+    """
+    if config.experts_per_rank is not None:
+        given, rule = f"with experts_per_rank={list(config.experts_per_rank)}", "each rank has as many slots"
+        remedy = "Construct it without experts_per_rank, with as many physical experts on each rank."
+        raise ArgumentError("buffer", given, rule, remedy)
 
 
 def check_at_most(name: str, value: int, most: int, what: str) -> None:

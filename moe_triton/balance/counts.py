@@ -20,7 +20,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from moe_triton.balance.arguments import MOST_ELEMENTS, Ints, check_at_least, check_at_most, check_layer
+from moe_triton.balance.arguments import (
+    MOST_ELEMENTS,
+    Ints,
+    check_at_least,
+    check_at_most,
+    check_even,
+    check_layer,
+)
 from moe_triton.balance.placement import Placement, check_placement
 from moe_triton.buffer import EPBuffer
 from moe_triton.core.checks import check_seconds, check_text, shown
@@ -98,6 +105,7 @@ class ExpertCounts:
         if not isinstance(buffer, EPBuffer):
             rule = "it counts what an EPBuffer receives"
             raise ArgumentError("buffer", shown(buffer), rule, "Pass one.", code=INVALID_ARGUMENT)
+        check_even(buffer.config)
         self._interval = check_at_least("interval", interval, 1)
         self._window = check_at_least("window", window, self._interval)
         if self._window % self._interval:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from moe_triton.balance.arguments import check_at_least
+from moe_triton.balance.arguments import check_at_least, check_even
 from moe_triton.balance.stage import Memory, digest_of
 from moe_triton.balance.weights import HEADER_BYTES, Parts, Spec, check_specs, described_specs
 from moe_triton.buffer import EPBuffer
@@ -420,6 +420,7 @@ def allocate_redundant_experts(
     if not isinstance(buffer, EPBuffer):
         rule = "its ranks hold the experts"
         raise ArgumentError("buffer", shown(buffer), rule, "Pass an EPBuffer.", code=INVALID_ARGUMENT)
+    check_even(buffer.config)
     if buffer.config.num_shared_ranks:
         rule = "ids count the experts of all ranks alike, and those of shared experts have no others"
         given = f"with {buffer.config.num_shared_ranks} rank(s) of shared experts"

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, get_args
 import torch
 
 from moe_triton.balance.agreement import Agreement, AtCheckpoints, InMemory
-from moe_triton.balance.arguments import check_at_least, check_layer
+from moe_triton.balance.arguments import check_at_least, check_even, check_layer
 from moe_triton.balance.carriers import Region, make_stage
 from moe_triton.balance.stage import LINE, Bytes, Memory, Stage
 from moe_triton.buffer import EPBuffer
@@ -289,14 +289,15 @@ def ring_bytes_of(stage_bytes: object, num_ranks: int) -> int:
 
 
 def check_buffer(buffer: object) -> None:
-    """Checks that it is one.
+    """Checks that it is one, with as many experts on all ranks that have routed ones.
 
     Raises:
-        ArgumentError: it is none.
+        ArgumentError: it is none, or ranks have different numbers of them.
     """
     if not isinstance(buffer, EPBuffer):
         rule = "its ranks hold the weights"
         raise ArgumentError("buffer", shown(buffer), rule, "Pass an EPBuffer.", code=INVALID_ARGUMENT)
+    check_even(buffer.config)
 
 
 def num_halves(side: object) -> int:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import numbers
 import reprlib
 from collections.abc import Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from moe_triton.core.errors import INVALID_ARGUMENT, NULL_ARGUMENT, ArgumentError
@@ -188,6 +190,52 @@ def check_integer(name: str, value: object, *, code: int = INVALID_ARGUMENT) -> 
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):
         return int(value)
     raise ArgumentError(name, shown(value), "it must be an integer", "Pass an int.", code=code)
+
+
+def is_listed(value: object) -> bool:
+    """Whether a value is a sequence other than a text, or an array or a tensor of one dimension."""
+    if isinstance(value, (np.ndarray, torch.Tensor)):
+        return value.ndim == 1
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))
+
+
+def listed(name: str, value: Any, most: int, remedy: str) -> list[object]:
+    """What such a value holds.
+
+    Args:
+        name: of the argument.
+        value: what the user passed.
+        most: that there may be.
+        remedy: what to do about others.
+
+    Raises:
+        ArgumentError: it cannot be read, or holds more.
+    """
+    try:
+        if isinstance(value, (np.ndarray, torch.Tensor)):
+            value = value[: most + 1].tolist()
+        found = list(itertools.islice(value, most + 1))
+    except Exception:  # a caller's own class, or a tensor without memory
+        raise ArgumentError(name, shown(value), "it cannot be read", remedy) from None
+    if len(found) > most:
+        raise ArgumentError(name, shown(value), f"it has at most {most} numbers", remedy)
+    return found
+
+
+def integers_of(name: str, value: object, most: int, remedy: str) -> tuple[int, ...]:
+    """The integers that a value lists, as Python's own; see `listed`.
+
+    Raises:
+        ArgumentError: it lists none, or something else.
+    """
+    if not is_listed(value):
+        raise ArgumentError(
+            name, shown(value), "it must be a list of integers", remedy, code=INVALID_ARGUMENT
+        )
+    try:
+        return tuple(check_integer(name, number) for number in listed(name, value, most, remedy))
+    except ArgumentError as error:
+        raise ArgumentError(name, error.value, error.rule, remedy, code=error.code) from None
 
 
 def check_flag(name: str, value: object, *, code: int = INVALID_ARGUMENT) -> bool:

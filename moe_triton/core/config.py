@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Literal
 
-from moe_triton.core.checks import check_flag, check_integer, check_text
+from moe_triton.core.checks import check_flag, check_integer, check_text, integers_of, shown
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.records import UB_ALIGN
 from moe_triton.core.topology import MAX_RANKS, RanksPerServer, Topology, check_ranks_per_server
@@ -21,6 +23,23 @@ ROW_STEP = UB_ALIGN
 """Rows of kernels have whole units of so many elements: int8 ones move in units of as many bytes."""
 
 _END = 1 << 63
+
+
+def check_experts_per_rank(value: object) -> tuple[int, ...] | None:
+    """Checks what says how many routed experts each rank has, and returns it with Python's own numbers.
+
+    Raises:
+        ArgumentError: it is neither a sequence, an array or a tensor of integers, nor None; or one is
+            negative.
+    """
+    name = "experts_per_rank"
+    if value is None:
+        return None
+    remedy = "Pass a list of how many routed experts each rank has, as [3, 0, 2]; None for as many on each."
+    numbers = integers_of(name, value, MAX_RANKS, remedy)
+    if min(numbers, default=0) < 0 or max(numbers, default=0) >= _END:
+        raise ArgumentError(name, shown(list(numbers)), "it counts experts", remedy)
+    return numbers
 
 
 @dataclass(frozen=True)
@@ -48,6 +67,8 @@ class Config:
         ranks_per_server: how many ranks each server has: one number for all, of which the last may have
             fewer, or one number for each, in the order of the ranks; None for what the product's have: 8 on
             A2, on A3 all ranks.
+        experts_per_rank: how many routed experts each rank has, in the order of the ranks, 0 for those of
+            shared experts; None where all ranks of routed experts have as many.
         is_of_buffer: whether it is an `EPBuffer`'s, which takes sizes that torch_npu's functions do not
             (docs/limits.md). It changes what is refused, never what is computed.
 
@@ -71,6 +92,7 @@ class Config:
     num_special_experts: int = 0
     generation: Generation | None = None
     ranks_per_server: RanksPerServer = None
+    experts_per_rank: Sequence[int] | None = None
     is_of_buffer: bool = False
 
     def __post_init__(self) -> None:
@@ -91,23 +113,45 @@ class Config:
         if self.generation is not None:
             check_text("generation", self.generation)
         object.__setattr__(self, "ranks_per_server", check_ranks_per_server(self.ranks_per_server))
+        object.__setattr__(self, "experts_per_rank", check_experts_per_rank(self.experts_per_rank))
 
     def normalized(self) -> Config:
-        """The same, with torch_npu's default (S, R) = (1, 0), which means no shared experts, made (0, 0)."""
+        """The same, with torch_npu's default (S, R) = (1, 0), which means no shared experts, made (0, 0).
+
+        And with None for `experts_per_rank` that says what None would.
+        """
+        config = self
         if (self.num_shared_experts, self.num_shared_ranks) == (1, 0):
-            return replace(self, num_shared_experts=0)
-        return self
+            config = replace(self, num_shared_experts=0)
+        if self.experts_per_rank is not None and self._is_even:
+            config = replace(config, experts_per_rank=None)
+        return config
+
+    @property
+    def _is_even(self) -> bool:
+        if not 0 <= self.num_shared_ranks < self.num_ranks <= MAX_RANKS:
+            return False
+        each, rest = divmod(self.num_experts, self.num_moe_ranks)
+        even = (0,) * self.num_shared_ranks + (each,) * self.num_moe_ranks
+        return rest == 0 and self.experts_per_rank == even
 
     @cached_property
     def padded(self) -> Config:
-        """The same as windows and kernels have it: rows of whole units. Itself where nothing is to be padded.
+        """The same as windows and kernels have it. Itself where nothing is to be padded.
+
+        Rows have whole units, and all ranks of routed experts as many as the one with most: to kernels expert
+        e of rank r is number ``(r - R) * localE`` and on, whatever its number in the group.
 
         Examples:
-            >>> Config(8, 64, 1000, 8, 32).padded.hidden
-            1024
+            >>> config = Config(3, 64, 1000, 8, 8, experts_per_rank=(5, 0, 3)).padded
+            >>> config.hidden, config.num_experts
+            (1024, 15)
         """
         hidden = -(-self.hidden // ROW_STEP) * ROW_STEP
-        return self if hidden == self.hidden else replace(self, hidden=hidden)
+        if hidden == self.hidden and self.experts_per_rank is None:
+            return self
+        num_experts = self.num_local_experts * self.num_moe_ranks
+        return replace(self, hidden=hidden, num_experts=num_experts, experts_per_rank=None)
 
     @cached_property
     def topology(self) -> Topology:
@@ -128,7 +172,9 @@ class Config:
 
     @property
     def num_local_experts(self) -> int:
-        """Routed experts on each MoE rank (localE)."""
+        """Routed experts on each MoE rank (localE), or on the one with most of them."""
+        if self.experts_per_rank is not None:
+            return max(self.experts_per_rank)
         return self.num_experts // self.num_moe_ranks
 
     @property
@@ -152,7 +198,20 @@ class Config:
             >>> Config(8, 64, 7168, 8, 32).experts_on(3)
             4
         """
-        return 1 if self.is_shared_rank(rank) else self.num_local_experts
+        if self.is_shared_rank(rank):
+            return 1
+        return self.num_local_experts if self.experts_per_rank is None else self.experts_per_rank[rank]
+
+    def first_expert_on(self, rank: int) -> int:
+        """The first of the routed experts of a rank, or where they would stand if it had any.
+
+        Examples:
+            >>> Config(3, 64, 7168, 8, 8, experts_per_rank=(5, 0, 3)).first_expert_on(2)
+            5
+        """
+        if self.experts_per_rank is not None:
+            return sum(self.experts_per_rank[:rank])
+        return max(0, rank - self.num_shared_ranks) * self.num_local_experts
 
     def rank_of_expert(self, expert: int) -> int:
         """The rank that holds a routed expert.
@@ -161,6 +220,8 @@ class Config:
             >>> Config(8, 64, 7168, 8, 32).rank_of_expert(13)
             3
         """
+        if self.experts_per_rank is not None:
+            return bisect.bisect_right(list(itertools.accumulate(self.experts_per_rank)), expert)
         return self.num_shared_ranks + expert // self.num_local_experts
 
     def rank_of_shared_expert(self, shared_expert: int, source_rank: int) -> int:
@@ -196,7 +257,9 @@ class Config:
             >>> Config(8, 64, 7168, 8, 32).receive_capacity(3)
             2048
         """
-        return self.shared_capacity if self.is_shared_rank(rank) else self.routed_capacity
+        if self.is_shared_rank(rank) or self.experts_per_rank is None:
+            return self.shared_capacity if self.is_shared_rank(rank) else self.routed_capacity
+        return self.num_max_tokens_per_rank * self.num_ranks * min(self.experts_on(rank), self.num_topk)
 
 
 _INTEGERS = tuple(field.name for field in fields(Config) if field.type == "int")

@@ -27,7 +27,8 @@ class DispatchHandle(Unpickled):
         number: which dispatch of that buffer, from 0. Only the latest one can be combined.
         dtype: of the tokens that were dispatched, and so of combine's input and result.
         topk_idx: (T, K) int32, this rank's routing, -1 for no expert; on an NPU also for entries that
-            ``active_mask`` leaves out.
+            ``active_mask`` leaves out. With `experts_per_rank` experts are numbered as if each rank had as
+            many as the one with most; E and A of the others are that rank's then.
         expand_idx: (T * K,) int32, how many earlier entries of this rank chose the same expert.
         recv_offsets: (E * EP,) int32, inclusive prefix sums of the rows received, expert by expert and
             within an expert source by source (ep_recv_counts in torch_npu). The last one is the total.

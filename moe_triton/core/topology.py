@@ -6,12 +6,8 @@ import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
-import numpy as np
-import torch
-
-from moe_triton.core.checks import check_integer, shown
+from moe_triton.core.checks import check_integer, is_listed, listed, shown
 from moe_triton.core.errors import ArgumentError
 
 RANKS_PER_SERVER = "ranks_per_server"
@@ -32,23 +28,9 @@ def check_ranks_per_server(value: object) -> int | tuple[int, ...] | None:
     """
     if value is None:
         return None
-    is_array = isinstance(value, (np.ndarray, torch.Tensor)) and value.ndim == 1
-    if is_array or (isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))):
-        return tuple(map(_number_of_ranks, _listed(value)))
+    if is_listed(value):
+        return tuple(map(_number_of_ranks, listed(RANKS_PER_SERVER, value, MAX_RANKS, REMEDY)))
     return _number_of_ranks(value)
-
-
-def _listed(value: Any) -> list[object]:
-    try:
-        if isinstance(value, (np.ndarray, torch.Tensor)):
-            value = value[: MAX_RANKS + 1].tolist()
-        numbers = list(itertools.islice(value, MAX_RANKS + 1))
-    except Exception:  # a caller's own class, or a tensor without memory
-        raise ArgumentError(RANKS_PER_SERVER, shown(value), "it cannot be read", REMEDY) from None
-    if len(numbers) > MAX_RANKS:
-        rule = f"a group has at most {MAX_RANKS} servers"
-        raise ArgumentError(RANKS_PER_SERVER, shown(value), rule, REMEDY)
-    return numbers
 
 
 def _number_of_ranks(value: object) -> int:

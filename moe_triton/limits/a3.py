@@ -129,7 +129,7 @@ _PAIR_RULES: tuple[CallRule, ...] = (
     Rule(
         "tp_world_size",
         "2 only with one routed expert per rank",
-        lambda c, call: call.tp_world_size != 2 or c.num_local_experts == 1,
+        lambda c, call: call.tp_world_size != 2 or (c.num_local_experts == 1 and c.experts_per_rank is None),
         lambda c, call: f"2 needs one routed expert per rank, and there are {c.num_local_experts}",
         "Use as many routed experts as ranks that hold them, or no tensor parallelism.",
     ),

@@ -17,6 +17,7 @@ MAX_GROUP_NAME = 127
 # What an `EPBuffer` takes of every product and scheme.
 MAX_TOPK_OF_BUFFER, MAX_EXPERTS_OF_BUFFER = 32, 2048
 MAX_IDS = 2**31 - 1
+EXPERTS_PER_RANK = "experts_per_rank"
 
 # Quantisation modes of the original that need Ascend 950's formats (docs/operators.md, "Quantisation").
 MODES_OF_950 = {1: "static", 3: "fp8 in groups of 128", 4: "MX", 5: "MX"}
@@ -42,9 +43,13 @@ topk_of_experts = Rule[[Config]](
 experts_per_rank = Rule[[Config]](
     "num_experts",
     "a multiple of the ranks that hold routed experts",
-    lambda c: c.num_experts % c.num_moe_ranks == 0,
+    lambda c: c.experts_per_rank is not None or c.num_experts % c.num_moe_ranks == 0,
     lambda c: f"it must be a multiple of the {c.num_moe_ranks} ranks that hold routed experts",
-    "Change the number of routed experts, the group's size or the number of shared ranks.",
+    lambda c: (
+        "Change the number of routed experts, the group's size or the number of shared ranks"
+        + (", or pass experts_per_rank." if c.is_of_buffer else ".")
+    ),
+    of_buffer="the same, or experts_per_rank says which rank has how many",
 )
 
 # Without quantisation no step makes the rows that smooth scales are multiplied into.
@@ -122,6 +127,11 @@ _LEAVE_OUT = "Leave it out."
 _RESERVED = "the original reserves it and computes nothing with it"
 _OF_950 = "only Ascend 950 has formats to choose from"
 
+
+def _numbers_of_experts(c: Config) -> object:
+    return list(c.experts_per_rank or ())
+
+
 COMMON = RuleSet(
     "Every product",
     config=(
@@ -144,6 +154,32 @@ COMMON = RuleSet(
                 f"the servers have the {c.num_ranks} ranks of the group between them, each of them some"
             ),
             REMEDY,
+        ),
+        Rule(
+            EXPERTS_PER_RANK,
+            "None, or a number for each rank",
+            lambda c: c.experts_per_rank is None or len(c.experts_per_rank) == c.num_ranks,
+            lambda c: f"the group has {c.num_ranks} ranks, and it has a number for each",
+            "Pass one for each rank of the group, 0 for those of shared experts.",
+            value=_numbers_of_experts,
+        ),
+        Rule(
+            EXPERTS_PER_RANK,
+            "0 for ranks of shared experts",
+            lambda c: c.experts_per_rank is None or not any(c.experts_per_rank[: max(0, c.num_shared_ranks)]),
+            lambda c: f"the first {c.num_shared_ranks} ranks hold shared experts and nothing else",
+            "Pass 0 for each of them.",
+            value=_numbers_of_experts,
+        ),
+        Rule(
+            EXPERTS_PER_RANK,
+            "adding up to the number of routed experts",
+            lambda c: c.experts_per_rank is None or sum(c.experts_per_rank) == c.num_experts,
+            lambda c: (
+                f"these are {sum(c.experts_per_rank or ())} routed experts, and there are {c.num_experts}"
+            ),
+            "Have it add up to the number of routed experts.",
+            value=_numbers_of_experts,
         ),
     ),
     call=(

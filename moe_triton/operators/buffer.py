@@ -39,6 +39,9 @@ def attributes_of(
         table_words: of the tables that a dispatch keeps for combine.
     """
     names = "num_ranks", "num_experts", "num_shared_experts", "num_shared_ranks"
+    by_rank: dict[str, Any] = {}
+    if config.experts_per_rank is not None:
+        by_rank = {"localE": config.experts_on(rank), "A": config.receive_capacity(rank)}
     return {
         **{name: getattr(config, name) for name in names},
         **dict(zip(("num_zero_experts", "num_copy_experts", "num_const_experts"), special, strict=True)),
@@ -51,6 +54,7 @@ def attributes_of(
         "H": config.hidden,
         "K": config.num_topk,
         "table_words": table_words,
+        **by_rank,
     }
 
 

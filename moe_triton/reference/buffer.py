@@ -28,7 +28,8 @@ class Received:
         scales: (rows,) fp32 or, of rows with several, (rows, n); or None.
         weights: (rows,) fp32, or None.
         origins: (rows, 3) int32: source rank, token, k.
-        recv_offsets: (E * EP,) int32, inclusive prefix sums, expert by expert, source by source.
+        recv_offsets: (E * EP,) int32, inclusive prefix sums, expert by expert, source by source; with
+            experts_per_rank E is that of the rank with most.
         tokens_per_expert: (E,) int64.
         expand_idx: (T * K,) int32 of the rank's own routing.
     """
@@ -50,6 +51,7 @@ def deployment_of(config: Config) -> Deployment:
         shared_expert_num=config.num_shared_experts,
         shared_expert_rank_num=config.num_shared_ranks,
         version=config.version,
+        experts_per_rank=config.experts_per_rank,
     )
 
 

@@ -6,6 +6,7 @@ docs/operators.md, "Symbols", are in brackets.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -28,6 +29,7 @@ class Deployment:
         const_expert_num: special experts after those.
         version: of the operators, 1 or 2.
         elastic_info: its words, or None.
+        experts_per_rank: routed experts of each rank, or None for as many on each that holds any.
     """
 
     ep_world_size: int
@@ -40,6 +42,7 @@ class Deployment:
     const_expert_num: int = 0
     version: int = 2
     elastic_info: tuple[int, ...] | None = None
+    experts_per_rank: Sequence[int] | None = None
 
     @property
     def num_shared_experts(self) -> int:
@@ -48,7 +51,9 @@ class Deployment:
 
     @property
     def num_local_experts(self) -> int:
-        """Routed experts of each rank that holds any (localE)."""
+        """Routed experts of each rank that holds any (localE), or of the one with most."""
+        if self.experts_per_rank is not None:
+            return max(self.experts_per_rank)
         return self.moe_expert_num // (self.ep_world_size - self.shared_expert_rank_num)
 
     @property
@@ -62,11 +67,20 @@ class Deployment:
 
     def experts_on(self, rank: int) -> int:
         """Experts of a rank: localE, or one shared expert."""
-        return 1 if self.is_shared_rank(rank) else self.num_local_experts
+        if self.is_shared_rank(rank) or self.experts_per_rank is None:
+            return 1 if self.is_shared_rank(rank) else self.num_local_experts
+        return self.experts_per_rank[rank]
+
+    def first_expert_on(self, rank: int) -> int:
+        """The first routed expert of a rank."""
+        if self.experts_per_rank is not None:
+            return sum(self.experts_per_rank[:rank])
+        return (rank - self.shared_expert_rank_num) * self.num_local_experts
 
     def rank_of_expert(self, expert: int) -> int:
         """The rank that holds a routed expert."""
-        return self.shared_expert_rank_num + expert // self.num_local_experts
+        ranks = range(self.shared_expert_rank_num, self.ep_world_size)
+        return next(r for r in ranks if 0 <= expert - self.first_expert_on(r) < self.experts_on(r))
 
     def shared_expert_on(self, rank: int) -> int:
         """The shared expert that a shared rank holds a replica of."""

@@ -166,12 +166,15 @@ def _receive(
 ) -> DispatchReference:
     """The outputs of one rank of an expert-parallel group."""
     own, shared = group[rank], deployment.is_shared_rank(rank)
-    first_expert = (rank - deployment.shared_expert_rank_num) * deployment.num_local_experts
+    first_expert, num_experts = deployment.first_expert_on(rank), deployment.experts_on(rank)
     rows, scales, weights, origins = [], [], [], []
     counts: list[int] = []
-    for local in range(deployment.experts_on(rank)):
+    # Whatever a rank has less than the one with most receives nothing.
+    for local in range(1 if shared else deployment.num_local_experts):
         for source_rank, source in enumerate(group):
-            if shared:
+            if local >= num_experts:
+                entries = []
+            elif shared:
                 entries = _shared_arrivals(deployment, source, source_rank, rank)
             else:
                 entries = _arrivals(source, first_expert + local)
@@ -183,7 +186,7 @@ def _receive(
             scales.append(x_scales)
             weights.append(_weights(source, tokens, ks))
             origins.append(torch.stack([torch.full_like(tokens, source_rank), tokens, ks], dim=1).int())
-    per_expert = torch.tensor(counts).view(-1, len(group)).sum(dim=1)
+    per_expert = torch.tensor(counts).view(-1, len(group)).sum(dim=1)[:num_experts]
     if shared and deployment.version == 1:
         counts = _reported_by_shared_rank(deployment, own, rank, counts)
     return DispatchReference(

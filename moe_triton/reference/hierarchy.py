@@ -157,8 +157,9 @@ def sums_by_servers(
 
 def _server_of_each(config: Config, ids: torch.Tensor) -> torch.Tensor:
     """(T, K): the server of each expert, -1 for none."""
-    per_server = config.num_experts // config.topology.num_servers
-    return torch.where(ids >= 0, ids // per_server, NONE)
+    ranks = map(config.rank_of_expert, range(config.num_experts))
+    servers = torch.tensor([config.topology.servers[rank] for rank in ranks])
+    return torch.where(ids >= 0, servers[ids.clamp(min=0).long()], NONE)
 
 
 def _relayed(config: Config, here: int, topk_idx: torch.Tensor, topk_weights: torch.Tensor) -> Relayed:

@@ -101,13 +101,15 @@ def left_of(whole: Config, members: Sequence[int], exchange: bool) -> Config:
         except ArgumentError as error:
             raise ArgumentError("tp_group", "given", error.rule, error.remedy) from None
     shared = sum(map(whole.is_shared_rank, members))
+    counts = [0 if whole.is_shared_rank(member) else whole.experts_on(member) for member in members]
     return replace(
         whole,
         num_ranks=len(members),
         num_shared_ranks=shared,
-        num_experts=whole.num_local_experts * (len(members) - shared),
+        num_experts=sum(counts),
         ranks_per_server=whole.topology.left(members).sizes,
-    )
+        experts_per_rank=None if whole.experts_per_rank is None else counts,
+    ).normalized()
 
 
 def check_num_bytes(num_bytes: int | None, needed: int) -> None:
@@ -219,7 +221,7 @@ def check_results(y: torch.Tensor, handle: DispatchHandle, communicator: Communi
         ArgumentError: there is not. Tensor-parallel ranks add their rows before anybody knows how many there
             are, and so need all.
     """
-    capacity = communicator.capacity
+    capacity = communicator.config.receive_capacity(communicator.rank)
     if communicator.context.exchange_rank is not None:
         needed, rule = 2 * capacity, "tensor-parallel ranks add all {} rows that dispatch's tokens have"
     elif y.shape[0] >= capacity:

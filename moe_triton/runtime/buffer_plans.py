@@ -121,11 +121,13 @@ class BufferPlans:
         self._tables = communicator.scheme.tables_of(context.config)
         words = self._tables.num_words if self._tables else 0
         others = context.rank, context.exchange_rank, special, words
-        self._attributes = attributes_of(c, *others)
         self._of_kernels = attributes_of(context.config, *others)
-        self._fitting = None
-        if context.config is not c:
-            self._fitting = Fitting(c.hidden, context.config.hidden, communicator.backend)
+        self._attributes = {
+            DISPATCH_OF_BUFFER: attributes_of(c, *others),
+            # What a handle keeps is as kernels have left it.
+            COMBINE_OF_BUFFER: {**self._of_kernels, "H": c.hidden},
+        }
+        self._fitting = Fitting(communicator) if context.config is not c else None
         self._plans: PlanCache[BufferPlan] = PlanCache()
         self.sent = SentCalls(communicator.scheme.rounds.shared)
 
@@ -144,6 +146,9 @@ class BufferPlans:
             ArgumentError: a bad argument. Nothing was sent.
         """
         communicator = self._communicator
+        if self._fitting is not None:
+            ids = self._fitting.ids_of_kernels(tensors["topk_idx"], tensors["active_mask"])
+            tensors = tensors | {"topk_idx": ids}
         modes = {
             "row_format": row_format,
             "quant_mode": 2 * row_format.is_quantized,  # to rules, one quantisation is as good as another
@@ -163,7 +168,8 @@ class BufferPlans:
             _check_apart("x", tensors["x"], out)
             if self._fitting is None:
                 given["tokens"] = out
-        bindings = plan.bind(self._fitted(plan, tensors))
+        fitted = self._fitted(plan, tensors)
+        bindings = plan.bind(fitted)
         outputs = plan.make(given)
         if self._tables and not self._host.is_asynchronous:
             self._tables.keep(bindings | plan.bound(outputs))
@@ -187,7 +193,10 @@ class BufferPlans:
         )
 
         def finish() -> DispatchOutput:
-            if self._fitting is None or out is None:
+            if self._fitting is None:
+                return made
+            self._fitting.give_back(plan.symbols, tensors, fitted)
+            if out is None:
                 return made
             return made._replace(tokens=self._fitting.copied(made.tokens, out, self._num_received(handle)))
 
@@ -305,10 +314,10 @@ class BufferPlans:
         self, operator: Operator, kind: type[BufferPlan], tensors: Named, modes: dict[str, Any]
     ) -> BufferPlan:
         """Checks every argument by every rule that does not depend on data."""
-        config, device = self._communicator.config, self._host.device
+        config, device, attributes = self._communicator.config, self._host.device, self._attributes[operator]
         for position, argument in enumerate(operator.tensors):
             value: Any = tensors.get(argument.name)
-            needed = position < 2 or self._attributes.get(NEEDED_WITH.get(argument.only_with, ""), 0)
+            needed = position < 2 or attributes.get(NEEDED_WITH.get(argument.only_with, ""), 0)
             if value is None and not needed:
                 continue
             error = not_plain_error(operator.called(argument.name), value, device)
@@ -319,7 +328,7 @@ class BufferPlans:
                 rule = "it must be contiguous"
                 raise ArgumentError(name, f"strided {value.stride()}", rule, f"Pass {name}.contiguous().")
         arguments.check_order(tensors["topk_idx"], tensors["topk_weights"])
-        s = Symbols(operator, {**self._attributes, **modes, **tensors})
+        s = Symbols(operator, {**attributes, **modes, **tensors})
         for position, argument in enumerate(operator.tensors):
             check_argument(s, argument, tensors.get(argument.name), device)
             if position == 0 and argument.name == "x":

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from moe_triton.core.checks import check_choice, contiguous, not_plain_error, shown
+from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.replicas import REPLICA_BY, ReplicaBy
@@ -62,16 +63,16 @@ class ExpertMapping:
 
     Args:
         communicator: the buffer's.
+        config: whose physical experts there are.
     """
 
-    def __init__(self, communicator: Communicator) -> None:
-        self._communicator = communicator
-        config, rank = communicator.config, communicator.rank
+    def __init__(self, communicator: Communicator, config: Config) -> None:
+        self._communicator, rank = communicator, communicator.rank
         self._num_physical = config.num_experts
         self._num_special = config.num_special_experts
-        ranks, shared = config.topology.neighbours(rank), config.num_shared_ranks
         # The physical experts of this server: its ranks, and what they hold, are neighbours.
-        own = [max(0, each - shared) * config.num_local_experts for each in (ranks.start, ranks.stop)]
+        ranks = config.topology.neighbours(rank)
+        own = [config.first_expert_on(each) for each in (ranks.start, ranks.stop)]
         self._constants = {
             "num_physical": self._num_physical,
             "rank": rank,

@@ -4,18 +4,24 @@ Kernels move rows in whole units of 32 elements (`Config.padded`). So a caller's
 ones that end in zeros, and of what kernels write the caller sees the part that is its own. Zeros change
 nothing of it: no largest element of a row, and no sum.
 
+To kernels each rank of routed experts has as many as the one with most. Those that there are not get nothing,
+and no id names one of them.
+
 Shapes: H hidden, P the elements that a row has for kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from moe_triton.backends.base import Backend, TensorSpec
+from moe_triton.backends.base import TensorSpec
+from moe_triton.core.config import Config
 from moe_triton.operators.description import Symbols
+from moe_triton.runtime.communicator import Communicator
+from moe_triton.runtime.expert_mapping import ExpertMapping
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -24,14 +30,22 @@ class Fitting:
     """What a buffer's tensors become, and what becomes of those that kernels write.
 
     Args:
-        hidden: H.
-        padded_hidden: P.
-        backend: that the buffer works on.
+        communicator: the buffer's.
     """
 
-    def __init__(self, hidden: int, padded_hidden: int, backend: Backend) -> None:
-        self._hidden, self._padded, self._backend = hidden, padded_hidden, backend
-        self._copies = backend.make_side_copies()
+    def __init__(self, communicator: Communicator) -> None:
+        self._backend = communicator.backend
+        config, of_kernels = communicator.config, communicator.context.config
+        self._hidden, self._padded = config.hidden, of_kernels.hidden
+        self._copies = self._backend.make_side_copies()
+        self._ids: torch.Tensor | None = None
+        if config.experts_per_rank is not None:
+            numbers = _numbers_of(config, of_kernels)
+            rows = [*range(config.num_shared_experts), *(config.num_shared_experts + n for n in numbers)]
+            device = self._backend.device
+            self._ids = torch.tensor([numbers], dtype=torch.int32, device=device)
+            self._smooth_rows = torch.tensor(rows, device=device)
+            self._mapping = ExpertMapping(communicator, of_kernels)
 
     def has_room(self, y: Any) -> bool:
         """Whether results lie as kernels read them: the first H elements of rows of P, all in memory.
@@ -66,7 +80,7 @@ class Fitting:
         Args:
             s: sizes of the call.
             kernels: the same as kernels have them.
-            tensors: what the caller passed, by argument.
+            tensors: what the caller passed, by argument, but for ids, which are those of kernels.
         """
         fitted = dict(tensors)
         for argument in s.operator.tensors:
@@ -74,9 +88,30 @@ class Fitting:
                 continue
             shapes = (_sizes(each.expected(argument), tensors[argument.name]) for each in (s, kernels))
             seen, needed = shapes
-            if seen != needed:
-                fitted[argument.name] = self._with_zeros(tensors[argument.name], needed)
+            if seen == needed:
+                continue
+            given = tensors[argument.name]
+            if argument.name == "smooth_scales" and self._ids is not None:
+                given = given.new_zeros((needed[0], seen[1])).index_copy_(0, self._smooth_rows, given)
+            fitted[argument.name] = self._with_zeros(given, needed)
         return fitted
+
+    def ids_of_kernels(self, topk_idx: Any, active_mask: Any) -> Any:
+        """(T, K) ids as kernels number experts; see `ExpertMapping.physical`.
+
+        Raises:
+            ArgumentError: a bad argument, of another shape or where the host reads ids a bad one.
+        """
+        if self._ids is None:
+            return topk_idx
+        return self._mapping.physical(topk_idx, active_mask, self._ids, "row")
+
+    def give_back(self, s: Symbols, tensors: Mapping[str, Any], fitted: Mapping[str, Any]) -> None:
+        """Copies what kernels have written to in place of a caller's tensors."""
+        for argument in s.operator.tensors:
+            given = tensors.get(argument.name)
+            if argument.is_written and given is not None and fitted[argument.name] is not given:
+                self._copy(given, _corner(fitted[argument.name], given.shape))
 
     def all_seen(
         self, specs: Mapping[str, TensorSpec], made: Mapping[str, torch.Tensor]
@@ -87,9 +122,7 @@ class Fitting:
             specs: their shapes and dtypes, by name.
             made: what kernels write, by name.
         """
-        return {
-            name: tensor[tuple(slice(0, size) for size in specs[name][0])] for name, tensor in made.items()
-        }
+        return {name: _corner(tensor, specs[name][0]) for name, tensor in made.items()}
 
     def copied(
         self, seen: torch.Tensor, out: torch.Tensor | None, received: int | None = None
@@ -115,12 +148,23 @@ class Fitting:
         """A copy in a larger shape."""
         made = self._backend.empty(shape, tensor.dtype)
         inside = tuple(slice(0, size) for size in tensor.shape)
-        self._copy(made[inside], tensor)
+        self._copy(_corner(made, tensor.shape), tensor)
         for dim, size in enumerate(tensor.shape):  # behind it in each dimension, once
             if size < shape[dim]:
                 behind = *inside[:dim], slice(size, None)
                 made[behind] = 0
         return made
+
+
+def _numbers_of(config: Config, of_kernels: Config) -> list[int]:
+    """By routed expert, its number to kernels."""
+    routed = range(config.num_shared_ranks, config.num_ranks)
+    firsts = {rank: of_kernels.first_expert_on(rank) for rank in routed}
+    return [firsts[rank] + local for rank in routed for local in range(config.experts_on(rank))]
+
+
+def _corner(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    return tensor[tuple(slice(0, size) for size in shape)]
 
 
 def _sizes(expected: tuple[Any, ...], tensor: torch.Tensor) -> tuple[int, ...]:

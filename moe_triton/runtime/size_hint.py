@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch.distributed as dist
 
 from moe_triton.core.config import Product
@@ -22,6 +25,7 @@ def get_buffer_size_hint(
     num_experts: int,
     num_shared_experts: int = 0,
     num_shared_ranks: int = 0,
+    experts_per_rank: Sequence[int] | None = None,
     num_zero_experts: int = 0,
     num_copy_experts: int = 0,
     num_const_experts: int = 0,
@@ -46,7 +50,8 @@ def get_buffer_size_hint(
     """
     sizes = num_max_tokens_per_rank, hidden, num_topk, num_experts, num_shared_experts, num_shared_ranks
     special = num_zero_experts, num_copy_experts, num_const_experts
-    chosen = {"product": product, "relaxed": relaxed, "ranks_per_server": ranks_per_server}
+    chosen: dict[str, Any] = {"product": product, "relaxed": relaxed, "ranks_per_server": ranks_per_server}
+    chosen["experts_per_rank"] = experts_per_rank
     whole = arguments.whole_config(num_ranks, sizes, special, **chosen)
     is_paired = arguments.is_group("tp_group", tp_group)
     asked = Asked(comm_alg, outputs, backend, checked_tuning(tuning).tables)

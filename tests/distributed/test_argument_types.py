@@ -88,6 +88,10 @@ ODD: dict[str, list[Any]] = {
         *NOT_FINITE,
         *TEXTS,
     ],
+    "Sequence[int] | None": [
+        *("64", 2.0, True, 0, -1, 8, 10**30, [], [9, -1], [8.0], [True], [10**30]),
+        *(*NOT_FINITE, *TEXTS),
+    ],
     "Collection[int]": [None, 3, True, -1.0, *NOT_FINITE, *TEXTS[1:]],
     "dist.ProcessGroup | None": [3, True, *NOT_FINITE, *TEXTS],
 }

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from moe_triton import Tuning
+from moe_triton import ConfigMismatchError, EPBuffer, Tuning
+from moe_triton.balance import ExpertCounts, adopt
 from moe_triton.core.config import Config
 from moe_triton.core.row_formats import ROW_FORMATS
 from moe_triton.processes import RankGroup
@@ -125,3 +128,123 @@ def test_other_columns_are_refused(ranks: Groups) -> None:
             "y is of 1 rows",
             "out is of shape (5",
         ]
+
+
+UNEVEN = ((3, 0, 1, 3), (0, 0, 7, 0), (1, 2, 3, 1))
+"""Of four ranks, seven experts."""
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("counts", UNEVEN)
+def test_different_numbers_of_experts(ranks: Groups, scheme: str, counts: tuple[int, ...]) -> None:
+    number = UNEVEN.index(counts) + SCHEMES.index(scheme)
+    config = replace(config_of(scheme, 5, (64, 1000)[number % 2], 3, 7), experts_per_rank=counts)
+    case = Case(config, number, ("sparse", "uniform")[number % 2], (5, 0, 3, 5), num_blocks=1 + number % 2)
+    quantize = (None, "int8")[number % 2]
+    smooth = quantize is not None and scheme != "hierarchy"
+    check(ranks, replace(case, quantize=quantize, smooth=smooth, rounds=3))
+
+
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "direct"])
+def test_different_numbers_beside_ranks_of_shared_experts(ranks: Groups, scheme: str) -> None:
+    config = replace(config_of(scheme, 5, 64, 3, 5, shared=2), experts_per_rank=(0, 0, 1, 4))
+    check(ranks, Case(config, 4, "sparse", (5, 0, 3, 5), "int8", smooth=True, rounds=3))
+
+
+def own_sizes(rank: int, num_ranks: int, case: Case) -> list[Any]:
+    """What a rank sees of its own number of experts, by a mask, halves, statistics and its own tensors."""
+    config, table = case.config, torch.tensor([[1, 2, 0, 6, 5, 4, 3]], dtype=torch.int32)
+    with make_buffer(case) as buffer:
+        inputs = inputs_of(case, rank, 0)
+        stats = torch.arange(buffer.num_local_experts, dtype=torch.int32)
+        mask = torch.arange(len(inputs.x)) < 3
+        out = torch.empty(buffer.capacity, config.hidden, dtype=case.dtype)
+        options = {"active_mask": mask, "eplb_table": table, "eplb_mode": "row", "wait": False}
+        more = {"cumulative_local_expert_recv_stats": stats, "out": out}
+        sent = buffer.dispatch(inputs.x, inputs.topk_idx, inputs.topk_weights, **options, **more)
+        received = sent.wait()
+        y = experts_of(case, rank, received.tokens)
+        sums = buffer.combine(y, received.handle, inputs.topk_weights)
+        plain = buffer.dispatch(inputs.x[:3], table[0][inputs.topk_idx[:3].long()], inputs.topk_weights[:3])
+        number = plain.handle.num_received()
+        y = experts_of(case, rank, plain.tokens)
+        others = buffer.combine(y, plain.handle, inputs.topk_weights[:3])
+        counts = plain.tokens_per_expert
+        assert received.tokens is out
+        assert plain.weights is not None
+        assert torch.equal(received.tokens_per_expert, counts)
+        assert torch.equal(stats, torch.arange(len(counts), dtype=torch.int32) + counts)
+        assert torch.equal(received.tokens[:number], plain.tokens[:number])
+        assert torch.equal(sums[:3], others)
+        assert not sums[3:].any()
+        shapes = [plain.tokens, plain.weights, counts, buffer.expert_output()]
+        return [buffer.num_local_experts, buffer.capacity, *(tuple(tensor.shape) for tensor in shapes)]
+
+
+def test_a_rank_sees_its_own_experts(ranks: Groups) -> None:
+    config = replace(config_of("fullmesh_v1", 5, 64, 2, 7), experts_per_rank=(3, 0, 1, 3))
+    case = Case(config, 2, "uniform", (5, 5, 5, 5))
+    for rank, found in enumerate(ranks(RANKS).run(own_sizes, case, timeout_s=seconds(120.0))):
+        experts = (3, 0, 1, 3)[rank]
+        rows = 5 * RANKS * min(experts, 2)
+        assert found == [experts, rows, (rows, 64), (rows,), (experts,), (rows, 64)]
+
+
+def without_some(rank: int, num_ranks: int, case: Case) -> list[Any]:
+    if rank == 1:
+        return []
+    with make_buffer(case, lost_ranks=[1]) as buffer:
+        inputs = inputs_of(case, rank, 0)
+        received = buffer.dispatch(inputs.x, torch.tensor([[4, 2]]).repeat(len(inputs.x), 1))
+        out = buffer.combine(received.tokens, received.handle)
+        return [buffer.config.experts_per_rank, buffer.config.num_experts, torch.equal(out, inputs.x * 2)]
+
+
+def test_ranks_that_are_lost_take_their_experts_along(ranks: Groups) -> None:
+    config = replace(config_of("fullmesh_v1", 5, 64, 2, 7), experts_per_rank=(3, 2, 1, 1))
+    case = Case(config, 2, "uniform", (5, 5, 5, 5), dtype=torch.float16)
+    for rank, found in enumerate(ranks(RANKS).run(without_some, case, timeout_s=seconds(120.0))):
+        assert found == ([] if rank == 1 else [(3, 1, 1), 5, True])
+
+
+BAD = {
+    "experts_per_rank is [1, 2, 3], but the group has 4 ranks": [1, 2, 3],
+    "experts_per_rank is [1, 2, 3, 0], but these are 6 routed experts, and there are 7": [1, 2, 3, 0],
+    "experts_per_rank is [-1, 2, 3, 3] (a list), but it counts experts": [-1, 2, 3, 3],
+    "experts_per_rank is 1.0 (a float), but it must be an integer": [1.0, 2, 3, 1],
+    "experts_per_rank is 7 (a int), but it must be a list of integers": 7,
+    "experts_per_rank is '1231', but it must be a list of integers": "1231",
+}
+
+
+def bad_numbers(rank: int, num_ranks: int) -> list[str]:
+    """What is said of bad numbers, and of ranks of shared experts that have some."""
+    sizes: dict[str, Any] = {"num_max_tokens_per_rank": 4, "hidden": 64, "num_topk": 2, "num_experts": 7}
+    said = [message_of(lambda v=v: EPBuffer(**sizes, experts_per_rank=v)) for v in BAD.values()]  # type: ignore[misc]
+    shared = {"num_shared_experts": 1, "num_shared_ranks": 1, "experts_per_rank": [1, 2, 3, 1]}
+    said.append(message_of(lambda: EPBuffer(**sizes, **shared)))
+    said.append(message_of(lambda: EPBuffer(**sizes)))
+    other = [3, 0, 1, 3] if rank else [3, 1, 0, 3]
+    said.append(message_of(lambda: EPBuffer(**sizes, experts_per_rank=other), ConfigMismatchError))
+    with EPBuffer(**sizes, experts_per_rank=np.array([3, 0, 1, 3])) as buffer:
+        for make in (lambda: adopt(buffer, []), lambda: ExpertCounts(buffer, 1)):
+            said.append(message_of(make))
+        ids = torch.tensor([[7, 0]])
+        x = torch.zeros(1, 64, dtype=torch.bfloat16)
+        said.append(message_of(lambda: buffer.dispatch(x, ids)))
+    return said
+
+
+def test_bad_numbers_of_experts_are_named(ranks: Groups) -> None:
+    for said in ranks(RANKS).run(bad_numbers):
+        *bad, shared, none, other, adopted, counts, ids = said
+        assert [text[: len(start)] for text, start in zip(bad, BAD, strict=True)] == list(BAD)
+        assert shared.startswith(
+            "experts_per_rank is [1, 2, 3, 1], but the first 1 ranks hold shared experts"
+        )
+        assert "num_experts is 7" in none
+        assert "or pass experts_per_rank." in none
+        assert "experts_per_rank: [3, 1, 0, 3] on rank(s) [0], [3, 0, 1, 3] on rank(s) [1, 2, 3]" in other
+        for text in (adopted, counts):
+            assert text.startswith("buffer is with experts_per_rank=[3, 0, 1, 3], but each rank has as many")
+        assert ids.startswith("topk_idx is 7 at token 0, k 0, but ids are 0 to 6")

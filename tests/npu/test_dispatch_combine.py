@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -47,6 +48,16 @@ def test_rows_that_are_padded(ranks: Ranks, scheme: str, quantize: str | None) -
     """Their copies are queued between kernels."""
     case = Case(config(scheme=scheme, hidden=301), 3, "sparse", (5, 8), quantize, rounds=3, num_blocks=2)
     check(ranks, case, "random")
+
+
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "direct", "fullmesh"])
+def test_different_numbers_of_experts(ranks: Ranks, scheme: str) -> None:
+    """Their ids are mapped by a kernel, whatever they are."""
+    uneven = replace(config(3, scheme, hidden=45, num_experts=5), experts_per_rank=(4, 0, 1))
+    smooth = scheme != "fullmesh"
+    check(
+        ranks, Case(uneven, 3, "sparse", (5, 8, 0), "int8", smooth=smooth, rounds=3, num_blocks=2), "random"
+    )
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -111,7 +111,7 @@ def make_buffer(case: Case, **options: Any) -> EPBuffer:
     """The buffer of a case. Collective."""
     alike = (
         *("num_max_tokens_per_rank", "hidden", "num_topk", "num_experts", "num_shared_experts"),
-        *("num_shared_ranks", "product", "ranks_per_server"),
+        *("num_shared_ranks", "experts_per_rank", "product", "ranks_per_server"),
     )
     given: dict[str, Any] = {name: getattr(case.config, name) for name in alike}
     given |= {"num_blocks": case.num_blocks, "kernels": case.kernels, "timeout_s": 30.0, **options}
