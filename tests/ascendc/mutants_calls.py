@@ -73,7 +73,7 @@ TABLES = (
     ),
     Mutant(
         "special ids waited for",
-        (Patch(RESULT_FLAGS, "id >= 0 && id < args_->num_experts ? 1 << k", "id >= 0 ? 1 << k"),),
+        (Patch(RESULT_FLAGS, "id >= 0 && id < args_->num_experts ? ResultBits", "id >= 0 ? ResultBits"),),
         case_of(special=0.5, rounds=1),
     ),
     Mutant(
