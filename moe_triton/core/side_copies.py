@@ -29,6 +29,9 @@ class SideCopies(Protocol):
     def copy_in_turn(self, to: View, source: View) -> None:
         """Copies as many bytes in the current stream, in turn with its other work."""
 
+    def copy_elements(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        """Copies a tensor in the current stream, in turn with its other work, whatever the strides."""
+
     def follow(self, stream: object = None) -> None:
         """Has copies from now on come after what the current stream was given so far, and another one."""
 

@@ -142,7 +142,7 @@ class Fitting:
     def _copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         """In turn with kernels. As integers: not everything that copies knows every dtype."""
         whole = _INTEGERS[to.dtype.itemsize]
-        self._copies.copy_in_turn(to.view(whole), source.view(whole))
+        self._copies.copy_elements(to.view(whole), source.view(whole))
 
     def _with_zeros(self, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         """A copy in a larger shape."""

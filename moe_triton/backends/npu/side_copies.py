@@ -34,6 +34,10 @@ class NpuSideCopies:
         """Copies on the current stream, asynchronously."""
         self._runtime.copy(to, source)
 
+    def copy_elements(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        """Copies on the current stream, asynchronously."""
+        self._runtime.copy(to, source)
+
     def follow(self, stream: Any = None) -> None:
         """The side stream waits for the current one, and for another one."""
         self._stream.wait_event(self._recorded(self._runtime.current_stream()))
