@@ -215,7 +215,7 @@ class EPBuffer(Owner, Uncopied):
     @property
     def capacity(self) -> int:
         """Rows that a dispatch can deliver here at most (A)."""
-        return self.config.receive_capacity(self.rank)
+        return self._communicator.capacity
 
     def peer_memory(self, asked: Wanted, out_bytes: OutBytes | None = None) -> PeerMemory:
         """Makes memory of each rank that all ranks read and write (`PeerMemory`). Collective.

@@ -2,7 +2,7 @@
 
 H is combined with the ends and the middle of K; otherwise one size changes at a time from H = 7168, K = 8,
 bf16. Every variant that a plan can launch is included at H = 8192, where the unified buffer is fullest, and
-the main ones at every H.
+the main ones at every H. K = 32, which only an `EPBuffer` takes, goes with the largest H, of the main ones.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from random import Random
 
 from autotune.npu_compiler.socs import SOC_OF_PRODUCT, SOCS
 from moe_triton.kernels import Case, Family, Shape, families
+from moe_triton.limits.common import MAX_TOPK_OF_BUFFER
 
 HIDDEN = (1024, 2048, 2880, 4096, 5120, 7168, 8192)
 TOPK = (1, 2, 4, 6, 8, 16)
+MOST_TOPK = MAX_TOPK_OF_BUFFER
 SHARED = (0, 1, 4)
 DTYPES = ("bf16", "fp16")
 
@@ -36,6 +38,7 @@ def _shapes(family: Family) -> Iterator[Shape]:
     yield from (_with(main, dtype=d, hidden=h) for d, h in product(DTYPES, HIDDEN))
     yield from (_with(main, topk=k, shared=s) for k, s in product(TOPK, SHARED))
     yield from (_with(main, hidden=h, shared=SHARED[-1]) for h in HIDDEN)
+    yield _with(main, hidden=HIDDEN[-1], topk=MOST_TOPK, shared=SHARED[-1])
     for features in family.shown:
         yield from (_with(features, hidden=h) for h in HIDDEN)
         yield from (_with(features, topk=k) for k in (TOPK[0], TOPK[-1]))

@@ -221,7 +221,7 @@ def check_results(y: torch.Tensor, handle: DispatchHandle, communicator: Communi
         ArgumentError: there is not. Tensor-parallel ranks add their rows before anybody knows how many there
             are, and so need all.
     """
-    capacity = communicator.config.receive_capacity(communicator.rank)
+    capacity = communicator.capacity
     if communicator.context.exchange_rank is not None:
         needed, rule = 2 * capacity, "tensor-parallel ranks add all {} rows that dispatch's tokens have"
     elif y.shape[0] >= capacity:

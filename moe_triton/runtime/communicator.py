@@ -90,7 +90,7 @@ class Communicator(Exclusive):
         self.scheme, self.backend = prepared.scheme, prepared.backend
         self.context, self.kernel_settings = self.scheme.context, prepared.kernel_settings
         self.config, self.rank = prepared.config, self.context.rank
-        self.layout, self.capacity = self.scheme.layout, self.context.capacity
+        self.layout, self.capacity = self.scheme.layout, self.config.receive_capacity(self.rank)
         self._rounds = Rounds(self.scheme.rounds)
         self.counts = self._rounds.counts
         of_trace = self.context, self.backend, self.counts, meetings

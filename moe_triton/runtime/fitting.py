@@ -52,7 +52,9 @@ class Fitting:
 
         `EPBuffer.expert_output` gives such rows, and a dispatch's tokens are such.
         """
-        if not isinstance(y, torch.Tensor) or y.dim() != 2 or y.stride() != (self._padded, 1):
+        if type(y) is not torch.Tensor or y.layout is not torch.strided:
+            return False
+        if y.dim() != 2 or y.stride() != (self._padded, 1):
             return False
         behind = y.storage_offset() + y.shape[0] * self._padded
         return behind * y.element_size() <= y.untyped_storage().nbytes()
@@ -86,11 +88,10 @@ class Fitting:
         for argument in s.operator.tensors:
             if not s.is_given(argument.name) or not argument.shape or argument.name == "y":
                 continue
-            shapes = (_sizes(each.expected(argument), tensors[argument.name]) for each in (s, kernels))
-            seen, needed = shapes
+            given = tensors[argument.name]
+            seen, needed = (_sizes(each.expected(argument), given) for each in (s, kernels))
             if seen == needed:
                 continue
-            given = tensors[argument.name]
             if argument.name == "smooth_scales" and self._ids is not None:
                 given = given.new_zeros((needed[0], seen[1])).index_copy_(0, self._smooth_rows, given)
             fitted[argument.name] = self._with_zeros(given, needed)

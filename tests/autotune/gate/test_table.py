@@ -7,6 +7,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 
 from autotune.gate import SOCS
 from autotune.gate.families import parse_case
-from autotune.gate.table import DTYPES, HIDDEN, SHARED, TOPK, sample, shown_cases, table
+from autotune.gate.table import DTYPES, HIDDEN, MOST_TOPK, SHARED, TOPK, sample, shown_cases, table
 from moe_triton import kernels
 from moe_triton.backends import CAPABILITIES
 from moe_triton.core.config import Config
@@ -181,7 +182,7 @@ def test_every_triton_function_is_compiled() -> None:
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_every_size_of_a_kernel_is_there(family: Any) -> None:
     shapes = [case.shape for case in table().values() if case.family is family]
-    sizes = {"dtype": DTYPES, "hidden": HIDDEN, "topk": TOPK, "shared": SHARED}
+    sizes = {"dtype": DTYPES, "hidden": HIDDEN, "topk": (*TOPK, MOST_TOPK), "shared": SHARED}
     for axis in family.axes:
         assert {getattr(shape, axis) for shape in shapes} == set(sizes[axis]), axis
     assert {name for shape in shapes for name in shape.features} == set(family.features)
@@ -209,6 +210,10 @@ def test_the_ends_of_the_table_are_the_ends_of_the_limits() -> None:
     assert not allowed(max(HIDDEN) + 32, 8, 0)
     assert not allowed(7168, max(TOPK) + 1, 0)
     assert not allowed(7168, 8, max(SHARED) + 1)
+    largest = Config(16, 16, max(HIDDEN), MOST_TOPK, 96, max(SHARED), 4, is_of_buffer=True)
+    check_config(largest)
+    with pytest.raises(ArgumentError):
+        check_config(replace(largest, num_topk=MOST_TOPK + 1))
 
 
 def test_names_are_read_back() -> None:
