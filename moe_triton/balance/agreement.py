@@ -339,6 +339,7 @@ class AtCheckpoints:
         if step % self._every:
             return False
         checkpoint = step // self._every
+        self._check_for_failures()
         while self._settling and self._settling[0]():
             self._settling.pop(0)
         before, changes = self._noted[-1] if self._noted else None, False
@@ -355,11 +356,15 @@ class AtCheckpoints:
         return changes
 
     def give_up(self) -> None:
-        """See `Agreement`."""
+        """See `Agreement`. The others see it at the next checkpoint in which something moves."""
         self._memory.of(self._rank)
         last = self._noted[-1] if self._noted else Noted(0, 0, 0, 0, 0, 0, 0)
-        self._noted.append(last._replace(checkpoint=last.checkpoint + 1, is_broken=1))
+        self._noted.append(last._replace(is_broken=1))
         self._leave()
+
+    def _check_for_failures(self) -> None:
+        texts = self._texts.left(self._name)
+        _check_here([r for r, text in enumerate(texts) if any(note.is_broken for note in _notes_of(text))])
 
     def _leave(self) -> None:
         self._noted = self._noted[-NOTES:]
@@ -382,7 +387,6 @@ class AtCheckpoints:
         while True:
             notes = [_at(mine.checkpoint, text) for text in self._texts.left(self._name)]
             said = [note for note in notes if note is not None]
-            _check_here([rank for rank, note in enumerate(notes) if note and note.is_broken])
             _check_alike(
                 [
                     r
@@ -400,6 +404,7 @@ class AtCheckpoints:
                 )
             if len(said) == len(notes):
                 return said
+            self._check_for_failures()
             if deadline.left() <= 0:
                 missing = [rank for rank, note in enumerate(notes) if note is None]
                 rule = "they have not begun the same move since the checkpoint before, or have stopped"
@@ -407,14 +412,18 @@ class AtCheckpoints:
             time.sleep(PAUSE_S)
 
 
-def _at(checkpoint: int, text: str) -> Noted | None:
-    """What a text says of a checkpoint: nothing from a peer is trusted."""
+def _notes_of(text: str) -> list[Noted]:
+    """What a text says: nothing from a peer is trusted."""
     try:
         said: Any = json.loads(text) if text else []
-        notes = [Noted(*map(int, each)) for each in said]
+        return [Noted(*map(int, each)) for each in said]
     except (ValueError, TypeError, OverflowError, RecursionError):
-        return None
-    return next((note for note in notes if note.checkpoint == checkpoint), None)
+        return []
+
+
+def _at(checkpoint: int, text: str) -> Noted | None:
+    """What a text says of a checkpoint."""
+    return next((note for note in _notes_of(text) if note.checkpoint == checkpoint), None)
 
 
 def _check_here(gone: list[int]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -19,11 +20,13 @@ import torch
 
 from moe_triton.balance.stage import LINE, Carrier, Memory, Stage
 from moe_triton.core.side_copies import View
+from moe_triton.core.threads import Deadline
 
 PUT, TAKEN, STATE = range(3)
 """What a line says: bytes that were put in, bytes that were taken out, how a rank is."""
 KINDS = 3
 WORDS_PER_LINE = LINE // 8
+SAY_S, PAUSE_S = 5.0, 1e-3  # as long as a NIC has at its end
 SLOTS = 16
 """Numbers on their way to a rank by its queue: what is posted is read until it has come."""
 
@@ -186,10 +189,15 @@ class ByPosts:
         self._to[rank].post()
 
     def say(self, state: int) -> None:
-        """See `Carrier`."""
+        """See `Carrier`. It goes before anything else, and waits a while for queues that are full."""
+        deadline = Deadline(SAY_S)
         for queue in self._to.values():
+            queue.drop()
             queue.told[STATE] = state
             queue.post()
+            while not queue.is_told() and deadline.left() > 0:
+                time.sleep(PAUSE_S)
+                queue.post()
 
     def state(self, rank: int) -> int:
         """See `Carrier`."""
@@ -230,6 +238,11 @@ class _Queue:
     def is_told(self) -> bool:
         """Whether all is posted."""
         return not self.items and self.told == self._posted_words
+
+    def drop(self) -> None:
+        """Forgets what is not posted yet: nobody will want it."""
+        self.items.clear()
+        self.told[PUT] = self._posted_words[PUT]
 
     def post(self) -> None:
         """Posts as much as the queue takes."""

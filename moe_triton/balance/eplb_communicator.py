@@ -169,24 +169,27 @@ class EplbCommunicator:
             old_indices: what vLLM passes for communicators that look up where an expert lies. Not needed.
 
         Raises:
-            ArgumentError: tensors that are received share memory with others. Nothing was sent, and nothing
-                is named any more.
+            ArgumentError: tensors that are received share memory with others, or what goes to this rank
+                itself is not what is to come from it. Nothing was sent.
             BufferStateError: it is closed, broken, or used by another thread; or so on a rank that was named.
             ConfigMismatchError: another expert came than was named, or of another form.
-            CommunicationTimeoutError: a rank did not go on. After this or the error before it is broken:
-                weights are half moved. Close it on every rank, and load them anew.
+            CommunicationTimeoutError: a rank did not go on. After any of these it is broken if other ranks
+                were named, and they hear of it at once. Close it on every rank, and load weights anew.
         """
         with self._alone():
             going, self._going = self._going, {}
             coming, self._coming = self._coming, {}
-            _check_targets(going, coming)
             number = self._executed
             self._executed += 1
+            is_alone = not {*going, *coming} - {self._rank}
             try:
+                _check_targets(going, coming)
+                _check_own(going.get(self._rank, []), coming.get(self._rank, []))
                 self._move(number, going, coming)
             except BaseException as error:
-                self._broken = f"move {number} failed ({type(error).__name__})"
-                self._stage.say(FAILED)
+                if not (is_alone and isinstance(error, ArgumentError)):  # others may wait for this rank
+                    self._broken = f"move {number} failed ({type(error).__name__})"
+                    self._stage.say(FAILED)
                 raise
 
     def close(self) -> None:
@@ -275,7 +278,7 @@ class EplbCommunicator:
 
     def _check_time(self, number: int, ranks: list[int], deadline: Deadline) -> None:
         if deadline.left() <= 0:
-            rule = "they named nothing to go or come, or have stopped. Name it on both sides."
+            rule = "they have died or stopped, or named nothing to go or come. Name it on both sides."
             raise CommunicationTimeoutError("moving weights", number, 0, ranks, rule)
 
     def _send(self, rank: int, messages: Sequence[Message]) -> Iterator[int]:
@@ -352,6 +355,22 @@ def _check_targets(going: dict[int, list[Message]], coming: dict[int, list[Messa
                 raise ArgumentError(
                     other, "part of the same memory", rule, "Receive elsewhere, and copy then."
                 )
+
+
+def _check_own(going: list[Message], coming: list[Message]) -> None:
+    """Checks what a rank sends to itself.
+
+    Raises:
+        ArgumentError: it does not receive that.
+    """
+    sent, wanted = (
+        [(each.expert, each.num_bytes, each.form) for each in _ordered(messages)]
+        for messages in (going, coming)
+    )
+    if sent != wanted:
+        names = [[expert for expert, _, _ in kind] for kind in (sent, wanted)]
+        rule = f"this rank sends itself experts {names[0]} and receives {names[1]} from itself"
+        raise ArgumentError("dst_rank", "this rank", rule, "Name the same tensors' shapes on both sides.")
 
 
 def _ordered(messages: Sequence[Message]) -> list[Message]:

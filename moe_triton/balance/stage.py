@@ -99,7 +99,7 @@ class Carrier(Protocol):
         """Tells a rank how many of its bytes were taken out so far."""
 
     def say(self, state: int) -> None:
-        """Tells all ranks how this one is; 0 until then."""
+        """Tells all ranks how this one is; 0 until then. What is not told by then need not be any more."""
 
     def state(self, rank: int) -> int:
         """How a rank is, as far as it has said."""

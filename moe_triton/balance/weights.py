@@ -203,7 +203,8 @@ def allocate(
         num_layers: of experts.
         specs: shape and dtype of an expert's tensors by name, the same on every rank.
         side: "layer": moved weights wait in memory of one layer; "double": there is room for all twice.
-        stage_bytes: of the memory through which they go to ranks of other servers, if there are any.
+        stage_bytes: of the memory through which they go to ranks of other servers; without such ranks there
+            is none.
         checkpoint_steps: on an NPU, and where there are several servers, steps from one to the next in which
             ranks hear of each other's moves, and may change. Else they hear in every step.
 
@@ -219,11 +220,12 @@ def allocate(
     def asked() -> tuple[int, dict[str, Any]]:
         layers, halves = check_at_least("num_layers", num_layers, 1), num_halves(side)
         made.every = check_at_least("checkpoint_steps", checkpoint_steps, 1)
-        if config.topology.num_servers > 1:
-            made.ring_bytes = ring_bytes_of(stage_bytes, config.num_ranks)
+        ring_bytes = ring_bytes_of(stage_bytes, config.num_ranks)
+        made.ring_bytes = ring_bytes if config.topology.num_servers > 1 else 0
         made.parts = parts = Parts(layers, config.num_local_experts, check_specs(specs), halves)
         made.staged_from = parts.num_bytes
-        return made.num_bytes(config.num_ranks), {**described(parts, side), **made.said()}
+        said = {**described(parts, side), **made.said(), "ring_bytes": ring_bytes}
+        return made.num_bytes(config.num_ranks), said
 
     memory = buffer.peer_memory(asked, lambda: made.out_bytes(config.num_ranks))
     agreement, stage = made.agreement(buffer, memory), None

@@ -251,6 +251,63 @@ REFUSED: dict[str, tuple[Callable[[EplbCommunicator], Any], str]] = {
 }
 
 
+def slow_queue(rank: int, num_ranks: int) -> list[str]:
+    """More small experts than numbers can be on their way, over a queue that takes its time."""
+    with emulated_nic(NicSettings(post_us=1000.0)), small_buffer(num_ranks, (1, 1)) as buffer:
+        communicator = EplbCommunicator(buffer, stage_bytes=1 << 16, timeout_s=seconds(30.0))
+        came = [torch.zeros(64) for _ in range(100)]
+        for expert, tensor in enumerate(came):
+            if rank:
+                communicator.add_recv([tensor], 0, expert)
+            else:
+                communicator.add_send([tensor + expert], 1, expert)
+        communicator.execute()
+        dist.barrier()
+        return [f"expert {expert}" for expert, each in enumerate(came) if rank and not (each == expert).all()]
+
+
+def test_numbers_are_not_written_over_before_they_have_gone(ranks: Groups) -> None:
+    assert ranks(2).run(slow_queue) == [[]] * 2
+
+
+def failing(rank: int, num_ranks: int, how: str) -> str:
+    """What a rank hears of the other one, rank 0, which fails while its queue is full."""
+    with emulated_nic(NicSettings(post_us=1000.0, ring_items=2)), small_buffer(num_ranks, (1, 1)) as buffer:
+        communicator = EplbCommunicator(buffer, stage_bytes=1 << 12, timeout_s=seconds(30.0))
+        w = torch.zeros(5000)
+        if rank:
+            communicator.add_recv([w], 0, 1)
+        else:
+            communicator.add_send([w], 1, 1)
+        put, calls = communicator._stage.put, []
+
+        def interrupted(*arguments: Any) -> int:
+            calls.append(0)
+            if len(calls) > 9:
+                raise KeyboardInterrupt
+            return put(*arguments)
+
+        if rank == 0 and how == "interrupted":
+            communicator._stage.put = interrupted  # type: ignore[method-assign]
+        elif rank == 0:
+            communicator.add_recv([w], 0, 1)
+        try:
+            communicator.execute()
+            return "nothing"
+        except (MoeTritonError, KeyboardInterrupt) as error:
+            return f"{type(error).__name__}: {error}"
+        finally:
+            dist.barrier()
+
+
+@pytest.mark.parametrize(("how", "own"), [("interrupted", "KeyboardInterrupt"), ("refused", "ArgumentError")])
+def test_a_failure_is_told_by_a_full_queue(ranks: Groups, how: str, own: str) -> None:
+    first, second = ranks(2).run(failing, how)
+    assert first.startswith(own)
+    assert second.startswith("BufferStateError: ")
+    assert "rank(s) [0]" in second
+
+
 def refusals(rank: int, num_ranks: int) -> list[str]:
     wrong = []
     with small_buffer(num_ranks) as buffer:
@@ -265,14 +322,16 @@ def refusals(rank: int, num_ranks: int) -> list[str]:
         overlaps: list[Callable[[], object]] = [
             lambda: (communicator.add_send([w], 0, 1), communicator.add_recv([w], 0, 1)),
             lambda: (communicator.add_recv([w[:3]], 0, 1), communicator.add_recv([w[2:]], 0, 2)),
+            lambda: communicator.add_send([w], 0, 1),
+            lambda: (communicator.add_send([w], 0, 1), communicator.add_recv([w.clone()], 0, 2)),
         ]
         for overlap in overlaps:
             overlap()
             try:
                 communicator.execute()
-                wrong.append("it writes over what it sends or receives")
+                wrong.append("it moves what cannot be moved")
             except ArgumentError as error:
-                wrong += [str(error)] * ("shares memory with" not in str(error))
+                wrong += [str(error)] * (not re.search("shares memory with|sends itself", str(error)))
         # To itself, from a leaf that wants a gradient, into one.
         w, came = (torch.nn.Parameter(torch.full((3,), v)) for v in (2.0, 0.0))
         communicator.add_send([w], 0, 1)

@@ -639,6 +639,16 @@ def test_a_rank_that_is_far_ahead_is_still_found_by_the_slowest() -> None:
         first.arrive(20, True, 8)
 
 
+def test_a_rank_that_gives_up_is_heard_of_at_any_checkpoint() -> None:
+    memory, texts = SharedArrays(2, HEADER_BYTES), ["", ""]
+    first, second = (AtCheckpoints(memory, Texts(texts, rank), "moves", rank, 2, 4, 0.01) for rank in (0, 1))
+    first.begin(7)
+    second.give_up()
+    assert not first.arrive(3001, True, 7)
+    with pytest.raises(BufferStateError, match=r"rank\(s\) \[1\] have given up"):
+        first.arrive(3004, True, 7)
+
+
 @pytest.mark.parametrize(
     "text", ["[", "3", "[[1]]", '[[1, 2, 3, 4, "a"]]', "[" * 10000, "[[1e999, 1, 1, 1, 1]]"]
 )

@@ -15,7 +15,7 @@ from moe_triton.balance import EplbCommunicator, Mover, adopt, allocate, allocat
 from moe_triton.balance.weights import Side
 from tests.balance.test_mover import EXPERTS, SLOTS, placement
 from tests.npu import standin
-from tests.npu.device import Device, FakeCapture, FakeGraph, Work
+from tests.npu.device import Device, FakeCapture, FakeGraph, FakeStream, Work
 from tests.patience import seconds
 
 HIDDEN, TOKENS, TOPK, EVERY = 64, 6, 2, 3
@@ -97,8 +97,9 @@ def rearranging(rank: int, num_ranks: int, policy: str, seed: int, layers: int) 
         timeout_s=seconds(30.0),
     ) as buffer:
         communicator = EplbCommunicator(buffer, stage_bytes=128 * num_ranks, timeout_s=seconds(30.0))
-        communicator.set_stream(device.user_stream)
+        streams = device.user_stream, FakeStream(device, "the caller's")
         for layer in range(layers):
+            communicator.set_stream(streams[layer % 2])
             draw = random.Random(layer)
             moves = [(draw.randrange(num_ranks), draw.randrange(num_ranks), each) for each in range(5)]
             came = {}
@@ -107,7 +108,7 @@ def rearranging(rank: int, num_ranks: int, policy: str, seed: int, layers: int) 
                     given = torch.zeros(50, dtype=torch.int32)
                     # The stream has not got there yet.
                     device.by_queue(
-                        Work("copy", "", device.user_stream, partial(given.fill_, 10 * layer + expert))
+                        Work("copy", "", streams[layer % 2], partial(given.fill_, 10 * layer + expert))
                     )
                     communicator.add_send([given], to, expert)
                 if to == rank:

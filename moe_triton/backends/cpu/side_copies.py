@@ -32,6 +32,9 @@ class Span:
 
     def __getitem__(self, part: slice) -> Span:
         begin, end = part.start or 0, self.length if part.stop is None else min(part.stop, self.length)
+        assert begin >= 0, "parts are counted from the front"
+        assert end >= 0, "parts are counted from the front"
+        assert part.step is None, "parts have no gaps"
         return Span(self.address + begin, max(end - begin, 0), self.kept)
 
 
@@ -49,6 +52,7 @@ class CpuSideCopies:
 
     def copy(self, to: Span, source: Span) -> None:
         """Copies past the caches: they are the steps', and the next step does not read what moves."""
+        assert to.length == source.length
         self._stream(to.address, source.address, to.length)
 
     def copy_in_turn(self, to: Span, source: Span) -> None:
