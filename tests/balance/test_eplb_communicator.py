@@ -273,24 +273,25 @@ def test_numbers_are_not_written_over_before_they_have_gone(ranks: Groups) -> No
 def failing(rank: int, num_ranks: int, how: str) -> str:
     """What a rank hears of the other one, rank 0, which fails while its queue is full."""
     with emulated_nic(NicSettings(post_us=1000.0, ring_items=2)), small_buffer(num_ranks, (1, 1)) as buffer:
-        communicator = EplbCommunicator(buffer, stage_bytes=1 << 12, timeout_s=seconds(30.0))
-        w = torch.zeros(5000)
-        if rank:
-            communicator.add_recv([w], 0, 1)
-        else:
-            communicator.add_send([w], 1, 1)
+        communicator = EplbCommunicator(buffer, stage_bytes=1 << 16, timeout_s=seconds(30.0))
+        w = torch.zeros(40, 64)
+        for expert in range(40):
+            if rank:
+                communicator.add_recv([w[expert]], 0, expert)
+            else:
+                communicator.add_send([w[expert]], 1, expert)
         put, calls = communicator._stage.put, []
 
         def interrupted(*arguments: Any) -> int:
             calls.append(0)
-            if len(calls) > 9:
+            if len(calls) > 39:
                 raise KeyboardInterrupt
             return put(*arguments)
 
         if rank == 0 and how == "interrupted":
             communicator._stage.put = interrupted  # type: ignore[method-assign]
         elif rank == 0:
-            communicator.add_recv([w], 0, 1)
+            communicator.add_recv([w[0]], 0, 1)
         try:
             communicator.execute()
             return "nothing"
