@@ -325,7 +325,7 @@ class EPBuffer(Owner, Uncopied):
         performance_info: torch.Tensor | None = None,
         eplb_table: torch.Tensor | None = None,
         eplb_mode: ReplicaBy | None = None,
-        out: torch.Tensor | None = None,
+        out: torch.Tensor | DispatchOutput | None = None,
         wait: Literal[True] = True,
     ) -> DispatchOutput: ...
 
@@ -345,7 +345,7 @@ class EPBuffer(Owner, Uncopied):
         performance_info: torch.Tensor | None = None,
         eplb_table: torch.Tensor | None = None,
         eplb_mode: ReplicaBy | None = None,
-        out: torch.Tensor | None = None,
+        out: torch.Tensor | DispatchOutput | None = None,
         wait: bool = True,
     ) -> DispatchOutput | Pending[DispatchOutput]:
         """Sends each token to its experts' ranks and returns what this rank's experts received.
@@ -372,7 +372,11 @@ class EPBuffer(Owner, Uncopied):
             eplb_mode: what chooses among the replicas of (N, F): "token", also None, deals a rank's tokens
                 to them in turn; "rank" gives each rank one of them, as torch_npu's mode 0; "server" deals to
                 those of the own server, if there are any; or "row" (docs/balance.md).
-            out: (A, H), where tokens are to arrive; None for a new tensor.
+            out: where outputs are to go, in place of new tensors: an earlier `DispatchOutput`, of this buffer
+                or another one; or a tensor for the tokens alone, (A, H). Each tensor may have more rows, of
+                which the first are written, and shares memory with no input and no other output. What this
+                call makes must be there; what it does not make is left alone. The handle that is returned
+                has memory of its own. Not with "direct".
             wait: False to return as soon as all is sent, with what waits for the rows: `Pending`.
 
         Returns:
@@ -485,7 +489,8 @@ class EPBuffer(Owner, Uncopied):
             const_expert_v: (C, H).
             performance_info: (EP,) int64, raised to the microseconds, 1 at least, that each rank was waited
                 for.
-            out: (T, H), where sums are to go; None for a new tensor.
+            out: (T, H) or more rows, of which the first T are written: where sums are to go; None for a new
+                tensor. It shares no memory with an input.
             wait: False to return as soon as all is sent, with what waits for the results: `Pending`.
 
         Returns:

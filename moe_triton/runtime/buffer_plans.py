@@ -17,7 +17,7 @@ from moe_triton.core.handle import DispatchHandle, DispatchOutput, Pending
 from moe_triton.core.row_formats import RowFormat
 from moe_triton.operators.buffer import COMBINE_OF_BUFFER, DISPATCH_OF_BUFFER, OF_HANDLE, attributes_of
 from moe_triton.operators.description import Operator, Symbols
-from moe_triton.runtime import arguments
+from moe_triton.runtime import arguments, given_outputs
 from moe_triton.runtime.arguments import call_of, check_argument, inputs_of, other_ids_error
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.fitting import Fitting
@@ -132,14 +132,14 @@ class BufferPlans:
         self.sent = SentCalls(communicator.scheme.rounds.shared)
 
     def dispatch(
-        self, tensors: Named, row_format: RowFormat, out: torch.Tensor | None, wait: bool
+        self, tensors: Named, row_format: RowFormat, out: Any, wait: bool
     ) -> DispatchOutput | Pending[DispatchOutput]:
         """A dispatch.
 
         Args:
             tensors: every one that it takes.
             row_format: how rows travel.
-            out: where tokens are to arrive, or None.
+            out: of `EPBuffer.dispatch`.
             wait: whether for the rows too, or only until they are sent.
 
         Raises:
@@ -158,16 +158,11 @@ class BufferPlans:
         }
         communicator.scheme.check_rows(row_format)
         plan = self._find(DISPATCH_OF_BUFFER, DispatchOfBuffer, tensors, modes)
-        shape, dtype = plan.specs["tokens"]
-        given = {}
+        given: dict[str, torch.Tensor] = {}
         if communicator.has_outputs_in_window:
-            given["tokens"] = communicator.window_tensor("rows", dtype)
-        if out is not None:
-            communicator.scheme.check_offers("out", "out", "given")
-            check_tensor("out", out, shape=shape, dtypes=(dtype,), device=self._host.device)
-            _check_apart("x", tensors["x"], out)
-            if self._fitting is None:
-                given["tokens"] = out
+            given["tokens"] = communicator.window_tensor("rows", plan.specs["tokens"][1])
+        asked = {} if out is None else self._asked(plan, tensors, out)
+        given |= asked if self._fitting is None else self._fitting.as_written(plan.made_specs, asked)
         fitted = self._fitted(plan, tensors)
         bindings = plan.bind(fitted)
         outputs = plan.make(given)
@@ -186,19 +181,23 @@ class BufferPlans:
             active_mask=bindings.get("mask"),
             tables=outputs.get("tables"),
         )
-        seen = outputs if self._fitting is None else self._fitting.all_seen(plan.specs, outputs)
+        seen = outputs
+        if self._fitting is not None:
+            seen = self._fitting.all_seen(plan.specs, outputs)
+        behind = {name: seen[name] for name in asked if name not in given}
+        seen = {**seen, **asked}
         get = seen.get
         made = DispatchOutput(
             seen["tokens"], get("scales"), seen["tokens_per_expert"], get("weights"), handle
         )
 
         def finish() -> DispatchOutput:
-            if self._fitting is None:
-                return made
-            self._fitting.give_back(plan.symbols, tensors, fitted)
-            if out is None:
-                return made
-            return made._replace(tokens=self._fitting.copied(made.tokens, out, self._num_received(handle)))
+            if self._fitting is not None:
+                self._fitting.give_back(plan.symbols, tensors, fitted)
+                for name, written in behind.items():
+                    rows = None if name == "tokens_per_expert" else self._num_received(handle)
+                    self._fitting.copied(written, asked[name], rows)
+            return made
 
         answer: DispatchOutput | Pending[DispatchOutput]
         answer = self._run(plan, bindings | plan.bound(outputs), finish, wait)
@@ -250,9 +249,9 @@ class BufferPlans:
                 "handle.topk_idx", f"dispatch {handle.number}", "Pass output.handle as dispatch made it."
             )
         if out is not None:
-            sizes, dtype = plan.specs["out"]
-            check_tensor("out", out, shape=sizes, dtypes=(dtype,), device=self._host.device)
-            _check_apart("y", y, out)
+            out = given_outputs.sized("out", out, plan.specs["out"], self._host.device)
+            read = {plan.symbols.operator.called(name): tensor for name, tensor in tensors.items()}
+            given_outputs.check_apart({"out": out}, read | {"y": results})
         outputs = plan.make({} if out is None or self._fitting else {"out": out})
 
         def finish() -> torch.Tensor:
@@ -264,6 +263,17 @@ class BufferPlans:
         answer: torch.Tensor | Pending[torch.Tensor]
         answer = self._run(plan, bindings | plan.bound(outputs), finish, wait)
         return answer
+
+    def _asked(self, plan: BufferPlan, tensors: Named, out: Any) -> dict[str, torch.Tensor]:
+        """Outputs that a dispatch's caller gives, by name; see `given_outputs.of_dispatch`."""
+        self._communicator.scheme.check_offers("out", "out", "given")
+        fitting = self._fitting
+
+        def contiguous(tokens: torch.Tensor) -> torch.Tensor:
+            has_gaps = fitting is not None and fitting.has_room(tokens)
+            return fitting.stand_in(tokens) if fitting is not None and has_gaps else tokens
+
+        return given_outputs.of_dispatch(out, plan.specs, tensors, self._host.device, contiguous)
 
     @property
     def is_fitted(self) -> bool:
@@ -372,15 +382,3 @@ def _as_called(error: ArgumentError, names: Mapping[str, str]) -> ArgumentError:
     value = "'int8'" if error.argument == "comm_quant_mode" else error.value
     reworded = ArgumentError(error.argument, value, error.rule, error.remedy, code=error.code)
     return reworded.renamed({**names, **INSTEAD})
-
-
-def _check_apart(name: str, given: torch.Tensor, out: torch.Tensor) -> None:
-    """Checks that an output does not lie in an input.
-
-    Raises:
-        ArgumentError: it does.
-    """
-    begin, end = given.data_ptr(), given.data_ptr() + given.nbytes
-    if out.nbytes and given.nbytes and out.data_ptr() < end and begin < out.data_ptr() + out.nbytes:
-        rule = f"it must not lie in {name}, which is read while it is written"
-        raise ArgumentError("out", f"in the memory of {name}", rule, "Pass a tensor of its own.")

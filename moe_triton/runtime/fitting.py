@@ -125,6 +125,24 @@ class Fitting:
         """
         return {name: _corner(tensor, specs[name][0]) for name, tensor in made.items()}
 
+    def as_written(
+        self, made_specs: Mapping[str, TensorSpec], asked: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Those of a caller's outputs that kernels can write, as they do; the others are copied to.
+
+        Args:
+            made_specs: shapes and dtypes as kernels write them, by name.
+            asked: what the caller gives, checked, by name.
+        """
+        found = {}
+        for name, tensor in asked.items():
+            shape, _ = made_specs[name]
+            if tensor.shape == shape and tensor.is_contiguous():
+                found[name] = tensor
+            elif tensor.shape[0] == shape[0] and shape[1:] == (self._padded,) and self.has_room(tensor):
+                found[name] = tensor.as_strided(shape, (self._padded, 1))
+        return found
+
     def copied(
         self, seen: torch.Tensor, out: torch.Tensor | None, received: int | None = None
     ) -> torch.Tensor:

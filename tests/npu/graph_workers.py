@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from moe_triton import EPBuffer, reference
+from moe_triton import DispatchOutput, EPBuffer, reference
 from moe_triton.core.errors import BufferStateError, CommunicationTimeoutError
 from moe_triton.core.tuning import Tuning
 from tests.distributed.cases import Case, Inputs, inputs_of
@@ -32,10 +32,13 @@ class Captured:
         buffer: whose calls are captured.
         case: of the inputs' shapes.
         layers: each is how many combines follow its dispatch.
+        given: what each dispatch writes over, whose sums then go to tensors that are there, too.
     """
 
-    def __init__(self, buffer: EPBuffer, case: Case, layers: Sequence[int]) -> None:
-        self._inputs = inputs_of(case, buffer.rank, 0)
+    def __init__(
+        self, buffer: EPBuffer, case: Case, layers: Sequence[int], given: DispatchOutput | None = None
+    ) -> None:
+        self._inputs, self._given = inputs_of(case, buffer.rank, 0), given
         self._buffer = buffer
         self.outputs: list[torch.Tensor] = []
         self._kept: list[object] = []
@@ -47,10 +50,13 @@ class Captured:
     def layer(self, combines: int) -> None:
         """A dispatch, and combines of what came."""
         inputs = self._inputs
-        output = self._buffer.dispatch(inputs.x, inputs.topk_idx, inputs.topk_weights)
+        output = self._buffer.dispatch(inputs.x, inputs.topk_idx, inputs.topk_weights, out=self._given)
         self._kept.append(output)
         for _ in range(combines):
-            self.outputs.append(self._buffer.combine(output.tokens, output.handle, inputs.topk_weights))
+            out = None if self._given is None else torch.empty_like(inputs.x)
+            self.outputs.append(
+                self._buffer.combine(output.tokens, output.handle, inputs.topk_weights, out=out)
+            )
 
     def replay(self, inputs: Inputs) -> None:
         """Runs it on other inputs of the same shape."""
@@ -79,6 +85,7 @@ def replay_graphs(
     policy: str,
     layers: Sequence[int],
     tuning: Tuning | None = None,
+    written_over: bool = False,
 ) -> list[str]:
     """Graphs and eager rounds in turn; names what is not bit-equal to the reference."""
     wrong = []
@@ -86,7 +93,12 @@ def replay_graphs(
     with buffer:
         if not eager(buffer, case, 1):
             wrong.append("first eager round")
-        graphs = [Captured(buffer, case, layers), Captured(buffer, case, [1])]
+        given = None
+        if written_over:
+            inputs = inputs_of(case, rank, 1)
+            given = buffer.dispatch(inputs.x, inputs.topk_idx, inputs.topk_weights)
+            buffer.combine(given.tokens, given.handle)
+        graphs = [Captured(buffer, case, layers, given), Captured(buffer, case, [1], given)]
         # Every pair of neighbours: a graph after itself, after the other one and after an eager round.
         for step, which in enumerate("0010110e0e1e00e11"):
             number = 2 + step

@@ -50,6 +50,15 @@ def test_rows_that_are_padded(ranks: Ranks, scheme: str, quantize: str | None) -
     check(ranks, case, "random")
 
 
+@pytest.mark.parametrize("uneven", [False, True], ids=["", "own numbers"])
+@pytest.mark.parametrize("hidden", [64, 301])
+def test_outputs_are_written_over(ranks: Ranks, hidden: int, uneven: bool) -> None:
+    sizes = replace(config(hidden=hidden), experts_per_rank=(3, 1) if uneven else None)
+    case = Case(sizes, 3, "sparse", (5, 8), "int8", rounds=4, num_blocks=2)
+    for wrong in ranks(2).run(workers.compare_rounds, case, "random", None, True):
+        assert wrong == []
+
+
 @pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "direct", "fullmesh"])
 def test_different_numbers_of_experts(ranks: Ranks, scheme: str) -> None:
     """Their ids are mapped by a kernel, whatever they are."""

@@ -38,6 +38,13 @@ def test_graphs_of_blocks_that_receive(ranks: Ranks, layers: tuple[int, ...], po
         assert wrong == []
 
 
+@pytest.mark.parametrize("hidden", [64, 301])
+def test_graphs_that_write_over_given_outputs(ranks: Ranks, hidden: int) -> None:
+    case = Case(config(hidden=hidden), 11, "sparse", (8, 8), num_blocks=2)
+    for wrong in ranks(2).run(graph_workers.replay_graphs, case, "random", (1, 1), None, True):
+        assert wrong == []
+
+
 def test_nothing_is_prepared_inside_a_graph(ranks: Ranks) -> None:
     case = Case(config(), 11, "uniform", (8, 8), num_blocks=2)
     for said in ranks(2).run(graph_workers.refusals, case):

@@ -34,15 +34,25 @@ def start(case: Case, policy: str, rank: int, **options: Any) -> tuple[Device, E
     return device, patient_buffer(case, backend="npu", **options)
 
 
-def compare_rounds(rank: int, num_ranks: int, case: Case, policy: str, tuning: Tuning | None) -> list[str]:
-    """Runs a case and names everything that is not bit-equal to the reference."""
-    wrong = []
+def compare_rounds(
+    rank: int,
+    num_ranks: int,
+    case: Case,
+    policy: str,
+    tuning: Tuning | None,
+    written_over: bool = False,
+) -> list[str]:
+    """Runs a case and names everything that is not bit-equal to the reference.
+
+    With ``written_over`` each dispatch writes over the output of the one before it.
+    """
+    wrong, output = [], None
     smooth = smooth_scales_of(case)
     _, buffer = start(case, policy, rank, tuning=tuning)
     with buffer:
         for number in range(case.rounds):
             inputs = inputs_of(case, rank, number)
-            output = dispatched(buffer, case, inputs, smooth)
+            output = dispatched(buffer, case, inputs, smooth, output if written_over else None)
             buffer.synchronize()
             out = combined(buffer, case, inputs, output)
             if number % 2:  # or the next dispatch comes while this combine is on its way

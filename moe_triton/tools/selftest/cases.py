@@ -119,11 +119,17 @@ def make_buffer(case: Case, **options: Any) -> EPBuffer:
 
 
 def dispatched(
-    buffer: EPBuffer, case: Case, inputs: Inputs, smooth: torch.Tensor | None = None
+    buffer: EPBuffer,
+    case: Case,
+    inputs: Inputs,
+    smooth: torch.Tensor | None = None,
+    out: DispatchOutput | None = None,
 ) -> DispatchOutput:
-    """Dispatches a rank's inputs as the case says."""
+    """Dispatches a rank's inputs as the case says, to new tensors or to those of an earlier output."""
     weights = inputs.topk_weights if case.weights else None
-    return buffer.dispatch(inputs.x, inputs.topk_idx, weights, quantize=case.quantize, smooth_scales=smooth)
+    return buffer.dispatch(
+        inputs.x, inputs.topk_idx, weights, quantize=case.quantize, smooth_scales=smooth, out=out
+    )
 
 
 def combined(
