@@ -20,7 +20,9 @@
 namespace moe::calls {
 
 constexpr size_t ALIGNMENT = 64;  // torch's own
-constexpr size_t KEPT_PER_SIZE = 4;
+// More than a round makes: small outputs share a size, and a loop that gives back more than are kept would take them
+// from the system each time.
+constexpr size_t KEPT_PER_SIZE = 16;
 // Sizes that are kept at a time; the one used longest ago goes. Batches of every size would otherwise add up.
 constexpr size_t MAX_SIZES = 64;
 // What the latest outputs have had in use at once is kept whatever the limit says: from so many to twice as many of
@@ -108,6 +110,12 @@ public:
         return kept_;
     }
 
+    // How often memory came from the system.
+    size_t Allocations() {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        return allocations_;
+    }
+
 private:
     struct Shelf {
         size_t num_bytes;
@@ -128,7 +136,10 @@ private:
     Block* Allocate(size_t num_bytes) {
         for (;; DropOldest()) {
             auto* const data = static_cast<std::byte*>(std::aligned_alloc(ALIGNMENT, num_bytes));
-            if (data != nullptr) return new Block{{0}, num_bytes, data, nullptr};
+            if (data != nullptr) {
+                ++allocations_;
+                return new Block{{0}, num_bytes, data, nullptr};
+            }
             if (shelves_.empty()) return nullptr;
         }
     }
@@ -154,6 +165,7 @@ private:
     const size_t limit_;
     size_t kept_ = 0, held_ = 0;  // bytes
     size_t most_ = 0, most_before_ = 0;  // that were held at once, in this period and in the one before
+    size_t allocations_ = 0;
     uint32_t taken_ = 0;
     bool is_closed_ = false;
 };

@@ -64,6 +64,10 @@ PyObject* EmptyAll(PyObject* self, PyObject* specs) {
 
 PyObject* KeptBytes(PyObject* self, PyObject*) { return PyLong_FromSize_t(BodyOf<OutputPool>(self).pool->KeptBytes()); }
 
+PyObject* Allocations(PyObject* self, PyObject*) {
+    return PyLong_FromSize_t(BodyOf<OutputPool>(self).pool->Allocations());
+}
+
 PyObject* Close(PyObject* self, PyObject*) {
     BodyOf<OutputPool>(self).pool->Close();
     Py_RETURN_NONE;
@@ -92,6 +96,7 @@ PyMethodDef methods[] = {
      "plain tensor on the CPU (moe_triton/core/plain_tensors.py)."},
     {"close", Close, METH_NOARGS, "close(): gives back what waits to be used again, and keeps nothing from now on."},
     {"kept_bytes", KeptBytes, METH_NOARGS, "kept_bytes(): bytes that wait to be used again."},
+    {"allocations", Allocations, METH_NOARGS, "allocations(): how often memory came from the system so far."},
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace

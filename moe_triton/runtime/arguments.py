@@ -26,6 +26,7 @@ from moe_triton.schemes import rules, scheme_type
 
 SPECIAL = "num_zero_experts + num_copy_experts + num_const_experts"
 Sizes = tuple[int, int, int, int, int, int]
+_NO_EXPERT = torch.tensor(-1, dtype=torch.int32, device="cpu")
 HANDLE_FIELDS = tuple(field.name for field in fields(DispatchHandle))
 
 
@@ -331,11 +332,26 @@ def taken_ids(
         bad = backend.first_bad_id(ids, num_ids)
     if mask is not None and not backend.is_asynchronous:
         # What an inactive entry holds does not matter.
-        active = taken[: _active_tokens(mask, called)] if mask.dim() == 1 else torch.where(mask, taken, -1)
+        if mask.dim() == 1:
+            active = taken[: _active_tokens(mask, called)]
+        else:
+            active = active_entries(communicator, taken, mask)
         bad = backend.first_bad_id(active, num_ids)
     if bad is not None:
         raise bad_id_error(called("topk_idx"), ids, bad, num_ids)
     return taken
+
+
+def active_entries(communicator: Communicator, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Ids, with -1 for those that a mask leaves out, in recycled memory. For hosts that read ids.
+
+    Args:
+        communicator: which calls.
+        ids: (T, K) int32.
+        mask: (T, K) or (T, 1) bool.
+    """
+    active = communicator.backend.empty(ids.shape, ids.dtype)
+    return torch.where(mask, ids, _NO_EXPERT, out=active)
 
 
 def other_ids_error(name: str, dispatch: str, remedy: str) -> ArgumentError:

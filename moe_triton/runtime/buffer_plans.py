@@ -83,7 +83,7 @@ class DispatchOfBuffer(BufferPlan):
         self._bind_ids(communicator, bindings, keep=True)
         mask = bindings.get("mask")
         if mask is not None:
-            bindings["mask"] = mask.clone()
+            bindings["mask"] = communicator.backend.empty(mask.shape, mask.dtype).copy_(mask)
 
 
 class CombineOfBuffer(BufferPlan):

@@ -75,7 +75,7 @@ class PlanMemory:
         if memory is None:
             raise BufferStateError(f"there was no {operator} yet, or the buffer is closed")
         counters = memory.view(len(COUNTED), -1, TRAFFIC.num_words)[COUNTED.index(operator)]
-        return Traffic.of(counters.sum(0).tolist())
+        return Traffic.of(counters.cpu().numpy().sum(0).tolist())
 
     def private_bytes(self) -> int:
         """Bytes of all tensors, without the windows."""

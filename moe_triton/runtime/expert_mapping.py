@@ -163,7 +163,8 @@ class ExpertMapping:
         """
         active = mapped
         if active_mask is not None:
-            active = torch.where(active_mask if active_mask.dim() == 2 else active_mask[:, None], mapped, -1)
+            mask = active_mask if active_mask.dim() == 2 else active_mask[:, None]
+            active = arguments.active_entries(self._communicator, mapped, mask)
         bad = self._communicator.backend.first_bad_id(active, self._num_physical + self._num_special)
         if bad is None:
             return

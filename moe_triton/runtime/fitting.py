@@ -93,7 +93,8 @@ class Fitting:
             if seen == needed:
                 continue
             if argument.name == "smooth_scales" and self._ids is not None:
-                given = given.new_zeros((needed[0], seen[1])).index_copy_(0, self._smooth_rows, given)
+                spread = self._backend.empty((needed[0], seen[1]), given.dtype).zero_()
+                given = spread.index_copy_(0, self._smooth_rows, given)
             fitted[argument.name] = self._with_zeros(given, needed)
         return fitted
 
@@ -171,7 +172,7 @@ class Fitting:
         for dim, size in enumerate(tensor.shape):  # behind it in each dimension, once
             if size < shape[dim]:
                 behind = *inside[:dim], slice(size, None)
-                made[behind] = 0
+                made[behind].zero_()
         return made
 
 

@@ -121,7 +121,8 @@ class PreparedCall(Uncopied):
         for placeholder, argument in self.inputs:
             bindings[placeholder] = named[self._key(argument)]
         for placeholder, dtype in self.copied:
-            bindings[placeholder] = bindings[placeholder].to(dtype).contiguous()
+            given = bindings[placeholder]
+            bindings[placeholder] = communicator.backend.empty(given.shape, dtype).copy_(given)
         self._prepare(communicator, bindings)
         return bindings
 

@@ -45,7 +45,7 @@ def test_any_number_may_be_held_at_once() -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 64), (3,), SHAPE, (65536,)])
-@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.bfloat16, torch.int64])
 def test_tensors_are_contiguous_and_of_the_shape_asked_for(
     shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
@@ -67,6 +67,17 @@ def test_few_sizes_are_kept() -> None:
         del held[0]
     # The newest sizes, one of each.
     assert pool.native.kept_bytes() == unit * sum(range(2 * sizes + 1, 3 * sizes + 1))
+
+
+def test_what_comes_from_the_system_is_counted() -> None:
+    pool = OutputPool()
+    assert pool.native is not None
+    held = [pool.empty(SHAPE, torch.float32) for _ in range(3)]
+    del held
+    again = [pool.empty(SHAPE, torch.float32) for _ in range(3)]
+    assert pool.native.allocations() == 3
+    again.append(pool.empty(SHAPE, torch.float32))
+    assert pool.native.allocations() == 4
 
 
 def test_few_of_a_size_are_kept() -> None:

@@ -41,6 +41,8 @@ class OutputPool:
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Like ``torch.empty``: contiguous, contents undefined."""
+        if dtype == torch.bool:  # which native calls neither take nor make
+            return self.empty(shape, torch.int8).view(torch.bool)
         return self.empty_all([(tuple(shape), dtype)])[0]
 
     def empty_all(self, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:

@@ -102,7 +102,7 @@ class RelayTables(KeptTables):
     def keep(self, bindings: Bindings) -> None:
         """Keeps the weights that dispatch was given, ``topk_weights`` (T, K) fp32."""
         given = bindings["topk_weights"]
-        self.of(bindings[TABLES], "own_weights")[: len(given)] = given.view(torch.int32)
+        self.of(bindings[TABLES], "own_weights")[: len(given)].copy_(given.view(torch.int32))
 
     def check(self, bindings: Bindings, called: Mapping[str, str]) -> None:
         """Checks for dispatch's weights, tables as a dispatch leaves them, and origins that can be."""
@@ -113,14 +113,14 @@ class RelayTables(KeptTables):
 
     def _check_weights(self, bindings: Bindings, name: str) -> None:
         """Weights of entries that a mask leaves out, or without an expert, do not matter."""
-        given = bindings["topk_weights"]
-        kept = self.of(bindings[TABLES], "own_weights")[: len(given)]
-        others = (kept != given.view(torch.int32)) & (bindings["topk_idx"] >= 0)
+        given = bindings["topk_weights"].detach()
+        kept = self.of(bindings[TABLES], "own_weights")[: len(given)].numpy()
+        others = (kept != given.view(torch.int32).numpy()) & (bindings["topk_idx"].numpy() >= 0)
         if (mask := bindings.get("mask")) is not None:
-            others &= mask if mask.dim() == 2 else mask[:, None]
+            others &= (mask if mask.dim() == 2 else mask[:, None]).numpy()
         if others.any():
-            token, k = others.nonzero()[0].tolist()
-            dispatched = float(kept.view(torch.float32)[token, k])
+            token, k = (int(place) for place in np.argwhere(others)[0])
+            dispatched = float(kept.view(np.float32)[token, k])
             rule = f"dispatch was given {dispatched} there, which other ranks sum with"
             remedy = "Pass the weights that were dispatched."
             raise ArgumentError(name, f"{float(given[token, k])} at token {token}, k {k}", rule, remedy)

@@ -1,0 +1,170 @@
+"""Loops of the same calls: once they are steady, none of them takes tensor memory from the system."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+
+from moe_triton import EPBuffer
+from moe_triton.processes import RankGroup
+from tests.headers import needs_headers
+from tests.patience import seconds
+
+Groups = Callable[[int], RankGroup]
+pytestmark = needs_headers
+
+ROUNDS, WARM_ROUNDS = 250, 40
+"""A round is a dispatch and a combine, and there are two loops: 1,000 calls."""
+T, H, K, M = 8, 64, 2, 4
+
+
+@dataclass
+class Feature:
+    """What its calls are given, beside tokens, ids and weights.
+
+    Attributes:
+        buffer: of the constructor.
+        dispatch: of dispatch.
+        combine: of combine.
+        wait: whether calls are whole.
+        weights: dtype, None for a sum without.
+        ids: dtype.
+    """
+
+    buffer: dict[str, Any] = field(default_factory=dict)
+    dispatch: dict[str, Any] = field(default_factory=dict)
+    combine: dict[str, Any] = field(default_factory=dict)
+    wait: bool = True
+    weights: torch.dtype | None = torch.float32
+    ids: torch.dtype = torch.int32
+
+
+def features() -> dict[str, Feature]:
+    mask = torch.arange(T) < T - 2
+    entries = torch.arange(T * K).view(T, K) % 3 > 0
+    table = torch.tensor([[1, 0, -1], [2, 1, 3], [1, 2, -1]], dtype=torch.int32)
+    alphas = {name: torch.ones(1, H).bfloat16() for name in ("const_expert_alpha_1", "const_expert_alpha_2")}
+    special = alphas | {"const_expert_v": torch.ones(1, H).bfloat16(), "ori_x": torch.ones(T, H).bfloat16()}
+    smooth = torch.ones(M, H)
+    return {
+        "plain": Feature(),
+        "without weights": Feature(weights=None),
+        "halves": Feature(wait=False),
+        "int8": Feature(dispatch={"quantize": "int8"}),
+        "int8_128": Feature(dispatch={"quantize": "int8_128"}),
+        "smooth": Feature(dispatch={"quantize": "int8", "smooth_scales": smooth}),
+        "mask": Feature(dispatch={"active_mask": mask}),
+        "mask of entries": Feature(dispatch={"active_mask": entries}),
+        "waits": Feature(
+            dispatch={"performance_info": torch.zeros(2, dtype=torch.int64)},
+            combine={"performance_info": torch.zeros(2, dtype=torch.int64)},
+        ),
+        "half weights": Feature(weights=torch.bfloat16),
+        "half weights, int64 ids, strided mask": Feature(
+            dispatch={"active_mask": entries.t().contiguous().t()}, weights=torch.float16, ids=torch.int64
+        ),
+        "hierarchy, mask": Feature(
+            buffer={"product": "A2", "comm_alg": "hierarchy", "ranks_per_server": 1},
+            dispatch={"active_mask": entries},
+        ),
+        "counts": Feature(dispatch={"cumulative_local_expert_recv_stats": torch.zeros(2, dtype=torch.int32)}),
+        "eplb": Feature(dispatch={"eplb_table": table}),
+        "eplb by rank, mask": Feature(
+            dispatch={"eplb_table": table, "eplb_mode": "rank", "active_mask": entries}
+        ),
+        "int8 results": Feature(combine={"comm_quantize": "int8"}),
+        "shared": Feature(combine={"shared_expert_x": torch.ones(T, H).bfloat16()}),
+        "special": Feature(
+            buffer={"num_zero_experts": 1, "num_copy_experts": 1, "num_const_experts": 1}, combine=special
+        ),
+        "padded": Feature(buffer={"hidden": H + 1}),
+        "padded, int8 both ways": Feature(
+            buffer={"hidden": H + 1}, dispatch={"quantize": "int8"}, combine={"comm_quantize": "int8"}
+        ),
+        "own numbers": Feature(buffer={"experts_per_rank": (3, 1)}),
+        "own numbers, mask, smooth": Feature(
+            buffer={"experts_per_rank": (3, 1)},
+            dispatch={"quantize": "int8", "smooth_scales": smooth, "active_mask": mask},
+        ),
+        "one expert each": Feature(buffer={"num_experts": 2}),
+        "one expert each, mask": Feature(buffer={"num_experts": 2}, dispatch={"active_mask": mask}),
+        "fullmesh_v2": Feature(buffer={"comm_alg": "fullmesh_v2"}),
+        "direct": Feature(buffer={"comm_alg": "direct"}),
+        "fullmesh": Feature(buffer={"product": "A2", "comm_alg": "fullmesh"}),
+        "hierarchy": Feature(buffer={"product": "A2", "comm_alg": "hierarchy", "ranks_per_server": 1}),
+        "shared rank": Feature(buffer={"num_shared_experts": 1, "num_shared_ranks": 1, "num_experts": 2}),
+    }
+
+
+@contextmanager
+def counted(buffer: EPBuffer) -> Iterator[list[int]]:
+    """How often memory comes from the system: the buffer's pool's, and torch's."""
+    pool, numbers = buffer._backend._outputs.native, [0, 0]  # type: ignore[attr-defined]
+    before = pool.allocations()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        yield numbers
+    events = seen.profiler.kineto_results.events()  # type: ignore[union-attr]
+    numbers[0] = pool.allocations() - before
+    numbers[1] = sum(event.name() == "[memory]" and event.nbytes() > 0 for event in events)
+
+
+def steady(rank: int, num_ranks: int, name: str) -> dict[str, list[int]]:
+    """What loops of a feature take from the system, with new outputs and with given ones, once they are warm."""
+    feature = features()[name]
+    sizes = {"num_max_tokens_per_rank": T, "hidden": H, "num_topk": K, "num_experts": M}
+    options = {"comm_alg": "fullmesh_v1", "timeout_s": seconds(60.0), **sizes, **feature.buffer}
+    if num_ranks > 2:  # two groups, of which the same ranks are tensor-parallel
+        options["group"] = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])][rank // 2]
+        options["tp_group"] = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])][rank % 2]
+    generator = torch.Generator().manual_seed(rank)
+    x = torch.randn(T, options["hidden"], generator=generator).bfloat16()
+    num_ids = 3 if "eplb_table" in feature.dispatch else options["num_experts"]
+    ids = torch.stack([torch.randperm(num_ids, generator=generator)[:K] for _ in range(T)]).to(feature.ids)
+    weights = None
+    if feature.weights is not None:
+        weights = torch.rand(T, K, generator=generator).to(feature.weights)
+    sums, taken = torch.empty_like(x), {}
+    with EPBuffer(relaxed=True, **options) as buffer:
+        output: Any = None
+
+        def round_(written_over: bool) -> None:
+            nonlocal output
+            given = {"out": output} if written_over and buffer.config.scheme != "direct" else {}
+            made: Any = buffer.dispatch(x, ids, weights, wait=feature.wait, **feature.dispatch, **given)
+            output = made if feature.wait else made.wait()
+            y = buffer.expert_output() if num_ranks == 2 else output.tokens
+            out = sums if written_over else None
+            summed: Any = buffer.combine(
+                y, output.handle, weights, out=out, wait=feature.wait, **feature.combine
+            )
+            if not feature.wait:
+                summed.wait()
+
+        for way in ("new outputs", "out"):
+            for _ in range(WARM_ROUNDS):
+                round_(way == "out")
+            with counted(buffer) as numbers:
+                for _ in range(ROUNDS):
+                    round_(way == "out")
+            taken[way] = numbers
+    return taken
+
+
+NOTHING = {"new outputs": [0, 0], "out": [0, 0]}
+
+
+@pytest.mark.parametrize("name", features())
+def test_a_steady_loop_takes_no_memory(ranks: Groups, name: str) -> None:
+    assert ranks(2).run(steady, name, timeout_s=seconds(120.0)) == [NOTHING] * 2
+
+
+@pytest.mark.parametrize("name", ["one expert each", "one expert each, mask"])
+def test_nor_does_one_of_tensor_parallel_ranks(ranks: Groups, name: str) -> None:
+    assert ranks(4).run(steady, name, timeout_s=seconds(120.0)) == [NOTHING] * 4
