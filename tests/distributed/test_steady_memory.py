@@ -116,7 +116,7 @@ def counted(buffer: EPBuffer) -> Iterator[list[int]]:
 
 
 def steady(rank: int, num_ranks: int, name: str) -> dict[str, list[int]]:
-    """What loops of a feature take from the system, with new outputs and with given ones, once they are warm."""
+    """What loops of a feature take from the system once they are warm, by where outputs go."""
     feature = features()[name]
     sizes = {"num_max_tokens_per_rank": T, "hidden": H, "num_topk": K, "num_experts": M}
     options = {"comm_alg": "fullmesh_v1", "timeout_s": seconds(60.0), **sizes, **feature.buffer}
