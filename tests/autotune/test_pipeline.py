@@ -93,10 +93,10 @@ def test_a_race_knows_its_default_and_every_scheme_gives_its_bits(ranks: Groups)
 
 
 def test_a_candidate_that_cannot_be_made_is_named_with_the_reason(ranks: Groups) -> None:
-    wide = replace(SMALL, topk=16, experts=32)
-    found = ranks(2).run(compare, Race(wide, (Candidate("fullmesh_v1"), Candidate("fullmesh_v2")), most=4))[0]
+    many = replace(SMALL, tokens=257)
+    found = ranks(2).run(compare, Race(many, (Candidate("fullmesh_v1"), Candidate("fullmesh_v2")), most=4))[0]
     assert found[1].ns == 0
-    assert "num_topk is 16" in found[1].refused
+    assert "num_max_tokens_per_rank is 257" in found[1].refused
 
 
 def race_with_wrong_bits(rank: int, num_ranks: int, wrong_rank: int) -> str:
