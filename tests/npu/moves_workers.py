@@ -21,14 +21,9 @@ from tests.patience import seconds
 HIDDEN, TOKENS, TOPK, EVERY = 64, 6, 2, 3
 
 
-def moving(
-    rank: int, num_ranks: int, policy: str, seed: int, side: Side, held: str, rounds: int
-) -> tuple[list[str], int]:
-    """Rounds of row-wise experts: which of them are wrong, and how many switches there were."""
-    device = standin.install(policy, seed + rank)
-    shared, mine = random.Random(seed), random.Random((seed, rank).__hash__())
-    wrong: list[str] = []
-    with EPBuffer(
+def make_buffer(num_ranks: int) -> EPBuffer:
+    """Collective."""
+    return EPBuffer(
         num_max_tokens_per_rank=TOKENS,
         hidden=HIDDEN,
         num_topk=TOPK,
@@ -36,7 +31,17 @@ def moving(
         relaxed=True,
         backend="npu",
         timeout_s=seconds(30.0),
-    ) as buffer:
+    )
+
+
+def moving(
+    rank: int, num_ranks: int, policy: str, seed: int, side: Side, held: str, rounds: int
+) -> tuple[list[str], int]:
+    """Rounds of row-wise experts: which of them are wrong, and how many switches there were."""
+    device = standin.install(policy, seed + rank)
+    shared, mine = random.Random(seed), random.Random((seed, rank).__hash__())
+    wrong: list[str] = []
+    with make_buffer(num_ranks) as buffer:
         if held == "allocated":
             specs = {"w": ((HIDDEN,), torch.bfloat16)}
             weights = allocate(buffer, 1, specs, side=side, checkpoint_steps=EVERY)
@@ -87,15 +92,7 @@ def rearranging(rank: int, num_ranks: int, policy: str, seed: int, layers: int) 
     """Moves of experts that a framework has planned: which are wrong."""
     device = standin.install(policy, seed + rank)
     wrong: list[str] = []
-    with EPBuffer(
-        num_max_tokens_per_rank=TOKENS,
-        hidden=HIDDEN,
-        num_topk=TOPK,
-        num_experts=num_ranks * SLOTS,
-        relaxed=True,
-        backend="npu",
-        timeout_s=seconds(30.0),
-    ) as buffer:
+    with make_buffer(num_ranks) as buffer:
         communicator = EplbCommunicator(buffer, stage_bytes=128 * num_ranks, timeout_s=seconds(30.0))
         streams = device.user_stream, FakeStream(device, "the caller's")
         for layer in range(layers):
@@ -127,15 +124,7 @@ def training(rank: int, num_ranks: int, policy: str, seed: int, rounds: int) -> 
     """Weights to slots and gradients back, while the device runs when it likes: what is wrong."""
     device = standin.install(policy, seed + rank)
     wrong: list[str] = []
-    with EPBuffer(
-        num_max_tokens_per_rank=TOKENS,
-        hidden=HIDDEN,
-        num_topk=TOPK,
-        num_experts=num_ranks * SLOTS,
-        relaxed=True,
-        backend="npu",
-        timeout_s=seconds(30.0),
-    ) as buffer:
+    with make_buffer(num_ranks) as buffer:
         specs = {"w": ((4,), torch.bfloat16), "grads": ((4,), torch.float32)}
         redundant = allocate_redundant_experts(buffer, 1, specs)
         slots = redundant.tensors
