@@ -283,8 +283,7 @@ def test_what_native_code_does_not_take_python_does(ranks: Groups) -> None:
 
 @pytest.mark.parametrize("rows", [4, 7, 8])
 def test_tensor_parallel_ranks_pass_all_rows_that_may_have_come(rows: int) -> None:
-    config = SimpleNamespace(receive_capacity=lambda rank: 4)
-    group: Any = SimpleNamespace(config=config, rank=0, context=SimpleNamespace(exchange_rank=0))
+    group: Any = SimpleNamespace(capacity=4, context=SimpleNamespace(exchange_rank=0))
     handle: Any = None  # nobody counts what has come
     y = torch.empty(rows, 32, dtype=torch.bfloat16)
     if rows == 8:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +40,15 @@ def check(ranks: Groups, case: Case, tuning: Tuning | None = None) -> None:
     assert results == [[]] * RANKS
 
 
+def _pairs(values: Sequence[Any]) -> list[Any]:
+    """Of each value and scheme; each value and each scheme in one that is not long, at least."""
+    return [
+        pytest.param(value, scheme, marks=() if (n + k) % len(SCHEMES) == 0 else pytest.mark.long)
+        for n, value in enumerate(values)
+        for k, scheme in enumerate(SCHEMES)
+    ]
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_most_experts_and_choices(ranks: Groups, scheme: str) -> None:
     config = config_of(scheme, 5, 64, 32, 2048)
@@ -58,8 +67,7 @@ def test_more_results_than_a_word_has_bits_in_parts_of_those_that_are_complete(r
     check(ranks, replace(case, num_blocks=3), Tuning(combine_tokens=2, communication_blocks=1))
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("hidden", ODD)
+@pytest.mark.parametrize(("hidden", "scheme"), _pairs(ODD))
 def test_rows_of_any_length(ranks: Groups, scheme: str, hidden: int) -> None:
     number = ODD.index(hidden) + SCHEMES.index(scheme)
     case = Case(config_of(scheme, 5, hidden, 3, 8), number, "sparse", (5, 0, 3, 5), num_blocks=1 + number % 2)
@@ -134,8 +142,7 @@ UNEVEN = ((3, 0, 1, 3), (0, 0, 7, 0), (1, 2, 3, 1))
 """Of four ranks, seven experts."""
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("counts", UNEVEN)
+@pytest.mark.parametrize(("counts", "scheme"), _pairs(UNEVEN))
 def test_different_numbers_of_experts(ranks: Groups, scheme: str, counts: tuple[int, ...]) -> None:
     number = UNEVEN.index(counts) + SCHEMES.index(scheme)
     config = replace(config_of(scheme, 5, (64, 1000)[number % 2], 3, 7), experts_per_rank=counts)

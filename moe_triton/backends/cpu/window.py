@@ -107,20 +107,16 @@ class SharedWindow:
                 failure = str(error)
             raise_together(meeting, failure, "the window is made")
             try:
-                self._views = [
-                    _map(each, num_bytes, self._advice(each == path) if self._has_pages else None)
-                    for each in paths
-                ]
+                if self._has_pages:
+                    self._views = [_map(each, num_bytes, _advice(each == path)) for each in paths]
+                else:
+                    self._views = [_map(each, num_bytes) for each in paths]
             except (OSError, WindowError) as error:
                 failure = f"cannot map a peer's window: {error}"
             raise_together(meeting, failure, "the windows are mapped")
         finally:
             if fd >= 0:
                 os.close(fd)
-
-    @staticmethod
-    def _advice(is_own: bool) -> int:
-        return MADV_POPULATE_WRITE if is_own else MADV_POPULATE_READ
 
     def tensor(self) -> torch.Tensor:
         """This rank's window as a flat uint8 tensor."""
@@ -311,6 +307,11 @@ def _map(path: Path, num_bytes: int, advice: int | None = None) -> torch.Tensor:
             mapping.madvise(advice)
     # The tensor keeps the mapping alive.
     return torch.frombuffer(mapping, dtype=torch.uint8, count=num_bytes)
+
+
+def _advice(is_own: bool) -> int:
+    """How all pages of a window are to be mapped."""
+    return MADV_POPULATE_WRITE if is_own else MADV_POPULATE_READ
 
 
 def _unlink(paths: Iterable[Path]) -> None:
