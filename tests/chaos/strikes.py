@@ -92,7 +92,7 @@ class Strike:
         changes: dict[str, object] = {}
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         if self.is_victim and fault == "bad construction":
-            changes["hidden"] = 40
+            changes["hidden"] = 0
         if self.is_victim and fault == "full disk":
             resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, limits[1]))
         self._is_over = True
