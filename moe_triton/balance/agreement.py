@@ -281,15 +281,15 @@ class Noted(NamedTuple):
 def _is_alike(words: list[int], mine: list[int]) -> bool:
     """Whether nothing can be wrong with what a rank has left, as in nearly every step."""
     low = min(words[STEP], mine[STEP])
-    kept = MOVE, PLACEMENTS + mine[MOVE] % KEPT
-    steps = DISPATCHES + (low - 1) % KEPT_STEPS, DISPATCHES + (low - 2) % KEPT_STEPS
+    placement = PLACEMENTS + mine[MOVE] % KEPT
+    last, before = DISPATCHES + (low - 1) % KEPT_STEPS, DISPATCHES + (low - 2) % KEPT_STEPS
     return (
         not words[BROKEN]
         and low > 1
         and max(words[STEP], mine[STEP]) - low <= 1
-        and (words[kept[0]] != mine[kept[0]] or words[kept[1]] == mine[kept[1]])
-        and words[steps[0]] == mine[steps[0]]
-        and words[steps[1]] == mine[steps[1]]
+        and (words[MOVE] != mine[MOVE] or words[placement] == mine[placement])
+        and words[last] == mine[last]
+        and words[before] == mine[before]
     )
 
 
@@ -339,7 +339,6 @@ class AtCheckpoints:
         if step % self._every:
             return False
         checkpoint = step // self._every
-        self._check_for_failures()
         while self._settling and self._settling[0]():
             self._settling.pop(0)
         before, changes = self._noted[-1] if self._noted else None, False
@@ -349,6 +348,8 @@ class AtCheckpoints:
             said = self._all_at(before)
             self._settled = [each.settled for each in said]
             changes = all(each.had > self._switched for each in said)
+        else:
+            _check_given_up(self._texts.left(self._name))
         had, settled = self._switched + has_all, self._switched - len(self._settling)
         dispatches = self._memory.num_dispatches()
         self._noted.append(Noted(checkpoint, self._move, self._placement, had, settled, dispatches, 0))
@@ -361,10 +362,6 @@ class AtCheckpoints:
         last = self._noted[-1] if self._noted else Noted(0, 0, 0, 0, 0, 0, 0)
         self._noted.append(last._replace(is_broken=1))
         self._leave()
-
-    def _check_for_failures(self) -> None:
-        texts = self._texts.left(self._name)
-        _check_here([r for r, text in enumerate(texts) if any(note.is_broken for note in _notes_of(text))])
 
     def _leave(self) -> None:
         self._noted = self._noted[-NOTES:]
@@ -385,7 +382,9 @@ class AtCheckpoints:
         """
         deadline = Deadline(self._timeout_s)
         while True:
-            notes = [_at(mine.checkpoint, text) for text in self._texts.left(self._name)]
+            texts = self._texts.left(self._name)
+            _check_given_up(texts)
+            notes = [_at(mine.checkpoint, text) for text in texts]
             said = [note for note in notes if note is not None]
             _check_alike(
                 [
@@ -404,7 +403,6 @@ class AtCheckpoints:
                 )
             if len(said) == len(notes):
                 return said
-            self._check_for_failures()
             if deadline.left() <= 0:
                 missing = [rank for rank, note in enumerate(notes) if note is None]
                 rule = "they have not begun the same move since the checkpoint before, or have stopped"
@@ -424,6 +422,11 @@ def _notes_of(text: str) -> list[Noted]:
 def _at(checkpoint: int, text: str) -> Noted | None:
     """What a text says of a checkpoint."""
     return next((note for note in _notes_of(text) if note.checkpoint == checkpoint), None)
+
+
+def _check_given_up(texts: list[str]) -> None:
+    """Raises for ranks that say so at any checkpoint."""
+    _check_here([r for r, text in enumerate(texts) if any(note.is_broken for note in _notes_of(text))])
 
 
 def _check_here(gone: list[int]) -> None:

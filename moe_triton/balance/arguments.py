@@ -40,7 +40,7 @@ def check_at_least(name: str, value: object, least: int) -> int:
     Raises:
         ArgumentError: it is something else.
     """
-    number = check_integer(name, value)
+    number = value if type(value) is int else check_integer(name, value)  # in each step, from cold caches
     if number < least:
         raise ArgumentError(name, number, f"it must be at least {least}", f"Pass {least} or more.")
     return number

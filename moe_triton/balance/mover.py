@@ -223,11 +223,7 @@ class Mover:
                 a rank has given up: `switch` looks for that in each step, this until all can be read.
             ConfigMismatchError: found likewise: a rank moves elsewhere, or counts its steps otherwise.
         """
-        left = (
-            max_bytes
-            if type(max_bytes) is int and max_bytes > 0
-            else check_at_least("max_bytes", max_bytes, 1)
-        )
+        left = check_at_least("max_bytes", max_bytes, 1)
         self.check_usable()
         if self._next is None or not self._queue:
             return 0
@@ -275,7 +271,7 @@ class Mover:
             CommunicationTimeoutError: on an NPU, and with several servers, a rank has not come to the
                 checkpoint before.
         """
-        number = step if type(step) is int and step >= 0 else check_at_least("step", step, 0)
+        number = check_at_least("step", step, 0)
         if number > LAST_STEP:
             raise ArgumentError("step", number, f"the last one is {LAST_STEP}", "Count from 0.")
         self.check_usable()

@@ -173,11 +173,11 @@ class QueuedWindow(SharedWindow):
         )
 
     def post(self, rank: int, local: int, remote: int, num_bytes: int) -> bool:
-        """See `moe_triton.backends.base.Window`."""
+        """See `moe_triton.backends.base.HostPosts`."""
         return self.nic.post(rank, self.base + local, token_of(rank) + remote, num_bytes)
 
     def delivered(self, rank: int) -> int:
-        """See `moe_triton.backends.base.Window`."""
+        """See `moe_triton.backends.base.HostPosts`."""
         return self.nic.delivered(rank)
 
     def close(self) -> None:
