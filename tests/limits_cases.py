@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import pytest
+
 from moe_triton.core.config import Config
 from moe_triton.core.errors import NULL_ARGUMENT, TILING_FAILED, ArgumentError
 from moe_triton.limits import GENERATIONS, Call
+from moe_triton.schemes.rules import check_rules
 
 A3 = Config(num_ranks=8, num_max_tokens_per_rank=64, hidden=7168, num_topk=8, num_experts=64)
 INBAND = replace(A3, scheme="fullmesh_v2")
@@ -121,3 +124,11 @@ def check_message(error: ArgumentError, shown: str, code: int) -> None:
     assert error.code == code
     assert error.rule
     assert error.remedy.endswith(".")
+
+
+def check_edge(case: ConfigCase) -> None:
+    """A value passes that just may, and one fails that just may not."""
+    check_rules(replace(case.base, **case.passes))
+    with pytest.raises(ArgumentError) as caught:
+        check_rules(replace(case.base, **case.fails))
+    check_message(caught.value, case.shown, TILING_FAILED)

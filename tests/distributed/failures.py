@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,3 +46,16 @@ def message_of(call: Callable[[], Any], kind: type[Exception] = ArgumentError) -
     with pytest.raises(kind) as caught:
         call()
     return str(caught.value)
+
+
+def not_refused(calls: Iterable[tuple[str, Callable[[], object]]]) -> list[str]:
+    """Of calls and how their errors are to begin, what is otherwise."""
+    wrong = []
+    for start, call in calls:
+        try:
+            call()
+            wrong.append(f"{start!r} was taken")
+        except ArgumentError as error:
+            if not str(error).startswith(start):
+                wrong.append(f"expected {start!r}, got {error}")
+    return wrong

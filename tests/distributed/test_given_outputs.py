@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from moe_triton import ArgumentError, DispatchOutput
+from moe_triton import DispatchOutput
 from moe_triton.processes import RankGroup
 from moe_triton.tools.selftest.cases import expected_round, wrong_received
 from tests.distributed.cases import Case, experts_of, inputs_of, small_case, smooth_scales_of
-from tests.distributed.failures import message_of
+from tests.distributed.failures import message_of, not_refused
 from tests.distributed.workers import by_turns, make_buffer
 
 Groups = Callable[[int], RankGroup]
@@ -202,13 +202,7 @@ def refusals(rank: int, num_ranks: int, case: Case) -> list[str]:
                 lambda: buffer.dispatch(*given[:3], counts.view(torch.int32)[1:3], out=counted),
             ),
         ]
-        for start, call in calls:
-            try:
-                call()
-                wrong.append(f"{start!r} was taken")
-            except ArgumentError as error:
-                if not str(error).startswith(start):
-                    wrong.append(f"expected {start!r}, got {error}")
+        wrong += not_refused(calls)
         output = buffer.dispatch(*given[:3], out=good)
         combined = buffer.combine(experts_of(case, rank, output.tokens), output.handle, own.topk_weights)
         if not torch.equal(combined, expected_round(case, 0)[1][rank]):

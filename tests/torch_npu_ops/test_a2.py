@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from moe_triton import ArgumentError, reference
 from moe_triton import torch_npu_ops as ops
 from moe_triton.processes import RankGroup
+from tests.distributed.failures import not_refused
 from tests.patience import seconds
 from tests.torch_npu_ops.setting import TOKENS, TOPK, experts_of, make_round
 
@@ -118,13 +119,7 @@ def refused(rank: int, num_ranks: int) -> list[str]:
             r.x, r.ids, *r.group[:3], num_ranks, shared_expert_num=1, shared_expert_rank_num=1
         ),
     }
-    for start, call in calls.items():
-        try:
-            call()
-            wrong.append(f"{start!r} was taken")
-        except ArgumentError as error:
-            if not str(error).startswith(start):
-                wrong.append(f"expected {start!r}, got {error}")
+    wrong += not_refused(calls.items())
     ops.configure()
     return wrong
 
