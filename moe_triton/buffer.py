@@ -31,8 +31,10 @@ from moe_triton.runtime.chosen_scheme import Asked, choose_scheme
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.construction import Order, meet, seconds_to_meet
 from moe_triton.runtime.expert_mapping import ExpertMapping
+from moe_triton.runtime.output_request import USUAL, OutputLayout, make_request
 from moe_triton.runtime.owner import Owner
 from moe_triton.runtime.peer_memory import OutBytes, PeerMemory, Wanted
+from moe_triton.runtime.placed_calls import PlacedCalls
 from moe_triton.runtime.size_hint import get_buffer_size_hint
 from moe_triton.runtime.traces import TracePath
 from moe_triton.runtime.tuning_source import tuning_source
@@ -166,6 +168,7 @@ class EPBuffer(Owner, Uncopied):
         self._latest_dtype: torch.dtype | None = None
         try:
             self._plans = BufferPlans(self._communicator, make_host(backend), self._id, special)
+            self._placed = PlacedCalls(self._plans)
             self._sent, self._mapping = self._plans.sent.calls, ExpertMapping(self._communicator, self.config)
             self._calls, self._posts = None, self._communicator.memory.posts
             if exchange is None and not self.config.num_special_experts and not self._plans.is_fitted:
@@ -315,7 +318,7 @@ class EPBuffer(Owner, Uncopied):
     def dispatch(
         self,
         x: torch.Tensor,
-        topk_idx: torch.Tensor,
+        topk_idx: torch.Tensor | None = None,
         topk_weights: torch.Tensor | None = None,
         cumulative_local_expert_recv_stats: torch.Tensor | None = None,
         *,
@@ -325,6 +328,12 @@ class EPBuffer(Owner, Uncopied):
         performance_info: torch.Tensor | None = None,
         eplb_table: torch.Tensor | None = None,
         eplb_mode: ReplicaBy | None = None,
+        handle: DispatchHandle | None = None,
+        num_max_tokens_per_rank: int | None = None,
+        num_recv_tokens: Literal["bound", "exact"] | int | None = None,
+        layout: OutputLayout = "rows",
+        expert_alignment: int = 1,
+        do_zero_padding: bool = False,
         out: torch.Tensor | DispatchOutput | None = None,
         wait: Literal[True] = True,
     ) -> DispatchOutput: ...
@@ -335,7 +344,7 @@ class EPBuffer(Owner, Uncopied):
     def dispatch(  # type: ignore[misc]
         self,
         x: torch.Tensor,
-        topk_idx: torch.Tensor,
+        topk_idx: torch.Tensor | None = None,
         topk_weights: torch.Tensor | None = None,
         cumulative_local_expert_recv_stats: torch.Tensor | None = None,
         *,
@@ -345,13 +354,21 @@ class EPBuffer(Owner, Uncopied):
         performance_info: torch.Tensor | None = None,
         eplb_table: torch.Tensor | None = None,
         eplb_mode: ReplicaBy | None = None,
+        handle: DispatchHandle | None = None,
+        num_max_tokens_per_rank: int | None = None,
+        num_recv_tokens: Literal["bound", "exact"] | int | None = None,
+        layout: OutputLayout = "rows",
+        expert_alignment: int = 1,
+        do_zero_padding: bool = False,
         out: torch.Tensor | DispatchOutput | None = None,
         wait: bool = True,
     ) -> DispatchOutput | Pending[DispatchOutput]:
         """Sends each token to its experts' ranks and returns what this rank's experts received.
 
         Args:
-            x: (T, H) bf16 or fp16, T at most num_max_tokens_per_rank and 0 allowed.
+            x: (T, H) bf16 or fp16, any number of tokens, 0 allowed. More than the buffer's
+                num_max_tokens_per_rank go in rounds of so many each (docs/prefill.md): one call, one handle,
+                rows in the order and with the bits of one large round. Other ranks may have any other number.
             topk_idx: (T, K) int32 or int64, distinct in a row; -1 for no expert. With eplb_table, of logical
                 experts.
             topk_weights: (T, K) fp32, bf16 or fp16; given here, each received row comes with its weight.
@@ -372,6 +389,19 @@ class EPBuffer(Owner, Uncopied):
             eplb_mode: what chooses among the replicas of (N, F): "token", also None, deals a rank's tokens
                 to them in turn; "rank" gives each rank one of them, as torch_npu's mode 0; "server" deals to
                 those of the own server, if there are any; or "row" (docs/balance.md).
+            handle: of an earlier dispatch of this buffer, on every rank: rows go by its routing, and topk_idx is
+                left out. No kernel routes, and nothing is counted.
+            num_max_tokens_per_rank: the most tokens that any rank passes to this call, the same on every rank.
+                Then the host reads nothing to know how many rounds there are. None: it looks, which costs
+                nothing where no rank has more than a round; on an NPU no rank may have more then.
+            num_recv_tokens: rows that outputs have: "bound" for as many as there can be, (A, H) in one round;
+                "exact" for as many as come, which the host reads before it takes memory for them; or a number
+                of rows that there is room for, with layout="padded" of each expert. None for "bound", and
+                "exact" where there are several rounds and nobody has said how many.
+            layout: "rows" for one expert's rows behind the other's, or "padded" for (E, max, H) tokens, of which
+                tokens_per_expert says how many there are (docs/layouts.md).
+            expert_alignment: each expert's rows begin at a multiple of it, 1 to 65,536.
+            do_zero_padding: zero the gaps that an alignment or padding leaves, which hold anything otherwise.
             out: where outputs are to go, in place of new tensors: an earlier `DispatchOutput`, of this buffer
                 or another one; or a tensor for the tokens alone, (A, H). Each tensor may have more rows, of
                 which the first are written, and shares memory with no input and no other output. What this
@@ -379,13 +409,17 @@ class EPBuffer(Owner, Uncopied):
                 has memory of its own. Not with "direct".
             wait: False to return as soon as all is sent, with what waits for the rows: `Pending`.
 
+        With num_max_tokens_per_rank, num_recv_tokens, layout or expert_alignment on one rank, every rank passes
+        one of them.
+
         Returns:
             Tokens in expert order, with counts and the handle that combine takes. With "direct", the tokens
             lie in the window and stay as they are until the dispatch after the next one begins: clone what
             is to live longer.
 
         Raises:
-            ArgumentError: a bad argument. Nothing was sent and the buffer stays usable.
+            ArgumentError: a bad argument. Nothing was sent and the buffer stays usable. Or some rank receives more
+                than num_recv_tokens: on every rank, which then gets nothing, and the buffer stays usable.
             BufferStateError: the buffer is closed, broken or in use by another thread.
             CommunicationTimeoutError: a rank's tokens did not come in time. The buffer is then broken.
 
@@ -394,11 +428,15 @@ class EPBuffer(Owner, Uncopied):
             >>> received.tokens.dtype, int(received.tokens_per_expert.sum())
             (torch.int8, 128)
         """
-        if eplb_table is not None or eplb_mode is not None:
+        if (eplb_table is not None or eplb_mode is not None) and handle is None:
             topk_idx = self._mapping.physical(topk_idx, active_mask, eplb_table, eplb_mode)
         if (
             self._calls is not None
-            and active_mask is performance_info is out is None
+            and active_mask is performance_info is out is handle is None
+            and num_max_tokens_per_rank is num_recv_tokens is None
+            and expert_alignment == 1
+            and layout == "rows"
+            and do_zero_padding is False
             and wait is True
             and not self._sent
         ):
@@ -409,12 +447,13 @@ class EPBuffer(Owner, Uncopied):
                 self._latest_dtype = x.dtype
                 if self._posts:
                     output.handle.note_traffic(self.traffic("dispatch"))
-                return output
-        self._communicator.check_usable()
-        self._plans.sent.make_way_for("dispatch")
+                if not self._communicator.is_rung:
+                    return output
+        else:
+            output = None
         row_format = row_format_of(quantize)
         arguments.check_smoothing(smooth_scales, row_format)
-        tensors = {
+        tensors: dict[str, Any] = {
             "x": x,
             "topk_idx": topk_idx,
             "smooth_scales": smooth_scales,
@@ -423,7 +462,15 @@ class EPBuffer(Owner, Uncopied):
             "performance_info": performance_info,
             "cumulative_local_expert_recv_stats": cumulative_local_expert_recv_stats,
         }
-        made = self._plans.dispatch(tensors, row_format, out, check_flag("wait", wait))
+        if output is not None:  # the first round of more, as another rank has said in the meantime
+            return self._placed.join(output, tensors, row_format, USUAL, None)
+        self._communicator.check_usable()
+        self._plans.sent.make_way_for("dispatch")
+        sizes = num_max_tokens_per_rank, num_recv_tokens, expert_alignment, layout, do_zero_padding
+        request = make_request(*sizes)
+        if handle is not None:
+            arguments.check_handle(handle, self._id, self._communicator)
+        made = self._placed.any_dispatch(tensors, row_format, request, out, handle, check_flag("wait", wait))
         self._latest_dtype = x.dtype
         return made
 
@@ -474,8 +521,9 @@ class EPBuffer(Owner, Uncopied):
 
         Args:
             y: (n, H) outputs in the order of ``DispatchOutput.tokens``, in the dispatched dtype, n at
-                least the number of rows received. Contiguous, or strided as `expert_output` gives it.
-            handle: of the latest dispatch.
+                least the number of rows received, or in rounds and with gaps of those tokens; padded, (E, max, H).
+                Gaps may hold anything. Contiguous, or strided as `expert_output` gives it.
+            handle: of a dispatch of this buffer; with "direct" of the latest one.
             topk_weights: (T, K) fp32, bf16 or fp16 to multiply with, or None for a sum without weights, even
                 if dispatch was given some. With "hierarchy" dispatch's, and no others.
             comm_quantize: "int8" sends results as int8, in blocks of 8 with a scale each; not with A2's
@@ -532,7 +580,7 @@ class EPBuffer(Owner, Uncopied):
             "const_expert_v": const_expert_v,
         }
         comm_quantize = check_choice("comm_quantize", comm_quantize, (None, "int8"))
-        return self._plans.combine(tensors, handle, comm_quantize, out, check_flag("wait", wait))
+        return self._placed.any_combine(tensors, handle, comm_quantize, out, check_flag("wait", wait))
 
     def expert_output(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A tensor for the experts' outputs of the next combine: what combine moves least from.

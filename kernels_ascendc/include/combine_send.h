@@ -74,6 +74,9 @@ public:
         rows_.Init(pipe, args->row_bytes);
         flag_ = NewTensor<int32_t>(pipe, STATUS_ENTRY_WORDS);
         origins_.Init(pipe, ORIGINS_PER_CHUNK * ORIGIN_WORDS);
+        if (args->places != 0) {
+            places_.Init(pipe, ORIGINS_PER_CHUNK);
+        }
     }
 
     __aicore__ inline void Begin() {
@@ -91,6 +94,9 @@ public:
         for (int64_t first = share_.first; first < share_.last; first += ORIGINS_PER_CHUNK) {
             const int64_t last = Smaller(first + ORIGINS_PER_CHUNK, share_.last);
             origins_.Fetch(args_->origins, first * ORIGIN_WORDS, (last - first) * ORIGIN_WORDS);
+            if (args_->places != 0) {
+                places_.Fetch(args_->places, first, last - first);
+            }
             for (int64_t row = first; row < last; ++row) {
                 const uint64_t token = OriginOf(row, Origin::TOKEN);
                 if (tokens.Contains(token)) {
@@ -113,21 +119,24 @@ private:
         const uint64_t rank = OriginOf(row, Origin::SOURCE);
         const uint64_t k = OriginOf(row, Origin::K);
         const uint64_t zone = args_->zone;
-        if (rank >= static_cast<uint64_t>(args_->num_ranks) || !NamesPlace(*args_, is_flagged_, token, k)) {
+        const int64_t place = args_->places == 0 ? row : places_.At(row);
+        if (rank >= static_cast<uint64_t>(args_->num_ranks) || !NamesPlace(*args_, is_flagged_, token, k) ||
+            place < 0 || place >= args_->capacity) {
             report_->Add(REPORT_BAD_ROW, row);
             return;
         }
+        const uint64_t from = args_->rows + static_cast<uint64_t>(place) * args_->row_bytes;
         if constexpr (HAS_OUT_ROWS<Args>) {
             if (args_->window != 0 && peers_.IsQueued(rank)) {
                 const uint64_t out = args_->window + args_->out_rows.At(zone, row);
-                rows_.Copy(args_->rows + row * args_->row_bytes, &out, 1);
+                rows_.Copy(from, &out, 1);
                 return;
             }
         }
         const uint64_t window = peers_.WindowOf(rank);
         const uint64_t slot = window + args_->slots.At(zone, token, k);
         if (static_cast<int64_t>(rank) != args_->kept_rank) {
-            rows_.Copy(args_->rows + row * args_->row_bytes, &slot, 1);
+            rows_.Copy(from, &slot, 1);
         }
         if (is_flagged_) {
             FinishRow();
@@ -147,6 +156,7 @@ private:
     RowCopy rows_;
     AscendC::LocalTensor<int32_t> flag_;
     Table origins_;
+    Table places_;
     Share share_{0, 0};
 };
 

@@ -29,6 +29,9 @@ public:
         const int64_t scale_stride = WholeUnits(args.scale_bytes);
         columns_ = NewTensor<uint8_t>(pipe, MAX_ROWS * (2 * static_cast<int64_t>(UB_ALIGN) + scale_stride));
         offsets_.Init(pipe, ENTRIES_PER_CHUNK + 1);
+        if (args.places != 0) {
+            places_.Init(pipe, MAX_ROWS);
+        }
         waited_.Init(pipe, args.waited_us, ENTRIES_PER_CHUNK);
     }
 
@@ -189,8 +192,14 @@ private:
     }
 
     __aicore__ inline void TakeRows(int64_t first, int64_t count) {
+        if (args_.places != 0) {
+            places_.Fetch(args_.places, first_row_ + first, count);
+        }
         for (int64_t i = first; i < first + count; ++i) {
-            CopyRow(slots_[i], args_.out_rows + (first_row_ + i) * args_.row_bytes);
+            const int64_t place = PlaceOf(i);
+            if (place >= 0) {
+                CopyRow(slots_[i], args_.out_rows + static_cast<uint64_t>(place) * args_.row_bytes);
+            }
         }
         CopyScalesAndStamps(first, count);
         for (int64_t i = first; i < first + count; ++i) {
@@ -220,9 +229,9 @@ private:
         LoadEach(0, args_.out_origins, stamp + Stamp::SOURCE * WORD_BYTES, ORIGIN_BYTES, first, count);
         LoadEach(1, args_.out_weights, stamp + Stamp::WEIGHT * WORD_BYTES, WORD_BYTES, first, count);
         Order<AscendC::HardEvent::MTE2_MTE3>();
-        StoreEach(SCALES, args_.out_scales, static_cast<uint32_t>(args_.scale_bytes), first, count);
+        StorePlaced(SCALES, args_.out_scales, static_cast<uint32_t>(args_.scale_bytes), first, count);
         StoreEach(0, args_.out_origins, ORIGIN_BYTES, first, count);
-        StoreEach(1, args_.out_weights, WORD_BYTES, first, count);
+        StorePlaced(1, args_.out_weights, WORD_BYTES, first, count);
     }
 
     // From each row's slot the bytes from `offset` on, to 32-byte units of their own in UB, as many as they need: a
@@ -250,6 +259,27 @@ private:
         }
     }
 
+    // Each to its row's place.
+    __aicore__ inline void StorePlaced(uint32_t column, uint64_t to, uint32_t bytes, int64_t first, int64_t count) {
+        if (args_.places == 0) {
+            StoreEach(column, to, bytes, first, count);
+            return;
+        }
+        for (int64_t i = 0; to != 0 && i < count; ++i) {
+            const int64_t place = PlaceOf(first + i);
+            if (place >= 0) {
+                const uint32_t unit = static_cast<uint32_t>(i * WholeUnits(bytes));
+                AscendC::DataCopyPad(GlobalAt<uint8_t>(to + static_cast<uint64_t>(place) * bytes),
+                                     Column(column)[unit], ExactBytes(bytes));
+            }
+        }
+    }
+
+    // Of one of the rows that are taken now.
+    __aicore__ inline int64_t PlaceOf(int64_t i) const {
+        return args_.places == 0 ? first_row_ + i : places_.At(first_row_ + i);
+    }
+
     __aicore__ inline AscendC::LocalTensor<uint8_t> Column(uint32_t column) const {
         return columns_[column * MAX_ROWS * UB_ALIGN];
     }
@@ -266,6 +296,7 @@ private:
     AscendC::TQueBind<AscendC::TPosition::VECIN, AscendC::TPosition::VECOUT, 2> pieces_;
     AscendC::LocalTensor<uint8_t> columns_;
     Table offsets_;
+    Table places_;
     WaitedTimes waited_;
     Deadline deadline_;
     int64_t num_blocks_ = 0;

@@ -9,11 +9,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 
-from moe_triton.core.records import ORIGIN, TRAILER
+from moe_triton.core.records import ORIGIN, TRAILER, TRAILER_MARK
 from moe_triton.core.traffic import Traffic
 from moe_triton.core.uncopied import Uncopied, Unpickled
 
@@ -33,6 +34,8 @@ class DispatchHandle(Unpickled):
         recv_offsets: (E * EP,) int32, inclusive prefix sums of the rows received, expert by expert and
             within an expert source by source (ep_recv_counts in torch_npu). The last one is the total.
         assist_info: (3 A + 2,) int32, ``origins`` and behind them their trailer (`moe_triton.layout`).
+        num_ranks: of the group.
+        num_local_experts: of this rank, 1 on a rank of shared experts.
         digest: stands for the entries of ``topk_idx`` that take part, which combine looks whether they still
             do; None on an NPU, where the host does not read them.
         exchange_counts: (2,) int32, rows of each tensor-parallel rank, or None where there is one only.
@@ -61,6 +64,8 @@ class DispatchHandle(Unpickled):
     recv_offsets: torch.Tensor = field(repr=False)
     assist_info: torch.Tensor = field(repr=False)
     digest: int | None = field(repr=False)
+    num_ranks: int = field(repr=False)
+    num_local_experts: int = field(repr=False)
     exchange_counts: torch.Tensor | None = field(default=None, repr=False)
     active_mask: torch.Tensor | None = field(default=None, repr=False)
     tables: torch.Tensor | None = field(default=None, repr=False)
@@ -105,6 +110,18 @@ class DispatchHandle(Unpickled):
         """Tokens that this rank dispatched (T)."""
         return int(self.topk_idx.shape[0])
 
+    @property
+    def tokens_per_expert_list(self) -> list[int]:
+        """Rows of each of this rank's experts. Reads device memory: on an NPU this waits for the stream.
+
+        Examples:
+            >>> buffer.dispatch(x, topk_idx).handle.tokens_per_expert_list[:2]
+            [8, 8]
+        """
+        entries = self.num_ranks * self.num_local_experts
+        ends = [0, *self.recv_offsets[:entries][self.num_ranks - 1 :: self.num_ranks].tolist()]
+        return [last - first for first, last in pairwise(ends)]
+
     def num_received(self) -> int:
         """Rows that arrived. Reads device memory: on an NPU this waits for the stream.
 
@@ -113,6 +130,85 @@ class DispatchHandle(Unpickled):
             128
         """
         return int(self.recv_offsets[-1])
+
+
+class Round(NamedTuple):
+    """One round of a dispatch that was sent in rounds, or whose rows have places: as its combine takes it.
+
+    Attributes:
+        first_token: of this rank's tokens the first that went in it.
+        topk_idx: (t, K) int32, of its t tokens.
+        expand_idx: (t * K,) int32, how many earlier entries of the round chose the same expert.
+        recv_offsets: (E * EP,) int32, inclusive prefix sums of the rows received in it.
+        assist_info: (3 A + 2,) int32, their origins, whose tokens count from the round's first.
+        places: (A,) int32, the row of the outputs that each of them is.
+        send_counts: int32, this rank's rows for each expert of the group.
+        active_mask: (t,) or (t, K) bool, or None.
+        tables: int32, what the scheme keeps for combine, or None.
+        exchange_counts: None.
+    """
+
+    first_token: int
+    topk_idx: torch.Tensor
+    expand_idx: torch.Tensor
+    recv_offsets: torch.Tensor
+    assist_info: torch.Tensor
+    places: torch.Tensor
+    send_counts: torch.Tensor
+    active_mask: torch.Tensor | None
+    tables: torch.Tensor | None
+    exchange_counts: None = None
+
+
+class PlacedHandle(DispatchHandle):
+    """Of a dispatch in rounds, or one whose rows have places: with gaps, or experts' blocks of one size.
+
+    ``recv_offsets`` and ``topk_idx`` are of the whole call; ``expand_idx`` counts in each round anew.
+
+    Attributes:
+        rounds: in their order, the same number on every rank.
+        tokens_of_round: that a rank has in one at most.
+        num_rows: rows of the outputs, gaps included; of combine's input at least so many.
+        alignment: experts' rows begin at multiples of it.
+        stride: rows from one expert's to the next one's; 0 where they follow one another.
+        tokens_per_expert: (E,) int64, rows of each local expert.
+    """
+
+    rounds: tuple[Round, ...]
+    tokens_of_round: int
+    num_rows: int
+    alignment: int
+    stride: int
+    tokens_per_expert: torch.Tensor
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "assist_info":
+            raise AttributeError(name, name=name, obj=self)
+        made = self.__dict__[name] = self._assist_info()
+        return made
+
+    def _state(self) -> dict[str, Any]:
+        names = "rounds", "tokens_of_round", "num_rows", "alignment", "stride", "tokens_per_expert"
+        return super()._state() | {name: getattr(self, name) for name in names}
+
+    def __copy__(self) -> PlacedHandle:
+        return PlacedHandle(**self._state())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PlacedHandle:
+        return PlacedHandle(**copy.deepcopy(self._state(), memo))
+
+    def _assist_info(self) -> torch.Tensor:
+        """Origins of all rows of the outputs, -1 of gaps, as `assist_info` has them; reads device memory."""
+        offsets = self.recv_offsets
+        made = offsets.new_full((ORIGIN.num_words * self.num_rows + TRAILER.num_words,), -1)
+        origins = made[: -TRAILER.num_words].view(-1, ORIGIN.num_words)
+        for number, each in enumerate(self.rounds):
+            count = int(each.recv_offsets[-1])
+            of_round = each.assist_info[: ORIGIN.num_words * count].view(-1, ORIGIN.num_words).clone()
+            of_round[:, ORIGIN.word("token")] += number * self.tokens_of_round
+            origins[each.places[:count].long()] = of_round
+        made[-TRAILER.num_words :] = torch.tensor([TRAILER_MARK, int(offsets[-1])], dtype=made.dtype)
+        return made
 
 
 class DispatchOutput(NamedTuple):

@@ -203,12 +203,14 @@ class Plan:
         zone: the window zone that it is bound to.
         launches: in an order in which they may run one after the other; phases count one by one.
         overlap: whether each stream has its own cores, so that launches may overlap.
+        phase: of an operator in rounds what of it this is; "" for all of one, or a half.
     """
 
     operator: str
     zone: int
     launches: tuple[Launch, ...]
     overlap: bool = False
+    phase: str = ""
 
     @property
     def two_streams(self) -> bool:
@@ -223,7 +225,9 @@ class Plan:
 
     @property
     def half(self) -> str:
-        """Which half of an operator it is, " setup" or " teardown"; empty if it is all of one."""
+        """Which half of an operator it is, " setup" or " teardown", or which phase; empty for all of one."""
+        if self.phase:
+            return f" {self.phase}"
         if self.operator not in ("dispatch", "combine"):
             return ""
         steps = set(map(attrgetter("step"), self.launches))

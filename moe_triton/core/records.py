@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 # Increased whenever window contents or flags change meaning: ranks with different versions must not
 # communicate.
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 WORD_BYTES = 4
 UB_ALIGN = 32
@@ -54,6 +54,16 @@ ORIGIN = Record("origin", 3, (("source", "i32"), ("token", "i32"), ("k", "i32"))
 STAMP = Record("stamp", 8, (*ORIGIN.fields, ("weight", "fp32"), ("scale", "fp32"), ("flag", "i32")))
 # What a rank posts to another. The call word says of which call (`moe_triton.layout.call_word`).
 STATUS_ENTRY = Record("status_entry", 8, (("flag", "i32"), ("count", "i32"), ("call", "i32")))
+# What a rank says of a call that it has in rounds, before its counts: how many rounds its tokens take, tokens
+# of a rank at most (0: nobody says), rows that its outputs have room for (0: for all), and where in them each
+# expert's begin: at multiples of a number, or so many rows apart (0: one behind the other).
+CALL_HEADER = Record(
+    "call_header",
+    8,
+    tuple((name, "i32") for name in ("rounds", "max_tokens", "capacity", "alignment", "stride")),
+)
+MAX_CALL_TOKENS = 1 << 24
+"""Tokens of a rank in a call at most: what a count says beyond them, nobody has sent."""
 # The count in an entry of a source whose rows did not reach the one that relays them.
 LOST_COUNT = -(2**31 - 1)
 # What a token begins with on a rail, and what ends a rank's tokens or partial rows there. `lost`: 1 + the
@@ -96,4 +106,4 @@ TRAFFIC = Record(
 )
 
 # Records that device code in C++ uses.
-DEVICE_RECORDS = (ORIGIN, STAMP, STATUS_ENTRY, RAIL_HEAD, RAIL_END, REPORT, TRAILER, PART_PROGRESS, TRAFFIC)
+DEVICE_RECORDS = (ORIGIN, STAMP, STATUS_ENTRY, CALL_HEADER, RAIL_HEAD, RAIL_END, REPORT, TRAILER, PART_PROGRESS, TRAFFIC)

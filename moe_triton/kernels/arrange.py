@@ -42,7 +42,7 @@ SLOT_WORDS = UB_ALIGN // WORD_BYTES  # of a unit of `row_slots`
 
 @triton.jit
 def _arrange_kernel(
-    slots, slot_scales, row_slots, num_rows, rows_before, rows_taken, entries,
+    slots, slot_scales, row_slots, num_rows, places, rows_before, rows_taken, entries,
     rows, scales, topk_idx, topk_weights, expand_idx, recv_offsets,
     out_rows, out_scales, out_origins, out_weights, kept_zone, zone,
     capacity, num_entries, zone_stride, row_stride,
@@ -73,13 +73,14 @@ def _arrange_kernel(
             # own rows are in no slot; where there are none, there is no branch
             if True if rows is None or rows_taken is not None else number >= 0:
                 slot = tl.cast(number, tl.int64) * SLOT_WORDS
-                row = tl.cast(i, tl.int64)
-                copy_words(slots + slot, out_rows, row, ROW_WORDS)
-                copy_words(slots + slot + ORIGIN_WORD, out_origins, row, ORIGIN_WORDS)
-                if out_scales is not None:
-                    copy_words(slot_scales + slot + SCALE_WORD, out_scales, row, NUM_SCALES)
-                if out_weights is not None:
-                    copy_words(slot_scales + slot + WEIGHT_WORD, out_weights, row, 1)
+                copy_words(slots + slot + ORIGIN_WORD, out_origins, tl.cast(i, tl.int64), ORIGIN_WORDS)
+                row = tl.cast(i if places is None else tl.load(places + i), tl.int64)
+                if True if places is None else row >= 0:
+                    copy_words(slots + slot, out_rows, row, ROW_WORDS)
+                    if out_scales is not None:
+                        copy_words(slot_scales + slot + SCALE_WORD, out_scales, row, NUM_SCALES)
+                    if out_weights is not None:
+                        copy_words(slot_scales + slot + WEIGHT_WORD, out_weights, row, 1)
     if rows is not None:
         begin, end = part_of(num_tokens)
         if first_token is not None:
@@ -92,14 +93,16 @@ def _arrange_kernel(
                     source = tl.cast(token, tl.int64)
                     if ROWS_PER_TOKEN > 1:
                         source = source * ROWS_PER_TOKEN + k
-                    copy_words(rows + source * row_stride, out_rows, row, ROW_WORDS)
-                    if out_scales is not None:
-                        copy_words(scales + source * row_stride, out_scales, row, NUM_SCALES)
                     tl.store(out_origins + row * ORIGIN_WORDS, rank)
                     tl.store(out_origins + row * ORIGIN_WORDS + 1, token)
                     tl.store(out_origins + row * ORIGIN_WORDS + 2, k)
-                    if out_weights is not None:
-                        tl.store(out_weights + row, tl.load(topk_weights + token * TOPK + k))
+                    place = row if places is None else tl.load(places + row).to(tl.int64)
+                    if True if places is None else place >= 0:
+                        copy_words(rows + source * row_stride, out_rows, place, ROW_WORDS)
+                        if out_scales is not None:
+                            copy_words(scales + source * row_stride, out_scales, place, NUM_SCALES)
+                        if out_weights is not None:
+                            tl.store(out_weights + place, tl.load(topk_weights + token * TOPK + k))
     turn_zone(kept_zone, zone)
 
 
@@ -118,8 +121,9 @@ def _arrange_fallback(a: Arguments) -> None:
     table = a.row_slots[:received].long()
     to = (table >= 0).nonzero()[:, 0] if a.rows_taken is None else _taken_rows(received, a)
     at = table[to]
-    _copy_rows(a.slots, at, SLOT_WORDS, a.out_rows, to, a.ROW_WORDS)
     _copy_rows(a.slots[a.ORIGIN_WORD :], at, SLOT_WORDS, a.out_origins, to, ORIGIN.num_words)
+    (at,), to = _placed(a, to, at)
+    _copy_rows(a.slots, at, SLOT_WORDS, a.out_rows, to, a.ROW_WORDS)
     if a.out_scales is not None:
         _copy_rows(a.slot_scales[a.SCALE_WORD :], at, SLOT_WORDS, a.out_scales, to, a.NUM_SCALES)
     if a.out_weights is not None:
@@ -127,6 +131,15 @@ def _arrange_fallback(a: Arguments) -> None:
     if a.rows is not None:
         _arrange_own_rows(received, a)
     turn_cell(a.kept_zone, a.zone)
+
+
+def _placed(a: Arguments, rows: torch.Tensor, *tables: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """What tables say of the rows that have places, and those."""
+    if a.places is None:
+        return list(tables), rows
+    places = a.places[rows].long()
+    has_place = places >= 0
+    return [table[has_place] for table in tables], places[has_place]
 
 
 def _taken_rows(received: int, a: Arguments) -> torch.Tensor:
@@ -150,10 +163,11 @@ def _arrange_own_rows(received: int, a: Arguments) -> None:
     flat, to = flat[to < received] + before, to[to < received]
     token, k = flat // a.TOPK, flat % a.TOPK
     source = token * a.ROWS_PER_TOKEN + k if a.ROWS_PER_TOKEN > 1 else token
-    _copy_rows(a.rows, source, a.row_stride, a.out_rows, to, a.ROW_WORDS)
     if len(to):
         origins = torch.stack([torch.full_like(token, a.rank), token, k], 1)
         a.out_origins.unfold(0, ORIGIN.num_words, ORIGIN.num_words)[to] = origins.int()
+    (source, flat), to = _placed(a, to, source, flat)
+    _copy_rows(a.rows, source, a.row_stride, a.out_rows, to, a.ROW_WORDS)
     if a.out_scales is not None:
         _copy_rows(a.scales, source, a.row_stride, a.out_scales, to, a.NUM_SCALES)
     if a.out_weights is not None:
@@ -175,7 +189,12 @@ class OwnRows:
 
 @functools.cache
 def arrange_kernel(
-    slot: SlotLayout, has_weight: bool, own: OwnRows | None = None, zoned: bool = False, parted: bool = False
+    slot: SlotLayout,
+    has_weight: bool,
+    own: OwnRows | None = None,
+    zoned: bool = False,
+    parted: bool = False,
+    placed: bool = False,
 ) -> TritonKernel:
     """Copy received rows to expert order, each from the slot that ``row_slots`` (A,) says.
 
@@ -193,6 +212,9 @@ def arrange_kernel(
     ``scales``; with ``rows_per_token`` K + S, result k of t has row ``t * (K + S) + k``. Origin (rank, t, k)
     and weight ``topk_weights[t, k]`` go there too.
 
+    Where ``placed``, row, scales and weight of row i go to row ``places[i]`` (A,) instead, or nowhere where
+    that is negative; its origin stays with i.
+
     Where ``parted``, only rows of a part: of the entry for expert e of source s, those from
     ``rows_before[s, e]`` to ``rows_taken[s, e]``, (W, E) each, behind the entry's first one,
     ``recv_offsets[e * W + s - 1]``; and with ``own``, rows of ``num_tokens`` tokens from ``first_token`` on.
@@ -204,12 +226,14 @@ def arrange_kernel(
         zoned: it turns the zone of the operator whose last launch it is: ``zone`` (1,) is
             ``1 - kept_zone[0]``; and ``entries`` is zone 0's, ``zone_stride`` words before the other's.
         parted: rows of a part.
+        placed: rows have places.
     """
     check_positive("hidden", slot.hidden)
     scaled, has_own, by_entry = slot.num_scales > 0, own is not None, own is not None or parted
     args, absent = chosen_args(
         (True, (Arg("slots", "*i32", "in"), Arg("slot_scales", "*fp32", "in", interleaved_with="slots"))),
         (True, alike("*i32", "row_slots num_rows", "in")),
+        (placed, Arg("places", "*i32", "in")),
         (parted, alike("*i32", "rows_before rows_taken", "in")),
         (True, Arg("entries", "*i32", "inout", interleaved_with="slots")),
         (has_own, Arg("rows", "*i32", "in")),
@@ -233,7 +257,7 @@ def arrange_kernel(
     )
     stamp_word = slot.stamp_offset // WORD_BYTES
     return TritonKernel(
-        name=f"arrange{'_own' * has_own}{'_part' * parted}",
+        name=f"arrange{'_own' * has_own}{'_part' * parted}{'_placed' * placed}",
         fn=_arrange_kernel,
         args=args,
         constants={
@@ -291,6 +315,7 @@ def _inputs(s: Shape, r: Draw, local_bypass: bool) -> Inputs:
         "slot_scales": Placeholder("slots"),
         "row_slots": _table(s, r, received, local_bypass),
         "num_rows": torch.tensor([rows], dtype=I32),
+        "places": _some_places(r, rows),
         "rows_before": before,
         "rows_taken": taken,
         "entries": r.words(r.entries, STATUS_ENTRY.num_words),
@@ -299,10 +324,10 @@ def _inputs(s: Shape, r: Draw, local_bypass: bool) -> Inputs:
         "topk_weights": r.uniform(r.tokens, s.topk),
         "expand_idx": expand_idx,
         "recv_offsets": ends,
-        "out_rows": blank(rows, row_words),
-        "out_scales": blank(rows, s.slot.num_scales, dtype=F32),
+        "out_rows": blank(_room(rows), row_words),
+        "out_scales": blank(_room(rows), s.slot.num_scales, dtype=F32),
         "out_origins": blank(rows, ORIGIN.num_words),
-        "out_weights": blank(rows, dtype=F32),
+        "out_weights": blank(_room(rows), dtype=F32),
         "kept_zone": torch.ones(1, dtype=I32),
         "zone": blank(1),
         "capacity": rows,
@@ -312,9 +337,21 @@ def _inputs(s: Shape, r: Draw, local_bypass: bool) -> Inputs:
     }
 
 
+def _room(rows: int) -> int:
+    """Rows of the outputs, of which some stay gaps where rows have places."""
+    return rows + 3
+
+
+def _some_places(r: Draw, rows: int) -> torch.Tensor:
+    """(rows,) a place for each row but the second one."""
+    places = torch.randperm(_room(rows), generator=r.generator)[:rows].int()
+    places[1:2] = -1
+    return places
+
+
 def _build_own(s: Shape) -> TritonKernel:
     own = OwnRows(s.topk, s.topk + s.shared if s.has("smooth") else 1)
-    return arrange_kernel(_slot(s), s.has("weights"), own)
+    return arrange_kernel(_slot(s), s.has("weights"), own, placed=s.has("placed"))
 
 
 def _slot(s: Shape) -> SlotLayout:
@@ -332,16 +369,21 @@ def _of_window(name: str, *, parted: bool) -> Family:
         name,
         arrange_kernel,
         lambda s, r: _inputs(s, r, local_bypass=False),
-        lambda s: arrange_kernel(_slot(s), s.has("weights"), zoned=s.zoned, parted=parted),
+        lambda s: arrange_kernel(
+            _slot(s), s.has("weights"), zoned=s.zoned, parted=parted, placed=s.has("placed")
+        ),
         axes=("hidden",),
-        features=(*QUANTIZED, "weights"),
+        features=(*QUANTIZED, "weights", *(() if parted else ("placed",))),
         window="entries",
         computes=False,
     )
 
 
-_FEATURES = (*QUANTIZED, "weights", "smooth")
-_SHOWN_OWN: tuple[Features, ...] = ((), ("weights",), ("int8", "weights"), ("int8", "weights", "smooth"))
+_FEATURES = (*QUANTIZED, "weights", "smooth", "placed")
+_SHOWN_OWN: tuple[Features, ...] = (
+    *((), ("weights",), ("int8", "weights"), ("int8", "weights", "smooth")),
+    *(("placed",), ("int8", "weights", "placed")),
+)
 
 FAMILIES = (
     _of_window("arrange", parted=False),

@@ -144,8 +144,8 @@ def _has_special(topk_idx, token, num_experts, TOPK: tl.constexpr):
 @triton.jit
 def _sum_columns(
     token, cols, blocks, id_tile, weight_tile, index_tile, offset_tile, first_shared, shared_stride,
-    slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets, recv_offsets, shared_x, ori_x, alphas,
-    const_v, out, token_stride, slot_stride, expert_stride, index_stride, own_results, num_experts, max_index,
+    slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets, recv_offsets, places, shared_x, ori_x,
+    alphas, const_v, out, token_stride, slot_stride, expert_stride, index_stride, own_results, num_experts, max_index,
     first_expert, num_local_experts, num_ranks, rank, num_zero, num_copy, num_const,
     SPECIAL: tl.constexpr, HIDDEN: tl.constexpr, TOPK: tl.constexpr, NUM_SHARED: tl.constexpr,
     HAS_WEIGHTS: tl.constexpr, UNROLL: tl.constexpr,
@@ -168,6 +168,8 @@ def _sum_columns(
             elif recv_offsets is not None:
                 index = _number(expand_idx, index_tile, token, k, TOPK)
                 row = own_row(expert, index, recv_offsets, first_expert, num_local_experts, num_ranks, rank)
+                if places is not None:
+                    row = tl.where(row >= 0, tl.load(places + tl.maximum(row, 0)).to(tl.int64), row)
                 offset = tl.where(
                     row >= 0, own_results + row * HIDDEN, token * token_stride + k * slot_stride
                 )
@@ -211,7 +213,7 @@ def _sum_columns(
 @triton.jit
 def _sum_tokens(
     first, count, num_tokens, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets, recv_offsets,
-    active_index, tokens, shared_x, ori_x, alphas, const_v, out, token_stride, slot_stride, expert_stride,
+    places, active_index, tokens, shared_x, ori_x, alphas, const_v, out, token_stride, slot_stride, expert_stride,
     index_stride, own_results, num_experts, max_index, first_expert, num_local_experts, num_ranks, rank,
     num_zero, num_copy, num_const,
     PARTS: tl.constexpr, TILE: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, TOPK: tl.constexpr,
@@ -267,8 +269,8 @@ def _sum_tokens(
                     _sum_columns(
                         token, cols, blocks, id_tile, weight_tile, index_tile, offset_tile, first_shared,
                         shared_stride, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets,
-                        recv_offsets, shared_x, ori_x, alphas, const_v, out, token_stride, slot_stride,
-                        expert_stride, index_stride, own_results, num_experts, max_index, first_expert,
+                        recv_offsets, places, shared_x, ori_x, alphas, const_v, out, token_stride,
+                        slot_stride, expert_stride, index_stride, own_results, num_experts, max_index, first_expert,
                         num_local_experts, num_ranks, rank, num_zero, num_copy, num_const,
                         "branches" if BRANCHES else "constants",
                         HIDDEN, TOPK, NUM_SHARED, HAS_WEIGHTS, UNROLL,
@@ -277,8 +279,8 @@ def _sum_tokens(
                     _sum_columns(
                         token, cols, blocks, id_tile, weight_tile, index_tile, offset_tile, first_shared,
                         shared_stride, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets,
-                        recv_offsets, shared_x, ori_x, alphas, const_v, out, token_stride, slot_stride,
-                        expert_stride, index_stride, own_results, num_experts, max_index, first_expert,
+                        recv_offsets, places, shared_x, ori_x, alphas, const_v, out, token_stride,
+                        slot_stride, expert_stride, index_stride, own_results, num_experts, max_index, first_expert,
                         num_local_experts, num_ranks, rank, num_zero, num_copy, num_const,
                         "copies", HIDDEN, TOPK, NUM_SHARED, HAS_WEIGHTS, UNROLL,
                     )  # fmt: skip
@@ -286,8 +288,8 @@ def _sum_tokens(
                     _sum_columns(
                         token, cols, blocks, id_tile, weight_tile, index_tile, offset_tile, first_shared,
                         shared_stride, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets,
-                        recv_offsets, shared_x, ori_x, alphas, const_v, out, token_stride, slot_stride,
-                        expert_stride, index_stride, own_results, num_experts, max_index, first_expert,
+                        recv_offsets, places, shared_x, ori_x, alphas, const_v, out, token_stride,
+                        slot_stride, expert_stride, index_stride, own_results, num_experts, max_index, first_expert,
                         num_local_experts, num_ranks, rank, num_zero, num_copy, num_const,
                         "", HIDDEN, TOPK, NUM_SHARED, HAS_WEIGHTS, UNROLL,
                     )  # fmt: skip
@@ -296,7 +298,7 @@ def _sum_tokens(
 @triton.jit
 def _weighted_sum_kernel(
     slots, slot_scales,
-    topk_idx, topk_weights, expand_idx, offsets, recv_offsets,
+    topk_idx, topk_weights, expand_idx, offsets, recv_offsets, places,
     active_index, tokens, bounds,
     shared_x, ori_x, alphas, const_v,
     out, zone, turned,
@@ -320,7 +322,7 @@ def _weighted_sum_kernel(
     if SPLIT * count <= tl.num_programs(0) if SPLIT > 1 else False:
         _sum_tokens(
             first, count, num_tokens, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets,
-            recv_offsets, active_index, tokens, shared_x, ori_x, alphas, const_v, out,
+            recv_offsets, places, active_index, tokens, shared_x, ori_x, alphas, const_v, out,
             token_stride, slot_stride, expert_stride, index_stride, own_results,
             num_experts, max_index, first_expert, num_local_experts, num_ranks, rank,
             num_zero, num_copy, num_const,
@@ -329,7 +331,7 @@ def _weighted_sum_kernel(
     else:
         _sum_tokens(
             first, count, num_tokens, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets,
-            recv_offsets, active_index, tokens, shared_x, ori_x, alphas, const_v, out,
+            recv_offsets, places, active_index, tokens, shared_x, ori_x, alphas, const_v, out,
             token_stride, slot_stride, expert_stride, index_stride, own_results,
             num_experts, max_index, first_expert, num_local_experts, num_ranks, rank,
             num_zero, num_copy, num_const,
@@ -386,6 +388,10 @@ def _weighted_sum_fallback(a: Arguments) -> None:
         numbers = of_tokens(a.expand_idx, topk).reshape(-1)
         place = (a.first_expert, a.num_local_experts, a.num_ranks, a.rank)
         kept, rows_of_kept = own_rows(ids.reshape(-1), numbers, a.recv_offsets, *place)
+        if a.places is not None:
+            rows_of_kept = a.places[rows_of_kept].long()
+            has_place = rows_of_kept >= 0
+            kept, rows_of_kept = kept[has_place], rows_of_kept[has_place]
         places[kept // topk, kept % topk] = a.own_results + rows_of_kept * hidden
 
     def entries() -> Iterator[tuple[Mask | None, Floats, Floats | None]]:
@@ -436,6 +442,7 @@ class SumFeatures:
             where ``start = recv_offsets[(expert - first_expert) * W + rank - 1]``, 0 for the first entry. A
             row that is not before the end of its entry is looked for in the slot. Only plain rows by token,
             in a zone that the host knows.
+        placed: own results are where ``places`` says of their rows; a negative place is none.
         fp32_out: the sum is not rounded.
         zoned: ``slots`` and ``slot_scales`` are zone 0's; results are in the zone that ``zone`` (1,) names,
             ``zone_stride`` elements of ``slots`` from one to the next.
@@ -454,6 +461,7 @@ class SumFeatures:
     by_expert: bool = False
     by_offset: bool = False
     own: bool = False
+    placed: bool = False
     fp32_out: bool = False
     zoned: bool = False
     listed: bool = False
@@ -490,6 +498,8 @@ def _check_features(features: SumFeatures, num_shared: int) -> None:
     if features.listed and (features.by_expert or features.by_offset):
         other = "by_expert" if features.by_expert else "by_offset"
         raise ArgumentError("features.listed", True, "finds rows by token", f"Leave out features.{other}.")
+    if features.placed and not features.own:
+        raise ArgumentError("features.placed", True, "it is of own results", "Set features.own.")
     others = ("by_expert", "by_offset", "quantized", "zoned")
     if other := next((name for name in others if features.own and getattr(features, name)), ""):
         rule = "finds plain rows by token, from slots in a zone that is known"
@@ -509,6 +519,7 @@ def _arguments_of(features: SumFeatures, element: str) -> Iterator[tuple[bool, A
     yield f.by_expert or f.own, Arg("expand_idx", "*i32", "in")
     yield f.by_offset, Arg("offsets", "*i64", "in")
     yield f.own, Arg("recv_offsets", "*i32", "in")
+    yield f.placed, Arg("places", "*i32", "in")
     yield f.masked, Arg("active_index", "*i32", "in")
     yield f.listed, alike("*i32", "tokens bounds", "in")
     yield f.shared_x, Arg("shared_x", f"*{element}", "in")
@@ -674,6 +685,7 @@ def _inputs(s: Shape, r: Draw) -> Inputs:
         "topk_weights": r.uniform(r.tokens, s.topk),
         "expand_idx": r.integers(0, rows_of_expert, r.tokens, s.topk),
         "offsets": (torch.randperm(r.tokens * width, generator=r.generator) * s.hidden).view(-1, width),
+        "places": torch.randperm(max(1, int(r.ends[-1])), generator=r.generator).int(),
         "active_index": active_index,
         "tokens": tokens,
         "bounds": torch.tensor([r.range["first_token"], r.tokens], dtype=torch.int32),
@@ -764,8 +776,9 @@ FAMILIES = (
         # what is held at a time differs most between these
         shown=(
             _WEIGHTED,
-            *(("weights", name) for name in _FEATURES if name not in ("masked", "clears", "wide_blocks")),
+            *(("weights", name) for name in _FEATURES if name not in ("masked", "clears", "wide_blocks", "placed")),
             ("weights", "masked", "clears"),
+            ("weights", "own", "placed"),
             ("weights", "masked", "shared_x", "special", "quantized", "clears"),
             ("weights", "by_expert", "quantized"),
             ("weights", "by_expert", "quantized", "wide_blocks"),

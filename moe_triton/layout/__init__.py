@@ -20,13 +20,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 
 from moe_triton.core import records
 from moe_triton.core.config import Config
-from moe_triton.core.records import STATUS_ENTRY, TRAILER
+from moe_triton.core.records import CALL_HEADER, STATUS_ENTRY, TRAILER
 from moe_triton.core.region import Region, region_of
 from moe_triton.core.row_formats import RowFormat
 
@@ -113,17 +114,68 @@ def entry_per_rank(
     return region_of("dispatch_status", base, entry, *dims, name=name)
 
 
+class CallRegions(NamedTuple):
+    """What ranks say before a call in rounds (docs/protocol.md, "Rounds of one call").
+
+    Attributes:
+        counts: of each ``source`` a `moe_triton.core.records.CALL_HEADER`, and its rows for each ``entry``:
+            shared ranks first, then routed experts.
+        status: the entry that announces those of ``source``.
+        bell: a word that a call rings which ranks need not expect.
+    """
+
+    counts: Region
+    status: Region
+    bell: Region
+
+
 @dataclass(frozen=True)
 class Layout(ABC):
-    """What lies where in a scheme's own window, the same on every rank: state, then the data of each zone."""
+    """What lies where in a scheme's own window, the same on every rank: state, then the data of each zone.
+
+    State is status entries and the like, and behind them in a buffer what `calls` has.
+    """
 
     config: Config
     num_zones: ClassVar[int] = NUM_ZONES
+    has_calls: ClassVar[bool] = True
+    """Whether buffers have calls in rounds."""
 
     @property
     @abstractmethod
+    def entries_bytes(self) -> int:
+        """Bytes of status entries and the like, a multiple of `SLOT_ALIGN`."""
+
+    @property
     def state_bytes(self) -> int:
-        """Bytes in front of the data: status entries and the like."""
+        """Bytes in front of the data."""
+        return self.entries_bytes + (self._call_zone_bytes * self.num_zones if self.calls else 0)
+
+    @cached_property
+    def calls(self) -> CallRegions | None:
+        """Where ranks say what a call in rounds has; None where there are no such calls."""
+        c = self.config
+        if not (c.is_of_buffer and self.has_calls):
+            return None
+        base, zone, ranks = self.entries_bytes, self._call_zone_bytes, c.num_ranks
+        words, stride = self._call_words, align(WORD_BYTES * self._call_words, UB_ALIGN)
+        zones = self.num_zones, zone
+        counts = region_of(
+            "direct_counts", base, WORD_BYTES, zones, (ranks, stride), (words, WORD_BYTES), name="call_counts"
+        )
+        status = entry_per_rank("call_status", base + ranks * stride, zone, ranks, self.num_zones)
+        bell_base = base + ranks * (stride + STATUS_ENTRY_BYTES)
+        bell = region_of("indexed_slots", bell_base, STATUS_ENTRY_BYTES, zones, (1, STATUS_ENTRY_BYTES), name="bell")
+        return CallRegions(counts, status, bell)
+
+    @property
+    def _call_words(self) -> int:
+        return CALL_HEADER.num_words + self.config.num_shared_ranks + self.config.num_experts
+
+    @cached_property
+    def _call_zone_bytes(self) -> int:
+        source = align(WORD_BYTES * self._call_words, UB_ALIGN) + STATUS_ENTRY_BYTES
+        return align(self.config.num_ranks * source + STATUS_ENTRY_BYTES, SLOT_ALIGN)
 
     @property
     @abstractmethod

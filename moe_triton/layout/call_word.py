@@ -20,6 +20,8 @@ WORD_BITS = 32
 OPERATORS = ("none", "dispatch", "combine", "barrier", "tensor-parallel exchange")
 ROW_FORMATS = ("none", "bf16", "fp16", *QUANTIZED)
 YES_NO = ("no", "yes")
+# What every rank passes, or none does: with one of them a call's counts go ahead of it.
+ANNOUNCED = "num_max_tokens_per_rank, num_recv_tokens or a layout"
 
 
 @dataclass(frozen=True)
@@ -54,12 +56,14 @@ class Kind:
         comm_quant_mode: of combine: how results are quantised on their way.
         weights: whether routing weights travel with a dispatch.
         elastic: whether there is an elastic_info.
+        announced: whether every rank says what the whole call has before it begins.
     """
 
     row_format: str = "none"
     comm_quant_mode: int = 0
     weights: bool = False
     elastic: bool = False
+    announced: bool = False
 
 
 def _fields_of_kind(suffix: str, prefix: str) -> tuple[Field, ...]:
@@ -68,6 +72,7 @@ def _fields_of_kind(suffix: str, prefix: str) -> tuple[Field, ...]:
         Field(f"{prefix}comm_quant_mode", f"comm_quant_mode{suffix}", 3),
         Field(f"{prefix}weights", f"weights{suffix}", 1, YES_NO),
         Field(f"{prefix}elastic", f"elastic_info{suffix}", 1, YES_NO),
+        Field(f"{prefix}announced", f"{ANNOUNCED}{suffix}", 1, YES_NO),
     )
 
 
@@ -130,7 +135,7 @@ def differences(words: Mapping[int, int]) -> list[str]:
 def _bits_of(kind: Kind | None, prefix: str) -> int:
     if kind is None:
         return 0
-    values = {name: int(getattr(kind, name)) for name in ("comm_quant_mode", "weights", "elastic")}
+    values = {name: int(getattr(kind, name)) for name in ("comm_quant_mode", "weights", "elastic", "announced")}
     values["row_format"] = ROW_FORMATS.index(kind.row_format)
     return _pack({f"{prefix}{name}": value for name, value in values.items()})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -68,6 +69,11 @@ def symbols_like(operator: Operator, config: Config, dtype: torch.dtype, **known
     return Symbols(operator, {"row_format": AS_THEY_ARE, **known, **likes})
 
 
+def _mode(name: str) -> Callable[[Symbols], bool]:
+    """What a call of the buffer says of itself, no where it says nothing."""
+    return lambda s: bool(s.get(f"is_{name}"))
+
+
 OFFSETS = "(EP * localE * tp,)"
 ASSIST_INFO = "(3 * A + trailer,)"
 
@@ -90,6 +96,7 @@ DISPATCH_OF_BUFFER = replace(
         **DISPATCH.modes,
         "local_bypass": lambda s: s["local_bypass"],
         "keeps_tables": lambda s: s["table_words"] > 0,
+        **{name: _mode(name) for name in ("routed", "placed", "announced")},
     },
     unreturned=(),
 )
@@ -109,6 +116,7 @@ COMBINE_OF_BUFFER = replace(
         **COMBINE.modes,
         "in_place": lambda s: s["in_place"],
         "local_bypass": lambda s: s["local_bypass"],
+        "placed": _mode("placed"),
     },
     names={field: f"handle.{field}" for field in OF_HANDLE},
 )

@@ -33,6 +33,10 @@ class DispatchVariant:
         local_bypass: routed rows for this rank's own experts do not go through the window.
         elastic: whether there is an elastic_info.
         keeps_tables: of a buffer: tables are kept for combine (`moe_triton.operators.buffer.TABLES`).
+        routed: which expert's how manieth row each entry is, and how many rows each expert has, is known: no
+            launch finds it out.
+        placed: rows go to the places that are found for them (`moe_triton.kernels.places`); it is routed.
+        announced: every rank says what the whole call has before it begins.
         given_ids: dtype of the caller's ids, where the first kernel that reads them makes the int32 copy that
             all others read; None where they are int32 and no kernel writes them.
     """
@@ -49,6 +53,9 @@ class DispatchVariant:
     local_bypass: bool = False
     elastic: bool = False
     keeps_tables: bool = False
+    routed: bool = False
+    placed: bool = False
+    announced: bool = False
     given_ids: torch.dtype | None = None
 
     def __post_init__(self) -> None:
@@ -68,7 +75,8 @@ class DispatchVariant:
     @property
     def kind(self) -> Kind:
         """What peers must have the same of."""
-        return Kind(self.row_format.name or NAMES[self.dtype], weights=self.weights, elastic=self.elastic)
+        name = self.row_format.name or NAMES[self.dtype]
+        return Kind(name, weights=self.weights, elastic=self.elastic, announced=self.announced)
 
     @cached_property
     def _hash(self) -> int:
@@ -97,6 +105,7 @@ class CombineVariant:
         in_place: direct: the results are in this rank's window already.
         local_bypass: results of this rank's own experts for its own tokens do not go through the window.
         elastic: whether there is an elastic_info.
+        placed: results are at the places that rows of the dispatch had.
     """
 
     dtype: torch.dtype
@@ -112,6 +121,7 @@ class CombineVariant:
     in_place: bool = False
     local_bypass: bool = False
     elastic: bool = False
+    placed: bool = False
 
     @property
     def kind(self) -> Kind:

@@ -191,12 +191,13 @@ def check_handle(handle: DispatchHandle, buffer_id: int, communicator: Communica
         rule = "combine needs this buffer's own"
         raise ArgumentError("handle", "of another buffer", rule, "Use the buffer that dispatched.")
     latest = communicator.counts["dispatch"] - 1
-    if handle_fields["number"] != latest:
+    is_kept = communicator.has_outputs_in_window  # and written over by later dispatches
+    if not (latest if is_kept else 0) <= handle_fields["number"] <= latest:
         raise ArgumentError(
             "handle",
             f"of dispatch {handle_fields['number']}",
             f"the latest is dispatch {latest}",
-            "Combine before the next dispatch.",
+            "Combine before the next dispatch." if is_kept else "Pass output.handle as dispatch made it.",
         )
     check_choice("handle.dtype", handle_fields["dtype"], TOKEN_DTYPES)
     for name in KEPT_TENSORS:

@@ -161,7 +161,7 @@ class BufferCalls(PlanCalls):
         )
 
     def _handle(self, registers: Registers, variant: DispatchVariant, made: dict[str, TensorAt]) -> Kept:
-        tensors = [made[name] for name in KEPT_TENSORS]
+        tensors, config = [made[name] for name in KEPT_TENSORS], self._context.config
         numbers = (
             registers.size(T),
             registers.size(T * self._context.config.num_topk),
@@ -177,7 +177,8 @@ class BufferCalls(PlanCalls):
             for name, tensor in zip(KEPT_TENSORS, tensors, strict=True)
         }
         attributes["digest"] = KEPT.index("digest")
-        return Kept(kept, attributes, {"buffer_id": self._buffer_id, "dtype": variant.dtype})
+        same = {"num_ranks": config.num_ranks, "num_local_experts": config.experts_on(self._context.rank)}
+        return Kept(kept, attributes, {"buffer_id": self._buffer_id, "dtype": variant.dtype, **same})
 
     def _combine_program(self, results: Sequence[torch.Tensor]) -> tuple[CallProgram, dict[str, int]]:
         context, registers = self._context, Registers()

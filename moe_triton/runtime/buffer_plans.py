@@ -93,7 +93,8 @@ class CombineOfBuffer(BufferPlan):
         """Its ids are the buffer's own."""
         y = bindings["y"]
         bindings["num_rows"] = y.shape[0]
-        if self.tables and not communicator.backend.is_asynchronous:
+        is_long = self.symbols.get("is_long")  # and looked at round by round
+        if self.tables and not is_long and not communicator.backend.is_asynchronous:
             self.tables.check(bindings, self.called)
         if self.variant.local_bypass:
             bindings["own_results"] = (y.data_ptr() - communicator.window_base) // y.element_size()
@@ -115,11 +116,11 @@ class BufferPlans:
     def __init__(
         self, communicator: Communicator, host: Host, buffer_id: int, special: tuple[int, int, int]
     ) -> None:
-        self._communicator, self._host, self._buffer_id = communicator, host, buffer_id
+        self.communicator, self.host, self.buffer_id = communicator, host, buffer_id
         context, c = communicator.context, communicator.config
         self._context = CallSite(Deployment(context.config, context.rank), lambda: communicator)
-        self._tables = communicator.scheme.tables_of(context.config)
-        words = self._tables.num_words if self._tables else 0
+        self.tables = communicator.scheme.tables_of(context.config)
+        words = self.tables.num_words if self.tables else 0
         others = context.rank, context.exchange_rank, special, words
         self._of_kernels = attributes_of(context.config, *others)
         self._attributes = {
@@ -127,49 +128,53 @@ class BufferPlans:
             # What a handle keeps is as kernels have left it.
             COMBINE_OF_BUFFER: {**self._of_kernels, "H": c.hidden},
         }
-        self._fitting = Fitting(communicator) if context.config is not c else None
+        self.fitting = Fitting(communicator) if context.config is not c else None
         self._plans: PlanCache[BufferPlan] = PlanCache()
         self.sent = SentCalls(communicator.scheme.rounds.shared)
 
     def dispatch(
-        self, tensors: Named, row_format: RowFormat, out: Any, wait: bool
+        self,
+        tensors: Named,
+        row_format: RowFormat,
+        out: Any,
+        wait: bool,
+        joined: Callable[[DispatchOutput], DispatchOutput],
+        known: DispatchHandle | None = None,
     ) -> DispatchOutput | Pending[DispatchOutput]:
-        """A dispatch.
+        """A dispatch of one round.
 
         Args:
             tensors: every one that it takes.
             row_format: how rows travel.
             out: of `EPBuffer.dispatch`.
             wait: whether for the rows too, or only until they are sent.
+            joined: what becomes of its output where it was the first round of more.
+            known: the handle whose routing it has, or None. Ids and mask are among the tensors all the same.
 
         Raises:
             ArgumentError: a bad argument. Nothing was sent.
         """
-        communicator = self._communicator
-        if self._fitting is not None:
-            ids = self._fitting.ids_of_kernels(tensors["topk_idx"], tensors["active_mask"])
-            tensors = tensors | {"topk_idx": ids}
-        modes = {
-            "row_format": row_format,
-            "quant_mode": 2 * row_format.is_quantized,  # to rules, one quantisation is as good as another
-            "local_bypass": self._local_bypass(tensors, wait),
-            # a host that does not read ids leaves their copy to a kernel
-            "given_ids": getattr(tensors["topk_idx"], "dtype", None) if self._host.is_asynchronous else None,
-        }
-        communicator.scheme.check_rows(row_format)
-        plan = self._find(DISPATCH_OF_BUFFER, DispatchOfBuffer, tensors, modes)
+        communicator = self.communicator
+        if known is None:
+            tensors = self.with_ids_of_kernels(tensors)
+        modes = self.modes_of(tensors, row_format, wait and self.bypasses(tensors))
+        modes["is_routed"] = known is not None
+        plan = self.find(DISPATCH_OF_BUFFER, DispatchOfBuffer, tensors, modes)
         given: dict[str, torch.Tensor] = {}
         if communicator.has_outputs_in_window:
             given["tokens"] = communicator.window_tensor("rows", plan.specs["tokens"][1])
         asked = {} if out is None else self._asked(plan, tensors, out)
-        given |= asked if self._fitting is None else self._fitting.as_written(plan.made_specs, asked)
-        fitted = self._fitted(plan, tensors)
+        given |= asked if self.fitting is None else self.fitting.as_written(plan.made_specs, asked)
+        fitted = self.fitted(plan, tensors)
         bindings = plan.bind(fitted)
+        if known is not None:
+            given["expand_idx"] = known.expand_idx
+            bindings["send_counts"] = self._send_counts(known, plan, bindings)
         outputs = plan.make(given)
-        if self._tables and not self._host.is_asynchronous:
-            self._tables.keep(bindings | plan.bound(outputs))
+        if self.tables and not self.host.is_asynchronous:
+            self.tables.keep(bindings | plan.bound(outputs))
         handle = DispatchHandle(
-            buffer_id=self._buffer_id,
+            buffer_id=self.buffer_id,
             number=communicator.counts["dispatch"],
             dtype=tensors["x"].dtype,
             topk_idx=bindings["topk_idx"],
@@ -177,13 +182,15 @@ class BufferPlans:
             recv_offsets=outputs["recv_offsets"],
             assist_info=outputs["assist_info"],
             digest=communicator.backend.digest_ids(bindings["topk_idx"], bindings.get("mask")),
+            num_ranks=communicator.config.num_ranks,
+            num_local_experts=communicator.config.experts_on(communicator.rank),
             exchange_counts=outputs.get("exchange_counts"),
             active_mask=bindings.get("mask"),
             tables=outputs.get("tables"),
         )
         seen = outputs
-        if self._fitting is not None:
-            seen = self._fitting.all_seen(plan.specs, outputs)
+        if self.fitting is not None:
+            seen = self.fitting.all_seen(plan.specs, outputs)
         behind = {name: seen[name] for name in asked if name not in given}
         seen = {**seen, **asked}
         get = seen.get
@@ -192,16 +199,16 @@ class BufferPlans:
         )
 
         def finish() -> DispatchOutput:
-            if self._fitting is not None:
-                self._fitting.give_back(plan.symbols, tensors, fitted)
+            if self.fitting is not None:
+                self.fitting.give_back(plan.symbols, tensors, fitted)
                 for name, written in behind.items():
                     rows = None if name == "tokens_per_expert" else self._num_received(handle)
-                    self._fitting.copied(written, asked[name], rows)
-            return made
+                    self.fitting.copied(written, asked[name], rows)
+            return joined(made) if known is None and communicator.is_rung else made
 
         answer: DispatchOutput | Pending[DispatchOutput]
         answer = self._run(plan, bindings | plan.bound(outputs), finish, wait)
-        if communicator.memory.posts and not self._host.is_asynchronous:
+        if communicator.memory.posts and not self.host.is_asynchronous:
             handle.note_traffic(communicator.memory.traffic("dispatch"))
         return answer
 
@@ -220,45 +227,45 @@ class BufferPlans:
         Raises:
             ArgumentError: a bad argument. Nothing was sent.
         """
-        communicator, y = self._communicator, tensors["y"]
+        communicator, y = self.communicator, tensors["y"]
         tensors = tensors | {name: getattr(handle, name) for name in OF_HANDLE}
         modes = {
             "comm_quant_mode": 0 if comm_quantize is None else 2,
-            "local_bypass": comm_quantize is None and self._local_bypass(tensors, wait),
+            "local_bypass": wait and comm_quantize is None and self.bypasses(tensors),
             "in_place": False,
         }
         if not modes["local_bypass"]:
             tensors["expand_idx"] = None
         results = y
-        if self._fitting is not None and self._fitting.has_room(y):
-            y = tensors["y"] = self._fitting.stand_in(y)
+        if self.fitting is not None and self.fitting.has_room(y):
+            y = tensors["y"] = self.fitting.stand_in(y)
         shape = "n", communicator.config.hidden
-        check_tensor("y", y, shape=shape, dtypes=(handle.dtype,), device=self._host.device)
+        check_tensor("y", y, shape=shape, dtypes=(handle.dtype,), device=self.host.device)
         if communicator.has_outputs_in_window:
             place = communicator.window_tensor("results", y.dtype)
             modes["in_place"] = arguments.starts_at(place, y)
-        plan = self._find(COMBINE_OF_BUFFER, CombineOfBuffer, tensors, modes)
+        plan = self.find(COMBINE_OF_BUFFER, CombineOfBuffer, tensors, modes)
         arguments.check_results(y, handle, communicator)
-        fitted = self._fitted(plan, tensors)
-        if self._fitting is not None:
+        fitted = self.fitted(plan, tensors)
+        if self.fitting is not None:
             rows = self._num_received(handle)
-            fitted["y"] = self._fitting.results(results, rows, quantized=comm_quantize is not None)
+            fitted["y"] = self.fitting.results(results, rows, quantized=comm_quantize is not None)
         bindings = plan.bind(fitted)
         if handle.digest != communicator.backend.digest_ids(bindings["topk_idx"], bindings.get("mask")):
             raise other_ids_error(
                 "handle.topk_idx", f"dispatch {handle.number}", "Pass output.handle as dispatch made it."
             )
         if out is not None:
-            out = given_outputs.sized("out", out, plan.specs["out"], self._host.device)
+            out = given_outputs.sized("out", out, plan.specs["out"], self.host.device)
             read = {plan.symbols.operator.called(name): tensor for name, tensor in tensors.items()}
             given_outputs.check_apart({"out": out}, read | {"y": results})
-        outputs = plan.make({} if out is None or self._fitting else {"out": out})
+        outputs = plan.make({} if out is None or self.fitting else {"out": out})
 
         def finish() -> torch.Tensor:
-            if self._fitting is None:
+            if self.fitting is None:
                 return outputs["out"]
-            seen = self._fitting.all_seen(plan.specs, outputs)["out"]
-            return self._fitting.copied(seen, out)
+            seen = self.fitting.all_seen(plan.specs, outputs)["out"]
+            return self.fitting.copied(seen, out)
 
         answer: torch.Tensor | Pending[torch.Tensor]
         answer = self._run(plan, bindings | plan.bound(outputs), finish, wait)
@@ -266,29 +273,69 @@ class BufferPlans:
 
     def _asked(self, plan: BufferPlan, tensors: Named, out: Any) -> dict[str, torch.Tensor]:
         """Outputs that a dispatch's caller gives, by name; see `given_outputs.of_dispatch`."""
-        self._communicator.scheme.check_offers("out", "out", "given")
-        fitting = self._fitting
+        return self.asked(plan.specs, tensors, out)
+
+    def asked(self, specs: Mapping[str, TensorSpec], tensors: Named, out: Any) -> dict[str, torch.Tensor]:
+        """Outputs that a dispatch's caller gives, by name; see `given_outputs.of_dispatch`."""
+        self.communicator.scheme.check_offers("out", "out", "given")
+        fitting = self.fitting
 
         def contiguous(tokens: torch.Tensor) -> torch.Tensor:
             has_gaps = fitting is not None and fitting.has_room(tokens)
             return fitting.stand_in(tokens) if fitting is not None and has_gaps else tokens
 
-        return given_outputs.of_dispatch(out, plan.specs, tensors, self._host.device, contiguous)
+        return given_outputs.of_dispatch(out, specs, tensors, self.host.device, contiguous)
+
+    def with_ids_of_kernels(self, tensors: Named) -> Named:
+        """What a dispatch takes, with ids as kernels number experts."""
+        if self.fitting is None:
+            return tensors
+        ids = self.fitting.ids_of_kernels(tensors["topk_idx"], tensors["active_mask"])
+        return tensors | {"topk_idx": ids}
+
+    def modes_of(self, tensors: Named, row_format: RowFormat, bypasses: bool) -> dict[str, Any]:
+        """What a dispatch's plan depends on besides its tensors.
+
+        Raises:
+            ArgumentError: the scheme has no such rows.
+        """
+        self.communicator.scheme.check_rows(row_format)
+        return {
+            "row_format": row_format,
+            "quant_mode": 2 * row_format.is_quantized,  # to rules, one quantisation is as good as another
+            "local_bypass": bypasses,
+            # a host that does not read ids leaves their copy to a kernel
+            "given_ids": getattr(tensors["topk_idx"], "dtype", None) if self.host.is_asynchronous else None,
+        }
+
+    def _send_counts(self, known: DispatchHandle, plan: BufferPlan, bindings: Bindings) -> torch.Tensor:
+        """This rank's rows for each expert by a known routing: counted when it is first used again."""
+        counts: torch.Tensor | None = known.__dict__.get("send_counts")
+        if counts is None:
+            empty, c = self.communicator.backend.empty, self.communicator.context.config
+            sizes = {"send_counts": c.num_experts, "call_counts": c.num_experts, "expand_idx": bindings["num_ids"]}
+            if c.num_shared_ranks:
+                sizes["call_shared_counts"] = c.num_shared_ranks
+            made = {name: empty((size,), torch.int32) for name, size in sizes.items()}
+            variant = replace(plan.variant, placed=True)
+            self.communicator.run_phase(variant, bindings | made | {"is_later_round": 0}, "routing")
+            counts = known.__dict__["send_counts"] = made["send_counts"]
+        return counts
 
     @property
     def is_fitted(self) -> bool:
         """Whether kernels have other sizes than callers: native code has no calls of such a buffer."""
-        return self._fitting is not None
+        return self.fitting is not None
 
-    def _fitted(self, plan: BufferPlan, tensors: Named) -> Named:
+    def fitted(self, plan: BufferPlan, tensors: Named) -> Named:
         """Tensors as kernels read them."""
-        if self._fitting is None or plan.kernels is None:
+        if self.fitting is None or plan.kernels is None:
             return tensors
-        return self._fitting.given(plan.symbols, plan.kernels, tensors)
+        return self.fitting.given(plan.symbols, plan.kernels, tensors)
 
     def _num_received(self, handle: DispatchHandle) -> int | None:
         """How many rows a dispatch has delivered; None if that is to be waited for, or a peer has more."""
-        is_unknown = self._host.is_asynchronous or handle.exchange_counts is not None
+        is_unknown = self.host.is_asynchronous or handle.exchange_counts is not None
         return None if is_unknown else handle.num_received()
 
     def forget(self) -> None:
@@ -296,21 +343,21 @@ class BufferPlans:
         self._plans.clear()
         self.sent.forget()
 
-    def _local_bypass(self, tensors: Named, wait: bool) -> bool:
+    def bypasses(self, tensors: Named) -> bool:
         """Whether rows of this rank for itself may go straight to their places: in plain calls only."""
-        context = self._communicator.context
+        context = self.communicator.context
         if (
-            not (wait and context.local_bypass)
+            not context.local_bypass
             or context.exchange_rank is not None
             or context.config.num_special_experts
         ):
             return False
         return all(tensors.get(name) is None for name in UNUSUAL)
 
-    def _find(
+    def find(
         self, operator: Operator, kind: type[BufferPlan], tensors: Named, modes: dict[str, Any]
     ) -> BufferPlan:
-        described = self._host.describe(*tensors.values())
+        described = self.host.describe(*tensors.values())
         key = operator.name, described, *modes.values()
         plan = self._plans.get(key) if described is not None else None
         if plan is None:
@@ -324,7 +371,7 @@ class BufferPlans:
         self, operator: Operator, kind: type[BufferPlan], tensors: Named, modes: dict[str, Any]
     ) -> BufferPlan:
         """Checks every argument by every rule that does not depend on data."""
-        config, device, attributes = self._communicator.config, self._host.device, self._attributes[operator]
+        config, device, attributes = self.communicator.config, self.host.device, self._attributes[operator]
         for position, argument in enumerate(operator.tensors):
             value: Any = tensors.get(argument.name)
             needed = position < 2 or attributes.get(NEEDED_WITH.get(argument.only_with, ""), 0)
@@ -341,24 +388,27 @@ class BufferPlans:
         s = Symbols(operator, {**attributes, **modes, **tensors})
         for position, argument in enumerate(operator.tensors):
             check_argument(s, argument, tensors.get(argument.name), device)
-            if position == 0 and argument.name == "x":
+            if position == 0 and argument.name == "x" and not s["placed"]:
                 arguments.check_num_tokens("x", config, s["BS"])
+        call = replace(call_of(s), is_of_buffer=True)
+        if s["placed"] or s.get("is_long"):  # in as many rounds as it takes
+            call = replace(call, num_tokens=min(call.num_tokens, config.num_max_tokens_per_rank))
         try:
-            check_call(config, replace(call_of(s), is_of_buffer=True))
+            check_call(config, call)
         except ArgumentError as error:
             raise _as_called(error, operator.names) from None
-        check_given(self._communicator.scheme, config, s)
+        check_given(self.communicator.scheme, config, s)
         if s["comm_quant_mode"]:
-            self._communicator.scheme.check_offers("comm_quantize", "comm_quantize", "'int8'")
+            self.communicator.scheme.check_offers("comm_quantize", "comm_quantize", "'int8'")
         kernels = None
-        if self._fitting is not None:
+        if self.fitting is not None:
             kernels = Symbols(operator, {**self._of_kernels, **modes, **tensors})
         return kind(config, self._context, s.variant(), s, *inputs_of(s, tensors), kernels)
 
     def _run(self, plan: BufferPlan, bindings: Bindings, made: Callable[[], Any], wait: bool) -> Any:
-        run, variant, operator = self._communicator.run, plan.variant, plan.symbols.operator.name
+        run, variant, operator = self.communicator.run, plan.variant, plan.symbols.operator.name
         if not wait:
-            self._communicator.scheme.check_offers("wait", "wait", False)
+            self.communicator.scheme.check_offers("wait", "wait", False)
         if wait:
             run(variant, bindings)
             return made()

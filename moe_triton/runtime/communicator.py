@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from multiprocessing.util import Finalize
 from typing import Literal
@@ -42,7 +42,17 @@ from moe_triton.schemes.rank_context import Operator
 # Orders the uses of a process's communicators; it is the same on every rank, since all make the same calls.
 _clock = itertools.count(1)
 
+_BELL_MASK = 0x7FFFFFFF
+_WORD_BYTES = 4
+
 _LEFT = "="  # before texts in the store, where some words mean that nothing is there
+
+
+def bell_of(count: int) -> int:
+    """The word that a call in rounds rings with, whose first round is a buffer's dispatch of this number, from
+    1 on. It is not 0, as fresh memory is, and no call has that of another one.
+    """
+    return count % _BELL_MASK + 1
 
 
 class Communicator(Exclusive):
@@ -113,11 +123,27 @@ class Communicator(Exclusive):
         self._last: dict[str, Executable] = {}
         self._in_flight = InFlight(self.scheme.rounds.shared)
         self._is_in_graph = False
+        self.bells = self._make_bells()
         self._unread = UnreadRuns() if self.backend.is_asynchronous else None
         self.last_use = 0
         of_group_ranks = meetings[0].rank, meetings[0].num_ranks
         self._notes = Notes(meetings[0].store, *of_group_ranks, self.backend.waits.are_seen)
         super().__init__(self.backend.waits)
+
+    def _make_bells(self) -> list[memoryview]:
+        """Words that calls in rounds ring: in this rank's window, and where posts are relayed in those of its
+        server. None on devices, where the host reads no window: every rank says there what is to come.
+        """
+        calls = self.layout.calls
+        if calls is None or self.backend.is_asynchronous:
+            return []
+        windows = [self._windows[0].tensor()]
+        if self.scheme.relays:
+            ranks = self.config.topology.neighbours(self.rank)
+            windows += [self._windows[0].view(rank) for rank in ranks if rank != self.rank]
+        places = [calls.bell.offset(zone=zone) for zone in range(self.layout.num_zones)]
+        words = (window[place : place + _WORD_BYTES] for window in windows for place in places)
+        return [memoryview(word.numpy()).cast("i") for word in words]
 
     def _meet(self) -> None:
         """Checks that flags reach every peer, and compiles the barrier that a graph may need."""
@@ -168,6 +194,76 @@ class Communicator(Exclusive):
         except BaseException as error:
             self._give_up_at(operator, number, error)
             raise
+
+    def run_phase(self, variant: Variant, bindings: Bindings, phase: Phase, zone: int | None = None) -> None:
+        """Runs one phase of a dispatch in rounds; or what goes before a combine of one.
+
+        Args:
+            variant: what it is specialised for.
+            bindings: a tensor or an integer for each placeholder of its plan that is not scratch.
+            phase: which one (`moe_triton.schemes.scheme.Scheme.phase`).
+            zone: that it works in; None for the zone of the round that goes on.
+
+        Raises:
+            BufferStateError: closed, broken or in use by another thread; or a call is sent and not waited for.
+            CommunicationTimeoutError: a rank's data did not come in time; the communicator is then broken.
+        """
+        self._alone(self._run_phase, variant, bindings, phase, zone)
+
+    def _run_phase(self, variant: Variant, bindings: Bindings, phase: Phase, zone: int | None) -> None:
+        operator: Operator = "dispatch" if isinstance(variant, DispatchVariant) else "combine"
+        self.last_use = next(_clock)
+        capturing = self.backend.is_capturing()
+        if self._unread is not None:
+            self._look_back()
+            self._rounds.check_graph(capturing)
+        if self._in_flight.variants:
+            self._in_flight.check(operator, False, capturing)
+        if phase in ("count", "entries"):
+            self._rounds.begin(operator)
+        if zone is None:
+            zone = self._rounds.zone(operator)
+        executable = self._executables.operator(variant, zone, phase, 1)
+        number = self.counts[operator]
+        try:
+            self._execute(operator, executable, bindings, turn=phase in ("fill", "refill"))
+        except BaseException as error:
+            self._give_up_at(operator, number, error)
+            raise
+
+    def zone(self, operator: Operator, ahead: int = 0) -> int:
+        """The zone of an operator's next run, or of one so many runs behind it."""
+        return (self._rounds.zone(operator) + ahead) % self.scheme.rounds.num_zones
+
+    def abandon(self, operator: str, error: BaseException) -> None:
+        """Ends a call between two of its phases: peers wait for what does not come any more.
+
+        Args:
+            operator: of the call.
+            error: why.
+        """
+        self._give_up_at(operator, self.counts[operator], error)
+
+    @property
+    def is_rung(self) -> bool:
+        """Whether the dispatch that has just ended was the first round of more, as some rank says."""
+        word = bell_of(self._rounds.record.counts[0])  # of dispatches
+        for bell in self.bells:  # a loop: this runs in every call
+            if bell[0] == word:
+                return True
+        return False
+
+    def call_words(self, zone: int) -> torch.Tensor:
+        """(EP, words) int32 in the window: what each rank has said of a call in rounds.
+
+        Args:
+            zone: of the call's first round.
+        """
+        calls = self.layout.calls
+        assert calls is not None
+        first, ranks = calls.counts.offset(zone=zone), calls.counts.extent("source")
+        memory = self._fixed["window"][first : first + ranks * calls.counts.stride("source")]
+        return memory.view(torch.int32).view(ranks, -1)[:, : calls.counts.extent("entry")]
 
     def barrier(self, timeout_us: int | None = None) -> None:
         """Waits for every rank of the group, ``timeout_us`` at most; None for the buffer's timeout.
@@ -450,6 +546,7 @@ class Communicator(Exclusive):
     def _give_back(self) -> None:
         if self._unread is not None:
             self.backend.synchronize()  # running kernels use the memory that is released here
+        self.bells.clear()
         self._executables.clear()
         self._local.clear()
         self._last.clear()

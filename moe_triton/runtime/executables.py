@@ -83,7 +83,24 @@ class PlanMemory:
         return sum(t.numel() * t.element_size() for name, t in self.bindings.items() if name not in windows)
 
 
-Phase = Literal["whole", "setup", "teardown"]
+Phase = Literal[
+    "whole",
+    "setup",
+    "teardown",
+    # of a call in rounds (`moe_triton.schemes.scheme.Scheme.phase`)
+    "routing",
+    "announce",
+    "hear",
+    "starts",
+    "count",
+    "rows",
+    "entries",
+    "fill",
+    "refill",
+    "late_fill",
+    "gather",
+]
+HALVES = "whole", "setup", "teardown"
 # Variant, zone, phase and parts of an operator; for a barrier, its timeout in place of the variant.
 Key = tuple[Variant | int | None, int, Phase, int]
 Kept = tuple[dict[Key, Executable], PreparedCalls]
@@ -164,7 +181,10 @@ class Executables:
         of, zone, phase, parts = key
         if of is None or isinstance(of, int):
             return self._scheme.barrier(zone, of)
-        plan = cast(Plan, getattr(self._scheme, phase)(of, zone, parts))
+        if phase in HALVES:
+            plan = cast(Plan, getattr(self._scheme, phase)(of, zone, parts))
+        else:
+            plan = self._scheme.phase(phase, of, zone)
         return self._settings.tuned(plan)
 
     def compile(self, plan: Plan) -> Executable:

@@ -125,7 +125,8 @@ class Scheme(SchemeFacts):
 
     refuses: ClassVar[Mapping[str, Refusal]] = {}
     """What it cannot do: "torch_npu", its functions; "torch_npu halves", setup and teardown among them;
-    "several servers", reach ranks of other servers; "several scales", rows with more than one.
+    "several servers", reach ranks of other servers; "several scales", rows with more than one; "rounds",
+    dispatches whose rows have places, as those in rounds.
     """
     takes: ClassVar[frozenset[str]] = frozenset()
     """What it takes of the arguments that not every scheme does (`TensorArgument.by_scheme`), by name."""
@@ -150,6 +151,21 @@ class Scheme(SchemeFacts):
     """
     sums_alike: ClassVar[bool] = True
     """Whether combine's sums have the bits of the product's other schemes: then any may stand for it."""
+
+    @property
+    def sends_ahead(self) -> bool:
+        """Whether rows of a round may be sent before the one before it is arranged."""
+        return False
+
+    @property
+    def relays(self) -> bool:
+        """Whether ranks hear of others through ranks of their own server."""
+        return False
+
+    @property
+    def sums_placed(self) -> bool:
+        """Whether a combine takes results from the places that rows of its dispatch had, without a copy."""
+        return False
 
     def __init__(self, context: RankContext) -> None:
         self.context = context.of(self)
@@ -196,6 +212,18 @@ class Scheme(SchemeFacts):
             parts: that its tokens are cut into.
         """
         plan: Plan = self.plans[type(variant)](self.context, variant, zone, parts).whole()
+        return plan
+
+    def phase(self, name: str, variant: Variant, zone: int) -> Plan:
+        """The plan of one phase of an operator in rounds.
+
+        Args:
+            name: a method of what builds its plans: "routing", "announce", "hear", "starts", "count", "rows",
+                "entries", "fill", "refill" or "late_fill" of a dispatch, "gather" of a combine.
+            variant: what it is specialised for.
+            zone: that it is built for; 0 where kernels look it up.
+        """
+        plan: Plan = getattr(self.plans[type(variant)](self.context, variant, zone, 1), name)()
         return plan
 
     def barrier(self, zone: int, timeout_us: int | None = None) -> Plan:

@@ -68,7 +68,7 @@ class Dispatch(DispatchSteps):
     def whole(self) -> Plan:
         """All of it: what sends goes on with the wait."""
         phases = [*self._send(), *self._receive()]
-        return self.plan([*self._before_send(), *joined(phases, FUSED), *self._after()])
+        return self.plan([*self._before_send(), *joined(phases, FUSED), *self.arrangement()])
 
     def setup(self) -> Plan:
         """Up to the flags."""
@@ -76,10 +76,15 @@ class Dispatch(DispatchSteps):
 
     def teardown(self) -> Plan:
         """From the wait on."""
-        return self.plan([*joined(self._receive(), FUSED), *self._after()])
+        return self.plan([*joined(self._receive(), FUSED), *self.arrangement()])
+
+    def count(self) -> Plan:
+        """Of a call in rounds: sends a round, and waits until it is known what has come of it."""
+        phases = [*self._send(), *self._receive()]
+        return self.plan([*self._before_send(), *joined(phases, FUSED)], phase="count")
 
     def _before_send(self) -> list[Launch]:
-        return [*self.before_routing(), self.route_and_pack()]
+        return [*self.before_routing(), *self.route_or_pack()]
 
     def _send(self) -> list[Launch]:
         """Steps 1 and 2: counts and rows; behind them, when all are there, the flags, or posts."""
@@ -94,6 +99,6 @@ class Dispatch(DispatchSteps):
         wait = self.launch("wait", BLOCKS_WAIT, expected_rows=0)
         return [wait, self.offsets(slots, sees_all=False, by_source=True)]
 
-    def _after(self) -> list[Launch]:
+    def arrangement(self) -> list[Launch]:
         """Step 4: to expert order, out of the window. Flags are numbers: there is nothing to clear."""
         return [self.arrange(self.row), *self.record_waits(self.context.num_local_experts)]

@@ -138,7 +138,7 @@ class BlocksLayout(Layout):
         return entry_per_rank("barrier_status", 0, self._barrier_bytes, self.config.num_ranks, self.num_zones)
 
     @property
-    def state_bytes(self) -> int:
+    def entries_bytes(self) -> int:
         """Barrier entries of both zones."""
         return align(self.num_zones * self._barrier_bytes, SLOT_ALIGN)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moe_triton.core.ascendc import DISPATCH_WAIT, ENTRY_KERNELS, POST_STATUS, ZONE
+from moe_triton.core.ascendc import DISPATCH_WAIT, ENTRY_KERNELS, POST_STATUS, POSTING, ZONE
 from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel, numbers
 
 # Rows of T tokens to K routed and S shared experts; M routed experts.
@@ -64,7 +64,29 @@ EXCHANGE_SEND = AscendCKernel(
     ),
 )
 
-KERNELS = (*ENTRY_KERNELS, DISPATCH_OFFSETS, EXCHANGE_SEND)
+# Before a call in rounds: a header and this rank's counts of the whole call to every rank, and an entry that
+# announces them. To a queued peer they are posted. And a word in every rank's window that such a call rings.
+CALL_POST = AscendCKernel(
+    "call_post",
+    (
+        Arg("header", "*i32", "in"),  # `moe_triton.core.records.CALL_HEADER`
+        Arg("counts", "*i32", "in"),  # (M,)
+        Arg("shared_counts", "*i32", "in"),  # (R,), or null if R = 0
+        *numbers("i64", "num_experts num_shared_ranks"),
+        Arg("peers", "*i64", "in"),
+        *numbers("i64", "num_ranks rank"),
+        Arg("bell", "i64", "value"),  # the word to ring with, or 0: no rank has to hear of it
+        Arg("call", "i64", "value"),  # the call word of the entries
+        *ZONE,
+        *POSTING,
+        Arg("slots", "direct_counts", "value"),
+        Arg("status", "dispatch_status", "value"),
+        Arg("bells", "indexed_slots", "value"),
+        Arg("report", "*i32", "out"),
+    ),
+)
+
+KERNELS = (*ENTRY_KERNELS, DISPATCH_OFFSETS, EXCHANGE_SEND, CALL_POST)
 # Flags follow rows of a launch, or stand alone.
 EXCHANGE = FusedKernel("exchange", (EXCHANGE_SEND, POST_STATUS, DISPATCH_WAIT), frozenset({1}))
 FUSED = (EXCHANGE,)

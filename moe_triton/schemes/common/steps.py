@@ -11,10 +11,11 @@ from moe_triton.core import traffic
 from moe_triton.core.ascendc import DISPATCH_WAIT, POST_STATUS
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.core.plan import Launch, Part, Placeholder, Plan, Stream, Value, joined
-from moe_triton.core.records import TRAFFIC
+from moe_triton.core.records import CALL_HEADER, TRAFFIC
 from moe_triton.core.region import REGION_DIMS, Region
 from moe_triton.kernels.arrange import arrange_kernel
 from moe_triton.kernels.pack import pack_kernel
+from moe_triton.kernels.places import add_counts_kernel, move_rows_kernel, places_kernel, starts_kernel
 from moe_triton.kernels.rms_norm import rms_norm_kernel
 from moe_triton.kernels.route import route_kernel
 from moe_triton.kernels.route_pack import route_pack_kernel
@@ -22,10 +23,10 @@ from moe_triton.kernels.select import select_kernel
 from moe_triton.kernels.share import share_kernel
 from moe_triton.kernels.waits import waits_of_dispatch_kernel
 from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
-from moe_triton.layout import NUM_ZONES, ORIGIN, UB_ALIGN, WORD_BYTES, SlotLayout
+from moe_triton.layout import NUM_ZONES, ORIGIN, UB_ALIGN, WORD_BYTES, CallRegions, SlotLayout
 from moe_triton.layout.call_word import call_word, combine_bits
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
-from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS, FUSED
+from moe_triton.schemes.common.ascendc import CALL_POST, DISPATCH_OFFSETS, FUSED
 from moe_triton.schemes.rank_context import COMBINE_KIND, COUNTED, OPERATORS, Operator, Peers, RankContext
 
 NO_SLOTS = (0,) * (1 + 2 * len(REGION_DIMS["dispatch_slots"]))
@@ -106,6 +107,7 @@ class Steps:
             "kept_zone": self.keeping,
             "turned": self.turning,
             "traffic": 0,
+            "places": 0,
         }
         if variant is None:
             return
@@ -121,6 +123,7 @@ class Steps:
             "active_index": Placeholder("active_index") if self.is_masked else 0,
             "waited_us": Placeholder("waited") if variant.waits else 0,
             "kept_rank": context.rank if variant.local_bypass else -1,
+            "places": Placeholder("places") if variant.placed else 0,
         }
 
     def launch(
@@ -157,9 +160,9 @@ class Steps:
             step, kernel, tuple(filled), self.context.num_blocks if blocks is None else blocks, stream
         )
 
-    def plan(self, launches: Iterable[Launch], overlap: bool = False) -> Plan:
-        """The plan of these launches."""
-        return Plan(self.operator, self.zone, tuple(launches), overlap)
+    def plan(self, launches: Iterable[Launch], overlap: bool = False, phase: str = "") -> Plan:
+        """The plan of these launches; of one phase of a call in rounds, or all of an operator, or a half."""
+        return Plan(self.operator, self.zone, tuple(launches), overlap, phase)
 
     def in_memory(self, stride: int, *, kept: bool = True) -> dict[str, Value]:
         """How a Triton kernel that is given zone 0 finds the right one, ``stride`` elements from it."""
@@ -314,6 +317,8 @@ class DispatchSteps(Steps):
             "out_origins": Placeholder("origins"),
             "out_weights": Placeholder("weights") if variant.weights else 0,
         }
+        if variant.routed:
+            self.usual["counts"] = Placeholder("send_counts")
 
     def rows_to_send(self) -> dict[str, Value]:
         """Where the rows that are sent are."""
@@ -359,6 +364,15 @@ class DispatchSteps(Steps):
             self.variant.dtype, self.config.hidden, *self._rows_to_pack, **self._taking
         )
         return self.launch("route + pack", kernel, **self._packing(0, parts, scales), **self._routing)
+
+    def route_or_pack(self, parts: int = 1, scales: Placeholder | None = None) -> list[Launch]:
+        """`route_and_pack`, or what is left of it where the routing is known."""
+        if not self.variant.routed:
+            return [self.route_and_pack(parts, scales)]
+        if not self.is_quantized:
+            return []
+        kernel = pack_kernel(self.variant.dtype, self.config.hidden, *self._rows_to_pack)
+        return [self.launch("pack", kernel, **self._packing(0, parts, scales))]
 
     @property
     def _rows_to_pack(self) -> tuple[int, bool, str, int, int]:
@@ -406,10 +420,128 @@ class DispatchSteps(Steps):
 
     def arrange(self, slot: SlotLayout) -> Launch:
         """Step 4: to expert order, out of slots in the window, where there are no entries to clear."""
-        kernel = arrange_kernel(slot, self.variant.weights, None, self.context.zones_on_device)
+        kernel = arrange_kernel(
+            slot, self.variant.weights, None, self.context.zones_on_device, placed=self.variant.placed
+        )
         window: dict[str, Value] = dict.fromkeys(("slots", "slot_scales", "entries"), Placeholder("window"))
         nothing: dict[str, Value] = {"num_entries": 0, "zone_stride": 0}
         return self.launch("arrange", kernel, zone=self.zone_cell, **window, **nothing)
+
+
+    # What a call in rounds is run by, phase by phase (`moe_triton.runtime.placed_calls`).
+
+    def routing(self) -> Plan:
+        """Routes a round's tokens, and adds its counts to those of the call."""
+        c = self.config
+        totals = [("send_counts", "call_counts", c.num_experts)]
+        if c.num_shared_ranks:
+            totals.append(("shared_counts", "call_shared_counts", c.num_shared_ranks))
+        kept: dict[str, Value] = {"kept": Placeholder("is_later_round")}
+        added = [
+            self.launch(
+                "add counts",
+                add_counts_kernel(),
+                1,
+                counts=Placeholder(counts),
+                totals=Placeholder(total),
+                number=number,
+                **kept,
+            )
+            for counts, total, number in totals
+        ]
+        return self.plan([*self.before_routing(), self.route(), *added], phase="routing")
+
+    def announce(self) -> Plan:
+        """Says to every rank what the call has."""
+        calls = self._calls
+        shared = Placeholder("call_shared_counts") if self.config.num_shared_ranks else 0
+        post = self.launch(
+            "announce",
+            CALL_POST,
+            1 if not self.context.capabilities.owns_cores else None,
+            header=Placeholder("call_header"),
+            counts=Placeholder("call_counts"),
+            shared_counts=shared,
+            bell=Placeholder("bell"),
+            **self.posting(),
+            slots=calls.counts,
+            status=calls.status,
+            bells=calls.bell,
+        )
+        return self.plan([post], phase="announce")
+
+    def hear(self) -> Plan:
+        """Waits for what every rank has said of the call."""
+        return self.plan([self.wait_for_ranks("wait for calls", self._calls.status)], phase="hear")
+
+    def starts(self) -> Plan:
+        """Finds where rows of the call belong, once all ranks are heard."""
+        calls, context = self._calls, self.context
+        shared, rank = self.config.num_shared_ranks, context.rank
+        column = rank if rank < shared else shared + (rank - shared) * self.config.num_local_experts
+        starts = self.launch(
+            "starts",
+            starts_kernel(context.zones_on_device),
+            1,
+            counts=Placeholder("window", calls.counts.offset(zone=self.zone)),
+            recv_offsets=Placeholder("call_offsets"),
+            tokens_per_expert=Placeholder("call_tokens_per_expert"),
+            source_stride=calls.counts.stride("source") // WORD_BYTES,
+            first_column=CALL_HEADER.num_words + column,
+            alignment=Placeholder("alignment"),
+            stride=Placeholder("expert_stride"),
+            **self.in_memory(calls.counts.stride("zone") // WORD_BYTES, kept=False),
+        )
+        return self.plan([starts], phase="starts")
+
+    def fill(self) -> Plan:
+        """Brings a round's rows to their places."""
+        return self.plan([self.find_places(), *self.arrangement()], phase="fill")
+
+    def refill(self) -> Plan:
+        """The same where places are known."""
+        return self.plan(self.arrangement(), phase="refill")
+
+    def arrangement(self) -> list[Launch]:
+        """What brings received rows to where they belong, and what follows."""
+        raise NotImplementedError
+
+    def find_places(self) -> Launch:
+        """The place of each row of a round."""
+        return self.launch(
+            "places",
+            places_kernel(),
+            self.blocks_of_words,
+            recv_offsets=self.true_offsets,
+            capacity=Placeholder("num_places"),
+            room=self.context.capacity,
+        )
+
+    def late_fill(self) -> Plan:
+        """To their places what a round has delivered before anybody knew that there are more."""
+        moved = [("rows", self.slot.row_bytes // WORD_BYTES, "round_tokens", "tokens")]
+        if self.slot.num_scales:
+            moved.append(("scales", self.slot.num_scales, "round_scales", "scales"))
+        if self.variant.weights:
+            moved.append(("weights", 1, "round_weights", "weights"))
+        moves = [
+            self.launch(
+                f"move {name}",
+                move_rows_kernel(words, False),
+                rows=Placeholder(rows),
+                out=Placeholder(out),
+                room=self.context.capacity,
+                capacity=Placeholder("num_places"),
+            )
+            for name, words, rows, out in moved
+        ]
+        return self.plan([self.find_places(), *moves], phase="late fill")
+
+    @property
+    def _calls(self) -> CallRegions:
+        calls = self.layout.calls
+        assert calls is not None
+        return calls
 
 
 class CombineSteps(Steps):
@@ -431,6 +563,20 @@ class CombineSteps(Steps):
             "num_copy": num_copy,
             "num_const": num_const,
         }
+
+    def gather(self) -> Plan:
+        """A round's results one after the other, from the places that rows of its dispatch had."""
+        words = self.config.hidden * self.variant.dtype.itemsize // WORD_BYTES
+        last = WORD_BYTES * (self.context.num_entries - 1)
+        gather = self.launch(
+            "gather",
+            move_rows_kernel(words, True),
+            places=Placeholder("places"),
+            num_rows=Placeholder("recv_offsets", last),
+            out=Placeholder("gathered"),
+            room=Placeholder("room_of_gathered"),
+        )
+        return self.plan([gather], phase="gather")
 
     def total(self, features: SumFeatures, blocks: int | None = None, /, **values: Value) -> Launch:
         """Step 4: results, summed by weight: where a norm follows to its sums, elsewhere to the output."""

@@ -14,6 +14,7 @@ row: rows that have any are of half as many bytes as there is room for.
 from __future__ import annotations
 
 from functools import cached_property
+from typing import ClassVar
 
 from moe_triton.core.region import Region, region_of
 from moe_triton.layout import (
@@ -35,6 +36,8 @@ class DirectLayout(Layout):
     Rows are strided for 16 bits an element in the region's size, and closely packed in a call, since the
     output is a tensor that users get.
     """
+
+    has_calls: ClassVar = False  # outputs lie in the window, which has room for one round
 
     @cached_property
     def capacity(self) -> int:
@@ -87,7 +90,7 @@ class DirectLayout(Layout):
         return self._status("barrier_status", 3)
 
     @property
-    def state_bytes(self) -> int:
+    def entries_bytes(self) -> int:
         """Counts and entries of both zones."""
         return self.num_zones * self._state_zone_bytes
 

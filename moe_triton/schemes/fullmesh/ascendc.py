@@ -104,6 +104,8 @@ INBAND_RECEIVE = AscendCKernel(
     (
         Arg("window", "*i8", "inout"),
         Arg("recv_offsets", "*i32", "in"),  # (localE, EP) inclusive prefix sums
+        # (A,) where row, scales and weight go, below 0: nowhere; null: to the row's own number
+        Arg("places", "*i32", "in"),
         Arg("waited_us", "*i32", "inout"),  # (localE, EP): raised to when the last row came; or null
         *numbers("i64", "num_entries num_ranks"),
         *_ROW,
@@ -121,6 +123,7 @@ INBAND_RECEIVE = AscendCKernel(
 # Results that go back, and to whom.
 _RESULTS = (
     Arg("origins", "*i32", "in"),  # (A, 3): source rank, token, k
+    Arg("places", "*i32", "in"),  # (A,) which of `rows` is the result of each of them; null: its own number
     Arg("recv_offsets", "*i32", "in"),  # inclusive prefix sums; the last one is the number of rows
     Arg("num_entries", "i64", "value"),  # 0: there is nothing to send
     Arg("capacity", "i64", "value"),  # rows in `rows`

@@ -217,6 +217,7 @@ class Combine(CombineSteps):
             quantized=variant.block_quantize,
             by_expert=context.is_version_1,
             own=variant.local_bypass,
+            placed=variant.local_bypass and variant.placed,
             fp32_out=variant.norm,
             zoned=context.zones_on_device,
             listed=is_listed,

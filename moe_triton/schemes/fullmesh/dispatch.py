@@ -66,7 +66,7 @@ class Dispatch(DispatchSteps):
         if self._receives_while_sending():
             return self.plan(self._split(), self.context.overlaps)
         first = self._until_sent(self._receive(self.parts, is_same_launch=True))
-        return self.plan([*first, *self._after_receiving()], self.context.overlaps)
+        return self.plan([*first, *self.arrangement()], self.context.overlaps)
 
     def setup(self) -> Plan:
         """Up to and including the flags; rows are quantised and sent in parts."""
@@ -74,7 +74,21 @@ class Dispatch(DispatchSteps):
 
     def teardown(self) -> Plan:
         """From the wait on, in one part."""
-        return self.plan([*joined(self._receive(1, is_same_launch=False), FUSED), *self._after_receiving()])
+        return self.plan([*joined(self._receive(1, is_same_launch=False), FUSED), *self.arrangement()])
+
+    def count(self) -> Plan:
+        """Of a call in rounds: sends a round, and waits until it is known what has come of it."""
+        return self.plan([*self._until_sent(self._receive(1, is_same_launch=True))], phase="count")
+
+    def rows(self) -> Plan:
+        """Of a call in rounds: rows of a round, for slots that nobody looks at before `entries`."""
+        steps = [*self.before_routing(), *self.route_or_pack()]
+        return self.plan([*steps, self._send_rows(0, 1, posts=False)], phase="rows")
+
+    def entries(self) -> Plan:
+        """Of a call in rounds: what follows the `rows` of a round once the one before it is arranged."""
+        phases = [self._send_rows(0, 1, sends=False), *self._receive(1, is_same_launch=True)]
+        return self.plan(joined(phases, FUSED), phase="entries")
 
     def _in_parts(self) -> list[Launch]:
         """Each part sends rows, and takes those that have come for the launch that arranges them.
@@ -89,7 +103,7 @@ class Dispatch(DispatchSteps):
             phases.append(self._take_rows(part))
             received.append(joined([replace(phase, blocks=blocks) for phase in phases], FUSED))
         arranged = [[self._arrange(part, self.parts)] for part in range(self.parts)]
-        steps = [*self.before_routing(), self.route_and_pack()]
+        steps = [*self.before_routing(), *self.route_or_pack()]
         return [*steps, *pipelined(received, arranged), *self._after_arranging()]
 
     def _receives_while_sending(self) -> bool:
@@ -108,14 +122,14 @@ class Dispatch(DispatchSteps):
             self.launch("arrange", INBAND_COLLECT if self.inband else DISPATCH_RECEIVE, status=self.status),
         ]
         together = split(phases, self.context.receiving_blocks, FUSED)
-        return [*self.before_routing(), self.route_and_pack(), *together, *self._after_arranging()]
+        return [*self.before_routing(), *self.route_or_pack(), *together, *self._after_arranging()]
 
     def _until_sent(self, phases: list[Launch]) -> list[Launch]:
         """Up to the flags, and what the last launch goes on with."""
         phases, steps = [*self._post(), *phases], self.before_routing()
         if not self.is_quantized:  # nothing to compute that sending could hide
-            return [*steps, self.route(), *joined([self._send_rows(0, 1), *phases], FUSED)]
-        packs = [[self.route_and_pack(self.parts)], *([self.pack(part)] for part in range(1, self.parts))]
+            return [*steps, *self.route_or_pack(), *joined([self._send_rows(0, 1), *phases], FUSED)]
+        packs = [self.route_or_pack(self.parts), *([self.pack(part)] for part in range(1, self.parts))]
         sends = [[self._send_rows(part, self.parts)] for part in range(self.parts)]
         sends[-1] = joined([*sends[-1], *phases], FUSED)
         return [*steps, *pipelined(packs, sends)]
@@ -136,7 +150,8 @@ class Dispatch(DispatchSteps):
         blocks = self.context.blocks("communication", parts if self.is_quantized else 1)
         return [replace(phase, blocks=blocks) for phase in (wait, offsets, *rows)]
 
-    def _after_receiving(self) -> list[Launch]:
+    def arrangement(self) -> list[Launch]:
+        """Step 4 in one part, and what follows."""
         return [self._receive_inband() if self.inband else self._arrange(0, 1), *self._after_arranging()]
 
     def _after_arranging(self) -> list[Launch]:
@@ -148,16 +163,26 @@ class Dispatch(DispatchSteps):
             steps += gather_steps(self)
         return [*steps, *self.record_waits(self.context.num_local_experts)]
 
-    def _send_rows(self, part: int, parts: int, begun: Value = 0) -> Launch:
-        """Steps 1 and 2: rows to their slots; before the first part, an entry to every expert's rank."""
+    def _send_rows(
+        self, part: int, parts: int, begun: Value = 0, *, sends: bool = True, posts: bool = True
+    ) -> Launch:
+        """Steps 1 and 2: rows to their slots; before the first part, an entry to every expert's rank.
+
+        Args:
+            part: which one.
+            parts: of how many.
+            begun: where blocks note that they have begun.
+            sends: False to post entries alone.
+            posts: False to send rows alone.
+        """
         return self.launch(
             "send",
             INBAND_SEND if self.inband else DISPATCH_SEND,
             self.context.blocks("communication", parts),
             **self.rows_to_send(),
-            **tokens_of(part, parts),
+            **(tokens_of(part, parts) if sends else {"num_tokens": 0}),
             row_bytes=self.slot.scaled_bytes if self.is_quantized else self.slot.row_bytes,
-            post_status=int(part == 0),
+            post_status=int(part == 0 and posts),
             begun=begun,
             window=Placeholder("window") if self.posts else 0,
             out_offset=self.layout.in_bytes if self.posts else 0,
@@ -189,7 +214,12 @@ class Dispatch(DispatchSteps):
         own_parts = max(1, parts - 1)
         is_owning = self.variant.local_bypass and part < own_parts
         kernel = arrange_kernel(
-            slot, self.variant.weights, own if is_owning else None, context.zones_on_device, parted=parts > 1
+            slot,
+            self.variant.weights,
+            own if is_owning else None,
+            context.zones_on_device,
+            parted=parts > 1,
+            placed=self.variant.placed,
         )
         values: dict[str, Value] = {
             "slots": Placeholder("window"),

@@ -73,7 +73,7 @@ class WindowLayout(Layout):
         return max(STATE_ZONE_STRIDE, self._barrier_offset + 2 * STATE_RANKS_BYTES)
 
     @cached_property
-    def state_bytes(self) -> int:
+    def entries_bytes(self) -> int:
         """Entries of both zones."""
         return max(STATE_BYTES, align(self.num_zones * self._state_zone_stride, SLOT_ALIGN))
 

@@ -69,6 +69,16 @@ class Fullmesh(SplitScheme):
         is_plain = is_plain and not context.receiving_blocks
         self.local_bypass = is_plain and not context.config.is_shared_rank(context.rank)
 
+    @property
+    def sends_ahead(self) -> bool:
+        """Tells that rows may, where hosts know zones: entries follow, so zones are safe as ever."""
+        return not (self.context.zones_on_device or self.queued_peers)
+
+    @property
+    def sums_placed(self) -> bool:
+        """Tells that results are sent from wherever they are."""
+        return True
+
     @classmethod
     def space(cls, config: Config, capabilities: Capabilities, cores: int) -> Space:
         """Lists settings to search. Operators are cut as well, into parts or by blocks, unless they post."""

@@ -53,18 +53,27 @@ class Dispatch(DispatchSteps):
 
     def whole(self) -> Plan:
         """All of it: what sends goes on with the relay and the wait."""
+        return self.plan([*self._until_counted(), *self.arrangement()])
+
+    def count(self) -> Plan:
+        """Of a call in rounds: sends a round, and waits until it is known what has come of it."""
+        return self.plan(self._until_counted(), phase="count")
+
+    def _until_counted(self) -> list[Launch]:
         c, context = self.config, self.context
         outer = outer_table_kernel(c.num_topk, self.layout.num_servers, context.target)
         phases = [self._send(), self._relay(), *self._receive()]
-        steps = [
+        return [
             *self.before_routing(),
-            self.route_and_pack(),
+            *self.route_or_pack(),
             self.launch("outer table", outer, self.blocks_of_words),  # which servers each token goes to
             *joined(phases, FUSED),
             self._inner_table(),
-            self.arrange(self.slot),  # the wait has cleared its entries
         ]
-        return self.plan(steps)
+
+    def arrangement(self) -> list[Launch]:
+        """To expert order."""
+        return [self.arrange(self.slot)]  # the wait has cleared its entries
 
     @property
     def _in_slot(self) -> dict[str, Value]:

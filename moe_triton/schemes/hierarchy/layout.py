@@ -144,7 +144,7 @@ class HierarchyLayout(Layout):
         return entry_per_rank("return_status", self.token_counts.end, size, self.ranks_per_server)
 
     @property
-    def state_bytes(self) -> int:
+    def entries_bytes(self) -> int:
         """Flags and entries of both zones."""
         return align(self.return_status.end, SLOT_ALIGN)
 

@@ -85,6 +85,11 @@ class Hierarchy(Scheme):
         **REFUSED_ON_A2,
     }
 
+    @property
+    def relays(self) -> bool:
+        """Tells that tokens of other servers come from ranks of this one."""
+        return True
+
     @classmethod
     def space(cls, config: Config, capabilities: Capabilities, cores: int) -> Space:
         """Lists settings to search. Who posts to other servers may be chosen as well, where several can."""
