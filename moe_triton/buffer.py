@@ -389,17 +389,17 @@ class EPBuffer(Owner, Uncopied):
             eplb_mode: what chooses among the replicas of (N, F): "token", also None, deals a rank's tokens
                 to them in turn; "rank" gives each rank one of them, as torch_npu's mode 0; "server" deals to
                 those of the own server, if there are any; or "row" (docs/balance.md).
-            handle: of an earlier dispatch of this buffer, on every rank: rows go by its routing, and topk_idx is
-                left out. No kernel routes, and nothing is counted.
-            num_max_tokens_per_rank: the most tokens that any rank passes to this call, the same on every rank.
-                Then the host reads nothing to know how many rounds there are. None: it looks, which costs
-                nothing where no rank has more than a round; on an NPU no rank may have more then.
+            handle: of an earlier dispatch of this buffer, on every rank: rows go by its routing, and topk_idx
+                is left out. No kernel routes, and nothing is counted.
+            num_max_tokens_per_rank: the most tokens that any rank passes to this call, the same on every
+                rank. Then the host reads nothing to know how many rounds there are. None: it looks, which
+                costs nothing where no rank has more than a round; on an NPU no rank may have more then.
             num_recv_tokens: rows that outputs have: "bound" for as many as there can be, (A, H) in one round;
                 "exact" for as many as come, which the host reads before it takes memory for them; or a number
                 of rows that there is room for, with layout="padded" of each expert. None for "bound", and
                 "exact" where there are several rounds and nobody has said how many.
-            layout: "rows" for one expert's rows behind the other's, or "padded" for (E, max, H) tokens, of which
-                tokens_per_expert says how many there are (docs/layouts.md).
+            layout: "rows" for one expert's rows behind the other's, or "padded" for (E, max, H) tokens, of
+                which tokens_per_expert says how many there are (docs/layouts.md).
             expert_alignment: each expert's rows begin at a multiple of it, 1 to 65,536.
             do_zero_padding: zero the gaps that an alignment or padding leaves, which hold anything otherwise.
             out: where outputs are to go, in place of new tensors: an earlier `DispatchOutput`, of this buffer
@@ -409,8 +409,8 @@ class EPBuffer(Owner, Uncopied):
                 has memory of its own. Not with "direct".
             wait: False to return as soon as all is sent, with what waits for the rows: `Pending`.
 
-        With num_max_tokens_per_rank, num_recv_tokens, layout or expert_alignment on one rank, every rank passes
-        one of them.
+        With num_max_tokens_per_rank, num_recv_tokens, layout or expert_alignment on one rank, every rank
+        passes one of them.
 
         Returns:
             Tokens in expert order, with counts and the handle that combine takes. With "direct", the tokens
@@ -418,8 +418,8 @@ class EPBuffer(Owner, Uncopied):
             is to live longer.
 
         Raises:
-            ArgumentError: a bad argument. Nothing was sent and the buffer stays usable. Or some rank receives more
-                than num_recv_tokens: on every rank, which then gets nothing, and the buffer stays usable.
+            ArgumentError: a bad argument. Nothing was sent and the buffer stays usable. Or some rank receives
+                more than num_recv_tokens: on every rank, which gets nothing. The buffer stays usable.
             BufferStateError: the buffer is closed, broken or in use by another thread.
             CommunicationTimeoutError: a rank's tokens did not come in time. The buffer is then broken.
 
@@ -432,7 +432,8 @@ class EPBuffer(Owner, Uncopied):
             topk_idx = self._mapping.physical(topk_idx, active_mask, eplb_table, eplb_mode)
         if (
             self._calls is not None
-            and active_mask is performance_info is out is handle is None
+            and active_mask is performance_info is out is None
+            and handle is None
             and num_max_tokens_per_rank is num_recv_tokens is None
             and expert_alignment == 1
             and layout == "rows"
@@ -521,8 +522,8 @@ class EPBuffer(Owner, Uncopied):
 
         Args:
             y: (n, H) outputs in the order of ``DispatchOutput.tokens``, in the dispatched dtype, n at
-                least the number of rows received, or in rounds and with gaps of those tokens; padded, (E, max, H).
-                Gaps may hold anything. Contiguous, or strided as `expert_output` gives it.
+                least the number of rows received, with gaps of all those tokens; padded, (E, max, H). Gaps
+                may hold anything. Contiguous, or strided as `expert_output` gives it.
             handle: of a dispatch of this buffer; with "direct" of the latest one.
             topk_weights: (T, K) fp32, bf16 or fp16 to multiply with, or None for a sum without weights, even
                 if dispatch was given some. With "hierarchy" dispatch's, and no others.

@@ -113,8 +113,8 @@ private:
         const int64_t bytes = WholeUnits(count * static_cast<int64_t>(sizeof(int32_t)));
         entry_.Leave(0, entry);
         bool is_posted = poster_.Put(rank, {words, to + args_.slots.At(args_.zone, args_.rank, 0), 0, bytes, 0});
-        is_posted = is_posted && poster_.Put(rank, {entry, to + args_.status.At(args_.zone, 0, args_.rank), 0,
-                                                    ENTRY_BYTES, 1});
+        is_posted =
+            is_posted && poster_.Put(rank, {entry, to + args_.status.At(args_.zone, 0, args_.rank), 0, ENTRY_BYTES, 1});
         if (args_.bell == 0 || !is_posted) {
             return is_posted;
         }

@@ -269,8 +269,8 @@ private:
             const int64_t place = PlaceOf(first + i);
             if (place >= 0) {
                 const uint32_t unit = static_cast<uint32_t>(i * WholeUnits(bytes));
-                AscendC::DataCopyPad(GlobalAt<uint8_t>(to + static_cast<uint64_t>(place) * bytes),
-                                     Column(column)[unit], ExactBytes(bytes));
+                AscendC::DataCopyPad(GlobalAt<uint8_t>(to + static_cast<uint64_t>(place) * bytes), Column(column)[unit],
+                                     ExactBytes(bytes));
             }
         }
     }

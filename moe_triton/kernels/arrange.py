@@ -133,7 +133,9 @@ def _arrange_fallback(a: Arguments) -> None:
     turn_cell(a.kept_zone, a.zone)
 
 
-def _placed(a: Arguments, rows: torch.Tensor, *tables: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
+def _placed(
+    a: Arguments, rows: torch.Tensor, *tables: torch.Tensor
+) -> tuple[list[torch.Tensor], torch.Tensor]:
     """What tables say of the rows that have places, and those."""
     if a.places is None:
         return list(tables), rows

@@ -145,8 +145,8 @@ def _has_special(topk_idx, token, num_experts, TOPK: tl.constexpr):
 def _sum_columns(
     token, cols, blocks, id_tile, weight_tile, index_tile, offset_tile, first_shared, shared_stride,
     slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets, recv_offsets, places, shared_x, ori_x,
-    alphas, const_v, out, token_stride, slot_stride, expert_stride, index_stride, own_results, num_experts, max_index,
-    first_expert, num_local_experts, num_ranks, rank, num_zero, num_copy, num_const,
+    alphas, const_v, out, token_stride, slot_stride, expert_stride, index_stride, own_results,
+    num_experts, max_index, first_expert, num_local_experts, num_ranks, rank, num_zero, num_copy, num_const,
     SPECIAL: tl.constexpr, HIDDEN: tl.constexpr, TOPK: tl.constexpr, NUM_SHARED: tl.constexpr,
     HAS_WEIGHTS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
@@ -213,8 +213,9 @@ def _sum_columns(
 @triton.jit
 def _sum_tokens(
     first, count, num_tokens, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets, recv_offsets,
-    places, active_index, tokens, shared_x, ori_x, alphas, const_v, out, token_stride, slot_stride, expert_stride,
-    index_stride, own_results, num_experts, max_index, first_expert, num_local_experts, num_ranks, rank,
+    places, active_index, tokens, shared_x, ori_x, alphas, const_v, out, token_stride, slot_stride,
+    expert_stride, index_stride, own_results, num_experts, max_index, first_expert, num_local_experts,
+    num_ranks, rank,
     num_zero, num_copy, num_const,
     PARTS: tl.constexpr, TILE: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, TOPK: tl.constexpr,
     NUM_SHARED: tl.constexpr, HAS_WEIGHTS: tl.constexpr, UNROLL: tl.constexpr, BRANCHES: tl.constexpr,
@@ -270,8 +271,8 @@ def _sum_tokens(
                         token, cols, blocks, id_tile, weight_tile, index_tile, offset_tile, first_shared,
                         shared_stride, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets,
                         recv_offsets, places, shared_x, ori_x, alphas, const_v, out, token_stride,
-                        slot_stride, expert_stride, index_stride, own_results, num_experts, max_index, first_expert,
-                        num_local_experts, num_ranks, rank, num_zero, num_copy, num_const,
+                        slot_stride, expert_stride, index_stride, own_results, num_experts, max_index,
+                        first_expert, num_local_experts, num_ranks, rank, num_zero, num_copy, num_const,
                         "branches" if BRANCHES else "constants",
                         HIDDEN, TOPK, NUM_SHARED, HAS_WEIGHTS, UNROLL,
                     )  # fmt: skip
@@ -280,8 +281,8 @@ def _sum_tokens(
                         token, cols, blocks, id_tile, weight_tile, index_tile, offset_tile, first_shared,
                         shared_stride, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets,
                         recv_offsets, places, shared_x, ori_x, alphas, const_v, out, token_stride,
-                        slot_stride, expert_stride, index_stride, own_results, num_experts, max_index, first_expert,
-                        num_local_experts, num_ranks, rank, num_zero, num_copy, num_const,
+                        slot_stride, expert_stride, index_stride, own_results, num_experts, max_index,
+                        first_expert, num_local_experts, num_ranks, rank, num_zero, num_copy, num_const,
                         "copies", HIDDEN, TOPK, NUM_SHARED, HAS_WEIGHTS, UNROLL,
                     )  # fmt: skip
                 else:
@@ -289,8 +290,8 @@ def _sum_tokens(
                         token, cols, blocks, id_tile, weight_tile, index_tile, offset_tile, first_shared,
                         shared_stride, slots, slot_scales, topk_idx, topk_weights, expand_idx, offsets,
                         recv_offsets, places, shared_x, ori_x, alphas, const_v, out, token_stride,
-                        slot_stride, expert_stride, index_stride, own_results, num_experts, max_index, first_expert,
-                        num_local_experts, num_ranks, rank, num_zero, num_copy, num_const,
+                        slot_stride, expert_stride, index_stride, own_results, num_experts, max_index,
+                        first_expert, num_local_experts, num_ranks, rank, num_zero, num_copy, num_const,
                         "", HIDDEN, TOPK, NUM_SHARED, HAS_WEIGHTS, UNROLL,
                     )  # fmt: skip
 
@@ -776,7 +777,11 @@ FAMILIES = (
         # what is held at a time differs most between these
         shown=(
             _WEIGHTED,
-            *(("weights", name) for name in _FEATURES if name not in ("masked", "clears", "wide_blocks", "placed")),
+            *(
+                ("weights", name)
+                for name in _FEATURES
+                if name not in ("masked", "clears", "wide_blocks", "placed")
+            ),
             ("weights", "masked", "clears"),
             ("weights", "own", "placed"),
             ("weights", "masked", "shared_x", "special", "quantized", "clears"),

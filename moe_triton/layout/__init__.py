@@ -165,7 +165,9 @@ class Layout(ABC):
         )
         status = entry_per_rank("call_status", base + ranks * stride, zone, ranks, self.num_zones)
         bell_base = base + ranks * (stride + STATUS_ENTRY_BYTES)
-        bell = region_of("indexed_slots", bell_base, STATUS_ENTRY_BYTES, zones, (1, STATUS_ENTRY_BYTES), name="bell")
+        bell = region_of(
+            "indexed_slots", bell_base, STATUS_ENTRY_BYTES, zones, (1, STATUS_ENTRY_BYTES), name="bell"
+        )
         return CallRegions(counts, status, bell)
 
     @property

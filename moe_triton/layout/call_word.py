@@ -135,7 +135,9 @@ def differences(words: Mapping[int, int]) -> list[str]:
 def _bits_of(kind: Kind | None, prefix: str) -> int:
     if kind is None:
         return 0
-    values = {name: int(getattr(kind, name)) for name in ("comm_quant_mode", "weights", "elastic", "announced")}
+    values = {
+        name: int(getattr(kind, name)) for name in ("comm_quant_mode", "weights", "elastic", "announced")
+    }
     values["row_format"] = ROW_FORMATS.index(kind.row_format)
     return _pack({f"{prefix}{name}": value for name, value in values.items()})
 

@@ -14,6 +14,7 @@ from moe_triton.core import plain_tensors
 from moe_triton.core.checks import check_tensor, not_plain_error
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.handle import DispatchHandle, DispatchOutput, Pending
+from moe_triton.core.records import CALL_HEADER
 from moe_triton.core.row_formats import RowFormat
 from moe_triton.operators.buffer import COMBINE_OF_BUFFER, DISPATCH_OF_BUFFER, OF_HANDLE, attributes_of
 from moe_triton.operators.description import Operator, Symbols
@@ -30,6 +31,7 @@ from moe_triton.schemes.rules import check_call, check_given
 LARGE = ("x", "y")
 # What arguments that belong to a mode are needed with.
 NEEDED_WITH = {"exchange": "tp_world_size", "table_words": "table_words"}
+MAX_HEADERS = 64
 # Without these a rank's rows for itself need not go through its window.
 UNUSUAL = ("active_mask", "performance_info", "shared_expert_x")
 
@@ -130,6 +132,7 @@ class BufferPlans:
         }
         self.fitting = Fitting(communicator) if context.config is not c else None
         self._plans: PlanCache[BufferPlan] = PlanCache()
+        self._headers: dict[tuple[int, ...], torch.Tensor] = {}
         self.sent = SentCalls(communicator.scheme.rounds.shared)
 
     def dispatch(
@@ -286,6 +289,23 @@ class BufferPlans:
 
         return given_outputs.of_dispatch(out, specs, tensors, self.host.device, contiguous)
 
+    def call_header(self, *values: int) -> torch.Tensor:
+        """A `moe_triton.core.records.CALL_HEADER` on the device; most calls have that of an earlier one."""
+        header = self._headers.get(values)
+        if header is None:
+            if len(self._headers) >= MAX_HEADERS:
+                self._headers.clear()
+            words = [*values, *(0,) * (CALL_HEADER.num_words - len(values))]
+            header = torch.tensor(words, dtype=torch.int32).to(self.communicator.backend.device)
+            self._headers[values] = header
+        return header
+
+    @cached_property
+    def no_counts(self) -> torch.Tensor:
+        """The counts of a round to which this rank brings no token."""
+        experts = self.communicator.context.config.num_experts
+        return torch.zeros(experts, dtype=torch.int32, device=self.communicator.backend.device)
+
     def with_ids_of_kernels(self, tensors: Named) -> Named:
         """What a dispatch takes, with ids as kernels number experts."""
         if self.fitting is None:
@@ -313,7 +333,11 @@ class BufferPlans:
         counts: torch.Tensor | None = known.__dict__.get("send_counts")
         if counts is None:
             empty, c = self.communicator.backend.empty, self.communicator.context.config
-            sizes = {"send_counts": c.num_experts, "call_counts": c.num_experts, "expand_idx": bindings["num_ids"]}
+            sizes = {
+                "send_counts": c.num_experts,
+                "call_counts": c.num_experts,
+                "expand_idx": bindings["num_ids"],
+            }
             if c.num_shared_ranks:
                 sizes["call_shared_counts"] = c.num_shared_ranks
             made = {name: empty((size,), torch.int32) for name, size in sizes.items()}
@@ -357,6 +381,17 @@ class BufferPlans:
     def find(
         self, operator: Operator, kind: type[BufferPlan], tensors: Named, modes: dict[str, Any]
     ) -> BufferPlan:
+        """The plan of a call, checked by every rule that does not depend on data.
+
+        Args:
+            operator: dispatch or combine.
+            kind: of the plan.
+            tensors: every one that the call takes.
+            modes: what else its kernels depend on.
+
+        Raises:
+            ArgumentError: an argument breaks a rule.
+        """
         described = self.host.describe(*tensors.values())
         key = operator.name, described, *modes.values()
         plan = self._plans.get(key) if described is not None else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from multiprocessing.util import Finalize
 from typing import Literal
@@ -49,8 +49,10 @@ _LEFT = "="  # before texts in the store, where some words mean that nothing is 
 
 
 def bell_of(count: int) -> int:
-    """The word that a call in rounds rings with, whose first round is a buffer's dispatch of this number, from
-    1 on. It is not 0, as fresh memory is, and no call has that of another one.
+    """The word that a call in rounds rings with. It is not 0, as fresh memory is, nor that of another call.
+
+    Args:
+        count: which dispatch of the buffer its first round is, from 1 on.
     """
     return count % _BELL_MASK + 1
 
@@ -143,7 +145,7 @@ class Communicator(Exclusive):
             windows += [self._windows[0].view(rank) for rank in ranks if rank != self.rank]
         places = [calls.bell.offset(zone=zone) for zone in range(self.layout.num_zones)]
         words = (window[place : place + _WORD_BYTES] for window in windows for place in places)
-        return [memoryview(word.numpy()).cast("i") for word in words]
+        return [word.numpy().data.cast("i") for word in words]
 
     def _meet(self) -> None:
         """Checks that flags reach every peer, and compiles the barrier that a graph may need."""
@@ -205,7 +207,7 @@ class Communicator(Exclusive):
             zone: that it works in; None for the zone of the round that goes on.
 
         Raises:
-            BufferStateError: closed, broken or in use by another thread; or a call is sent and not waited for.
+            BufferStateError: closed, broken or in use by another thread; or a call is not waited for yet.
             CommunicationTimeoutError: a rank's data did not come in time; the communicator is then broken.
         """
         self._alone(self._run_phase, variant, bindings, phase, zone)
@@ -248,7 +250,7 @@ class Communicator(Exclusive):
     def is_rung(self) -> bool:
         """Whether the dispatch that has just ended was the first round of more, as some rank says."""
         word = bell_of(self._rounds.record.counts[0])  # of dispatches
-        for bell in self.bells:  # a loop: this runs in every call
+        for bell in self.bells:  # noqa: SIM110 - a generator would cost twice as much, in every call
             if bell[0] == word:
                 return True
         return False

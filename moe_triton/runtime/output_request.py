@@ -54,7 +54,9 @@ class Request:
     @property
     def reason(self) -> tuple[str, object]:
         """One that makes the request what `is_announced` says."""
-        return next((name, value) for name, value in self.given if (name, value) != ("num_recv_tokens", "bound"))
+        return next(
+            (name, value) for name, value in self.given if (name, value) != ("num_recv_tokens", "bound")
+        )
 
     @property
     def has_gaps(self) -> bool:
@@ -87,14 +89,16 @@ def make_request(
         most = _in_range("num_max_tokens_per_rank", num_max_tokens_per_rank, 0, MAX_COUNT)
     received: Any = num_recv_tokens
     if isinstance(received, str) or received is None:
-        received = check_choice("num_recv_tokens", received, ("bound", "exact", None), 'Or a number of rows.')
+        received = check_choice("num_recv_tokens", received, ("bound", "exact", None), "Or a number of rows.")
     else:
         received = _in_range("num_recv_tokens", received, 1, (1 << 31) - 1)
     alignment = _in_range("expert_alignment", expert_alignment, 1, MAX_ALIGNMENT)
     is_padded = check_choice("layout", layout, LAYOUTS) == "padded"
     if is_padded and alignment > 1:
         rule = "padded experts begin where the one before has its last row, whatever it holds"
-        raise ArgumentError("expert_alignment", alignment, rule, "Leave it out, or leave out layout='padded'.")
+        raise ArgumentError(
+            "expert_alignment", alignment, rule, "Leave it out, or leave out layout='padded'."
+        )
     zeroes = check_flag("do_zero_padding", do_zero_padding)
     return Request(most, received, alignment, is_padded, zeroes)
 

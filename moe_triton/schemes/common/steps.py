@@ -427,7 +427,6 @@ class DispatchSteps(Steps):
         nothing: dict[str, Value] = {"num_entries": 0, "zone_stride": 0}
         return self.launch("arrange", kernel, zone=self.zone_cell, **window, **nothing)
 
-
     # What a call in rounds is run by, phase by phase (`moe_triton.runtime.placed_calls`).
 
     def routing(self) -> Plan:

@@ -164,7 +164,9 @@ class Direct(Scheme):
             "Use EPBuffer for it, or comm_alg='fullmesh_v1' here.",
         ),
         "wait": Refusal("comm_alg='direct' has no halves", FULLMESH),
-        "rounds": Refusal("with comm_alg='direct' rows arrive in the window, which has room for one round", FULLMESH),
+        "rounds": Refusal(
+            "with comm_alg='direct' rows arrive in the window, which has room for one round", FULLMESH
+        ),
         "out": Refusal("with comm_alg='direct' rows arrive in the window", FULLMESH),
         "several servers": Refusal(
             "with comm_alg='direct' results are read where they are, in memory that a server's ranks share",

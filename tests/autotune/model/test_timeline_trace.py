@@ -140,15 +140,19 @@ def launches_of(plan: Plan, events: list[dict[str, Any]], operator: str) -> list
         named = of_step[launch.step]
         blocks = [named.pop(0) for _ in range(launch.blocks)]
         begin, end = min(e["ts"] for e in blocks), max(e["ts"] + e["dur"] for e in blocks)
-        seen = [wait["ts"] + wait["dur"] for wait in waits if any(_is_within(wait, block) for block in blocks)]
+        seen = [
+            wait["ts"] + wait["dur"] for wait in waits if any(_is_within(wait, block) for block in blocks)
+        ]
         found.append(Ran(begin, end, max([begin, *seen])))
     assert not any(of_step[launch.step] for launch in plan.launches)
     return found
 
 
 def _is_within(wait: dict[str, Any], block: dict[str, Any]) -> bool:
-    """Whether a block waited there. A busy machine may end a launch's last block while its first core waits in
-    the launch behind it, so the core alone does not say."""
+    """Whether a block waited there.
+
+    A busy machine may end a launch's last block while its first core waits in the launch behind it already.
+    """
     return bool(wait["tid"] == block["tid"] and 0 <= wait["ts"] - block["ts"] <= block["dur"])
 
 

@@ -1,0 +1,399 @@
+"""Dispatches whose rows have places: in rounds, with gaps, or in as much memory as they need.
+
+A call has as many rounds as the rank with most tokens needs, the same on every rank, and each is a run of the
+scheme's dispatch. Before the first one every rank says how many rows the whole call has for whom
+(`moe_triton.layout.CallRegions`), so that each row goes to its place of the whole at once (docs/protocol.md,
+"Rounds of one call").
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
+
+import torch
+
+from moe_triton.core.errors import ArgumentError
+from moe_triton.core.handle import DispatchOutput, PlacedHandle, Round
+from moe_triton.core.records import MAX_CALL_TOKENS
+from moe_triton.core.row_formats import RowFormat
+from moe_triton.operators.buffer import DISPATCH_OF_BUFFER
+from moe_triton.operators.variants import DispatchVariant
+from moe_triton.runtime.buffer_plans import BufferPlans, DispatchOfBuffer
+from moe_triton.runtime.communicator import bell_of
+from moe_triton.runtime.executables import Phase
+from moe_triton.runtime.output_request import Request
+from moe_triton.runtime.placed_outputs import BY_ROW, Outputs, Size, asked, of_rows, size_of
+from moe_triton.runtime.prepared_call import Bindings, Named
+from moe_triton.runtime.said import PADDED, Said
+
+# What a call binds for each of its tokens.
+_BY_TOKEN = "x", "topk_idx", "topk_weights", "mask", "given_ids"
+# Outputs of each round; what a handle keeps of one.
+_OF_ROUND = "assist_info", "recv_offsets", "tokens_per_expert", "tables"
+_KEPT = "topk_idx", "expand_idx", "recv_offsets", "assist_info", "places", "send_counts"
+
+
+class Heard(NamedTuple):
+    """What is known of a call once all ranks have said what they have.
+
+    Attributes:
+        places: where each entry's rows begin and end: "starts" and "limits", as plans bind them.
+        offsets: inclusive prefix sums of all rows.
+        per_expert: rows of each expert.
+        rows: the same on the host, of this rank's own experts; None where it does not know.
+    """
+
+    places: Bindings
+    offsets: torch.Tensor
+    per_expert: torch.Tensor
+    rows: list[int] | None
+
+
+class PlacedDispatch:
+    """One of them.
+
+    Args:
+        plans: of the buffer.
+        tensors: every one that it takes.
+        row_format: how rows travel.
+        request: what is asked for.
+        out: of `EPBuffer.dispatch`.
+        known: the handle whose routing it has.
+        joined: what its first round gave, where that is over.
+
+    Raises:
+        ArgumentError: a bad argument. Nothing was sent.
+    """
+
+    def __init__(
+        self,
+        plans: BufferPlans,
+        tensors: Named,
+        row_format: RowFormat,
+        request: Request,
+        out: Any,
+        known: PlacedHandle | None = None,
+        joined: DispatchOutput | None = None,
+    ) -> None:
+        self._plans, self._request, self._out = plans, request, out
+        self._known, self._joined = known, joined
+        self._communicator, self._host = plans.communicator, plans.host
+        self._backend = self._communicator.backend
+        self._config, self._of_kernels = self._communicator.config, self._communicator.context.config
+        self._size, self._rank = self._config.num_max_tokens_per_rank, self._communicator.rank
+        if known is None:
+            tensors = plans.with_ids_of_kernels(tensors)
+        self._tensors = tensors
+        self._check_request(tensors)
+        ahead = self._communicator.scheme.sends_ahead
+        # What is quantised for the round that is sent ahead takes the place of rows that stay here.
+        own = plans.bypasses(tensors) and not (ahead and row_format.is_quantized)
+        modes = plans.modes_of(tensors, row_format, own)
+        is_announced = known is not None or request.is_announced
+        modes |= {"is_routed": True, "is_placed": True, "is_announced": is_announced}
+        self._plan = plans.find(DISPATCH_OF_BUFFER, DispatchOfBuffer, tensors, modes)
+        if out is not None:  # all but how many rows it needs, which nobody may know yet
+            asked(plans, self._plan, tensors, request, out, 0)
+        self._fitted = plans.fitted(self._plan, tensors)
+        self._given: Bindings = self._plan.bind(self._fitted)
+        self._routing_variant = cast(DispatchVariant, self._plan.variant)
+        self._variant = replace(self._routing_variant, given_ids=None)
+        self._num_tokens = int(self._given["num_tokens"])
+        self._mine = max(1, -(-self._num_tokens // self._size))  # rounds that this rank has tokens for
+        self._expand_idx = self._ints(self._num_tokens * self._of_kernels.num_topk)
+        self._rounds: list[Bindings] = []
+        self._is_under_way = False
+        if joined is None:
+            self._make_rounds(self._mine)
+
+    def _check_request(self, tensors: Named) -> None:
+        x, most = tensors["x"], self._request.max_tokens
+        tokens = len(x) if isinstance(x, torch.Tensor) and x.dim() else 0
+        if tokens > MAX_CALL_TOKENS:
+            rule = f"a call has at most {MAX_CALL_TOKENS} of a rank"
+            raise ArgumentError("x", f"of {tokens} tokens", rule, "Split the batch.")
+        if most is not None and tokens > most:
+            rule = f"num_max_tokens_per_rank={most} says that no rank has more"
+            raise ArgumentError("x", f"of {tokens} tokens", rule, "Pass the most that any rank has.")
+        if not self._host.is_asynchronous or self._known is not None:
+            return
+        if not self._request.is_announced:
+            rule = f"the host does not look whether a rank has more than {self._size} tokens"
+            remedy = "Pass num_max_tokens_per_rank of dispatch, the same on every rank."
+            raise ArgumentError("x", f"of {tokens} tokens", rule, remedy)
+        if self._reads and self._host.is_capturing():
+            name = "num_max_tokens_per_rank" if most is None else "num_recv_tokens"
+            value = None if most is None else self._request.received
+            rule = "a graph cannot wait for the host to read what comes"
+            remedy = "Pass num_max_tokens_per_rank, and num_recv_tokens='bound' or nothing."
+            raise ArgumentError(name, value, rule, remedy)
+
+    @property
+    def _reads(self) -> bool:
+        """Whether the host has to read what ranks have said."""
+        return self._request.max_tokens is None or self._request.received not in (None, "bound")
+
+    def run(self) -> DispatchOutput:
+        """Runs it. If it ends between two phases, as by Ctrl-C, no peer is left in the dark.
+
+        Raises:
+            ArgumentError: a rank has too little room, or another number of tokens at most; or this rank's own
+                memory is too small. What was sent has been received, and the buffer stays usable.
+            CommunicationTimeoutError: a rank's data did not come in time. The buffer is then broken.
+        """
+        ways = {(False, False): self._whole, (True, False): self._again, (False, True): self._behind}
+        try:
+            return ways[self._known is not None, self._joined is not None]()
+        except BaseException as error:
+            if self._is_under_way and self._communicator.is_usable:
+                self._communicator.abandon("dispatch", error)
+            raise
+
+    # Its ways.
+
+    def _whole(self) -> DispatchOutput:
+        """All of it: routes, says what there is, and runs all rounds."""
+        totals = {"call_counts": self._ints(self._of_kernels.num_experts)}
+        if self._of_kernels.num_shared_ranks:
+            totals["call_shared_counts"] = self._ints(self._of_kernels.num_shared_ranks)
+        for bindings in self._rounds:
+            self._run("routing", bindings | totals)
+        zone = self._communicator.zone("dispatch")
+        self._is_under_way = True
+        self._announce(totals, zone)
+        self._run("count", self._rounds[0])
+        return self._deliver(zone, 0)
+
+    def _behind(self) -> DispatchOutput:
+        """All but the first round, which is over: nobody here knew that there are more."""
+        self._is_under_way = True
+        zone = self._communicator.zone("dispatch", -1)
+        self._rounds.append(self._round_that_is_over())
+        totals = {"call_counts": self._rounds[0]["send_counts"]}
+        if self._of_kernels.num_shared_ranks:
+            totals["call_shared_counts"] = self._communicator.memory.bindings["shared_counts"].clone()
+        self._announce(totals, zone)
+        return self._deliver(zone, 1)
+
+    def _again(self) -> DispatchOutput:
+        """All of it by a known routing: nobody has to say anything."""
+        known = self._known
+        assert known is not None
+        self._make_rounds(len(known.rounds))
+        rows = None if self._host.is_asynchronous else known.tokens_per_expert_list
+        heard = Heard({}, known.recv_offsets, known.tokens_per_expert, rows)
+        outputs = self._outputs(Size(known.num_rows, known.stride))
+        self._is_under_way = True
+        return self._received(0, outputs, heard, is_counted=False)
+
+    def _deliver(self, zone: int, begun: int) -> DispatchOutput:
+        """Behind the announcement; where ``begun`` is 1 the first round is over."""
+        self._run("hear", {}, zone)
+        said, rounds = None, -(-(self._request.max_tokens or 0) // self._size)
+        refusal: Exception | None = None
+        if self._reads or not self._host.is_asynchronous:
+            said = self._said(zone)
+            rounds, refusal = max(rounds, said.num_rounds), said.refusal(self._request)
+        rounds = 1 if refusal is not None else max(1, rounds)
+        rows = None if said is None else said.rows[self._rank]
+        size = size_of(self._request, self._config, self._rank, rows, rounds)
+        heard = self._starts(zone, size, rows)
+        self._make_rounds(rounds)
+        try:
+            if refusal is not None:
+                raise refusal
+            outputs = self._outputs(size)
+        except (ArgumentError, MemoryError, RuntimeError):
+            # Peers have sent rows, or will: they are received, and go nowhere.
+            nowhere = {
+                name: self._ints(self._communicator.context.num_entries).zero_() for name in heard.places
+            }
+            self._fill(begun, self._written(None) | nowhere, is_counted=not begun)
+            self._is_under_way = False
+            raise
+        return self._received(begun, outputs, heard, is_counted=not begun)
+
+    def _received(self, begun: int, outputs: Outputs, heard: Heard, *, is_counted: bool) -> DispatchOutput:
+        """Behind all that is to be known: receives what has not been received yet, each row at its place."""
+        if heard.rows is None:
+            outputs.zero_all()
+        places = heard.places | self._written(outputs)
+        if self._joined is not None:
+            self._run("late_fill", self._rounds[0] | self._late_rows(self._joined) | places)
+        self._fill(begun, places, is_counted=is_counted)
+        if heard.rows is not None:
+            outputs.zero_gaps(heard.rows)
+        self._is_under_way = False
+        seen = outputs.seen(heard.per_expert)
+        if self._plans.fitting is not None:
+            self._plans.fitting.give_back(self._plan.symbols, self._tensors, self._fitted)
+        get = seen.get
+        handle = self._handle(outputs.size, heard)
+        return DispatchOutput(
+            seen["tokens"], get("scales"), seen["tokens_per_expert"], get("weights"), handle
+        )
+
+    # What ranks say.
+
+    def _announce(self, totals: Bindings, zone: int) -> None:
+        request, rounds = self._request, 1 if self._joined is not None else self._mine
+        stride = PADDED if request.is_padded else 0
+        words = rounds, request.max_tokens or 0, request.capacity, request.alignment, stride
+        # Who asks for what needs it, or was rung itself, rings nobody.
+        is_expected = request.is_announced or self._host.is_asynchronous or self._joined is not None
+        bell = 0 if is_expected else bell_of(self._communicator.counts["dispatch"] + 1)
+        self._run("announce", totals | {"call_header": self._plans.call_header(*words), "bell": bell}, zone)
+
+    def _said(self, zone: int) -> Said:
+        words = self._host.on_host(self._communicator.call_words(zone))
+        return Said.of_words(words, self._config, self._of_kernels)
+
+    def _starts(self, zone: int, size: Size, rows: list[int] | None) -> Heard:
+        context = self._communicator.context
+        places = {name: self._ints(context.num_entries) for name in ("starts", "limits")}
+        offsets = self._ints(context.num_entries)
+        per_expert = self._backend.empty((context.num_local_experts,), torch.int64)
+        written = {"call_offsets": offsets, "call_tokens_per_expert": per_expert}
+        layout = {"alignment": self._request.alignment, "expert_stride": size.stride}
+        self._run("starts", places | written | layout, zone)
+        return Heard(places, offsets, per_expert, rows)
+
+    # Rounds.
+
+    def _make_rounds(self, number: int) -> None:
+        while len(self._rounds) < number:
+            self._rounds.append(self._new_round(len(self._rounds)))
+
+    def _new_round(self, number: int) -> Bindings:
+        """What a round binds; it has no tokens where this rank has fewer rounds."""
+        first, last = (min(n * self._size, self._num_tokens) for n in (number, number + 1))
+        topk, plan, specs = self._of_kernels.num_topk, self._plan, self._plan.made_specs
+        made = {name: self._backend.empty(*specs[name]) for name in _OF_ROUND if name in specs}
+        bindings = self._given | plan.bound(made) | made
+        for name in _BY_TOKEN:
+            if bindings.get(name) is not None:
+                bindings[name] = bindings[name][first:last]
+        bindings |= {
+            "first_token": first,
+            "num_tokens": last - first,
+            "num_ids": (last - first) * topk,
+            "is_later_round": int(number > 0),
+        }
+        if self._known is not None:
+            routed = self._known.rounds[number]
+            bindings |= {name: getattr(routed, name) for name in ("expand_idx", "send_counts", "places")}
+        else:
+            is_empty = number >= self._mine
+            bindings["expand_idx"] = self._expand_idx[first * topk : last * topk]
+            experts = self._of_kernels.num_experts
+            bindings["send_counts"] = self._plans.no_counts if is_empty else self._ints(experts)
+            bindings["places"] = self._ints(self._communicator.context.capacity)
+        if self._plans.tables and not self._host.is_asynchronous:
+            self._plans.tables.keep(bindings)
+        return bindings
+
+    def _round_that_is_over(self) -> Bindings:
+        """What the first round has bound, where it is over."""
+        assert self._joined is not None
+        handle = self._joined.handle
+        kept = {name: getattr(handle, name) for name in ("topk_idx", "expand_idx", "recv_offsets")}
+        self._num_tokens, self._expand_idx = handle.num_tokens, handle.expand_idx
+        return {
+            **self._given,
+            **kept,
+            "assist_info": handle.assist_info,
+            "mask": handle.active_mask,
+            "tables": handle.tables,
+            # Of the plan that ran last.
+            "send_counts": self._communicator.memory.bindings["counts"].clone(),
+            "places": self._ints(self._communicator.context.capacity),
+            "first_token": 0,
+            "num_tokens": handle.num_tokens,
+        }
+
+    def _late_rows(self, first: DispatchOutput) -> Bindings:
+        """Where the rows of the round that is over are."""
+        found: Bindings = {}
+        for name in BY_ROW:
+            rows = getattr(first, name)
+            if rows is not None and self._out is not None:  # which may be where they go
+                spec = of_rows(self._plan.made_specs[name], len(rows))
+                copy = self._backend.empty(*spec)
+                copy[tuple(slice(0, size) for size in rows.shape)] = rows
+                rows = copy
+            found[f"round_{name}"] = rows
+        return found
+
+    def _fill(self, begun: int, places: Bindings, *, is_counted: bool) -> None:
+        """Receives rounds from ``begun`` on; each is sent before the one ahead of it is arranged, where that
+        may be.
+
+        Args:
+            begun: the first round that is not arranged.
+            places: where rows go, and what of it is each entry's.
+            is_counted: whether the first one is sent.
+        """
+        rounds, communicator = self._rounds, self._communicator
+        ahead = communicator.scheme.sends_ahead
+        fill: Phase = "fill" if self._known is None else "refill"
+        for number in range(begun, len(rounds)):
+            bindings = rounds[number] | places
+            if number > begun or not is_counted:
+                self._run("entries" if ahead and number > begun else "count", bindings)
+            if ahead and number + 1 < len(rounds):
+                self._run("rows", rounds[number + 1], communicator.zone("dispatch", 1))
+            self._run(fill, bindings)
+
+    def _outputs(self, size: Size) -> Outputs:
+        return Outputs(self._plans, self._plan, self._tensors, self._request, self._out, size)
+
+    def _written(self, outputs: Outputs | None) -> Bindings:
+        """Where rows go, as plans bind it; None for nowhere."""
+        if outputs is not None:
+            return self._plan.bound(outputs.written) | {"num_places": outputs.size.num_rows}
+        specs = self._plan.made_specs
+        unread = {name: self._backend.empty(*of_rows(specs[name], 1)) for name in BY_ROW if name in specs}
+        return self._plan.bound(unread) | {"num_places": 0}
+
+    def _ints(self, number: int) -> torch.Tensor:
+        return self._backend.empty((number,), torch.int32)
+
+    def _run(self, phase: Phase, bindings: Bindings, zone: int | None = None) -> None:
+        variant = self._routing_variant if phase == "routing" else self._variant
+        self._communicator.run_phase(variant, bindings, phase, zone)
+
+    def _handle(self, size: Size, heard: Heard) -> PlacedHandle:
+        ids, mask, first = self._given["topk_idx"], self._given.get("mask"), self._joined
+        if first is not None:
+            ids, mask = first.handle.topk_idx, first.handle.active_mask
+        rounds = tuple(
+            Round(
+                each["first_token"],
+                **{name: each[name] for name in _KEPT},
+                active_mask=each.get("mask"),
+                tables=each.get("tables"),
+            )
+            for each in self._rounds
+        )
+        return PlacedHandle(
+            buffer_id=self._plans.buffer_id,
+            number=self._communicator.counts["dispatch"] - 1,
+            dtype=self._tensors["x"].dtype,
+            topk_idx=ids,
+            expand_idx=self._known.expand_idx if self._known is not None else self._expand_idx,
+            recv_offsets=heard.offsets,
+            digest=self._backend.digest_ids(ids, mask),
+            num_ranks=self._config.num_ranks,
+            num_local_experts=self._config.experts_on(self._rank),
+            exchange_counts=None,
+            active_mask=mask,
+            tables=None,
+            traffic=None,
+            rounds=rounds,
+            tokens_of_round=self._size,
+            num_rows=size.num_rows,
+            alignment=self._request.alignment,
+            stride=size.stride,
+            tokens_per_expert=heard.per_expert,
+        )

@@ -1,0 +1,84 @@
+"""What ranks say before a call in rounds, and what follows from it: the same on every rank.
+
+See docs/protocol.md, "Rounds of one call".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from moe_triton.core.config import Config
+from moe_triton.core.errors import ArgumentError
+from moe_triton.core.records import CALL_HEADER, MAX_CALL_TOKENS
+from moe_triton.runtime.output_request import Request
+
+PADDED = -1
+"""In a header in place of a stride: experts have as many rows each, however many that will be."""
+
+
+class Said(NamedTuple):
+    """What all ranks have said of a call, on the host.
+
+    Attributes:
+        headers: (EP, words) of `CALL_HEADER`.
+        rows: by rank, the rows that each of its experts receives.
+    """
+
+    headers: list[list[int]]
+    rows: list[list[int]]
+
+    def of(self, name: str) -> list[int]:
+        """A field of each rank's header."""
+        return [header[CALL_HEADER.word(name)] for header in self.headers]
+
+    @classmethod
+    def of_words(cls, words: torch.Tensor, config: Config, of_kernels: Config) -> Said:
+        """What stands in a window.
+
+        Args:
+            words: (EP, words) int32, on the host: of each rank a header and its counts.
+            config: of the buffer.
+            of_kernels: the same as kernels have it, which number experts by it.
+        """
+        headers, counts = words[:, : CALL_HEADER.num_words], words[:, CALL_HEADER.num_words :]
+        columns, shared = counts.long().clamp(0, MAX_CALL_TOKENS).sum(0), config.num_shared_ranks
+        rows = []
+        for rank in range(config.num_ranks):
+            first = rank if config.is_shared_rank(rank) else shared + of_kernels.first_expert_on(rank)
+            rows.append(columns[first : first + config.experts_on(rank)].tolist())
+        return cls(headers.tolist(), rows)
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds that the call has: as many as the rank with most tokens needs."""
+        return max(1, *self.of("rounds"))
+
+    def refusal(self, request: Request) -> ArgumentError | None:
+        """Why no rank gets anything; None where all have what they need.
+
+        Args:
+            request: this rank's.
+        """
+        most = self.of("max_tokens")
+        if len(set(most)) > 1:
+            shown = ", ".join(f"{number or None} on rank {rank}" for rank, number in enumerate(most))
+            rule, remedy = f"it is {shown}", "Pass the same number on every rank."
+            return ArgumentError("num_max_tokens_per_rank", request.max_tokens, rule, remedy)
+        said = zip(self.of("capacity"), self.of("alignment"), self.of("stride"), self.rows, strict=True)
+        for rank, (room, alignment, stride, rows) in enumerate(said):
+            is_padded = stride == PADDED
+            needed = max(rows, default=0) if is_padded else span_of(rows, max(1, alignment), 0)
+            if 0 < room < needed:
+                what = " of an expert" if is_padded else " with the gaps" if alignment > 1 else ""
+                rule = f"rank {rank} has room for {room} rows and receives {needed}{what}: no rank gets any"
+                remedy = "Pass a larger number there, or 'exact'."
+                return ArgumentError("num_recv_tokens", request.received, rule, remedy)
+        return None
+
+
+def span_of(rows: Sequence[int], alignment: int, stride: int) -> int:
+    """Rows of outputs with so many for each expert, gaps included."""
+    return len(rows) * stride if stride else sum(-(-count // alignment) * alignment for count in rows)
