@@ -1,0 +1,331 @@
+"""Calls in rounds and outputs with places, bit for bit as one large round of the reference model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from moe_triton.core.config import Config
+from moe_triton.processes import RankGroup
+from moe_triton.schemes import product_of
+from tests.distributed import long_runs
+from tests.distributed.cases import Case
+from tests.patience import seconds
+
+Groups = Callable[[int], RankGroup]
+SCHEMES = "fullmesh_v1", "fullmesh_v2", "fullmesh", "hierarchy"
+ROUND = 4
+"""Tokens of a round."""
+USUAL: long_runs.Options = {}
+
+
+def case_of(scheme: str, tokens: tuple[int, ...], quantize: str | None = None, **config: Any) -> Case:
+    sizes: dict[str, Any] = {"hidden": 64, "num_topk": 2, "num_experts": 2 * len(tokens)} | config
+    if product_of(scheme) == "A2":
+        sizes.setdefault("ranks_per_server", 2 if len(tokens) % 2 == 0 else len(tokens))
+    settings_ = Config(
+        len(tokens),
+        ROUND,
+        scheme=scheme,
+        product=product_of(scheme),
+        relaxed=True,
+        is_of_buffer=True,
+        **sizes,
+    )
+    return Case(settings_, 5, "uniform", tokens, quantize)
+
+
+def check(
+    ranks: Groups,
+    case: Case,
+    *options: long_runs.Options,
+    combine: long_runs.Options | None = None,
+    repeats: bool = True,
+) -> None:
+    given_ = options or (USUAL,) * 3
+    results = ranks(case.config.num_ranks).run(
+        long_runs.compare, case, given_, combine or {}, repeats, timeout_s=seconds(120.0)
+    )
+    assert results == [[]] * case.config.num_ranks
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_ranks_with_any_number_of_rounds(ranks: Groups, scheme: str, quantize: str | None) -> None:
+    """Whoever has one round, or none, hears of the others'; each call has other ranks with most."""
+    check(ranks, case_of(scheme, (3, 4, 13, 0), quantize))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES[:3])
+def test_whole_rounds_and_one_token_more(ranks: Groups, scheme: str) -> None:
+    check(ranks, case_of(scheme, (8, 9)), *(USUAL,) * 2, repeats=False)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES[:3])
+def test_scales_of_several_elements(ranks: Groups, scheme: str) -> None:
+    case = case_of(scheme, (9, 2), "int8_128", hidden=256)
+    check(ranks, replace(case, smooth=True))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_max_tokens_per_rank": 16},
+        {"num_max_tokens_per_rank": 16, "num_recv_tokens": "exact"},
+        {"num_recv_tokens": "exact"},
+        {"num_recv_tokens": 120},
+        {"expert_alignment": 8},
+        {"expert_alignment": 3, "num_recv_tokens": 150, "do_zero_padding": True},
+        {"layout": "padded"},
+        {"layout": "padded", "num_recv_tokens": 40},
+        {"layout": "padded", "num_max_tokens_per_rank": 13, "do_zero_padding": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_outputs_as_asked_for(ranks: Groups, scheme: str, options: long_runs.Options) -> None:
+    check(ranks, case_of(scheme, (3, 4, 13, 0)), options, options)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_recv_tokens": "exact"},
+        {"expert_alignment": 4},
+        {"layout": "padded"},
+        {"num_max_tokens_per_rank": 4},
+    ],
+    ids=str,
+)
+def test_outputs_of_one_round(ranks: Groups, scheme: str, options: long_runs.Options) -> None:
+    check(ranks, case_of(scheme, (4, 0), "int8"), options, options)
+
+
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "hierarchy"])
+def test_results_that_travel_as_int8(ranks: Groups, scheme: str) -> None:
+    """Their bits are those of the same call by a buffer with room for one round: see below."""
+    case = case_of(scheme, (9, 2))
+    results = ranks(2).run(sums_of_both, case, {"comm_quantize": "int8"}, {}, timeout_s=seconds(120.0))
+    assert results == [True] * 2
+
+
+def sums_of_both(
+    rank: int, num_ranks: int, case: Case, combine: long_runs.Options, dispatch: long_runs.Options
+) -> bool:
+    """Whether a buffer of small rounds gives what one with room for all gives, in any part of the sums."""
+    sums = []
+    for most in (ROUND, max(case.tokens)):
+        sized = replace(case, config=replace(case.config, num_max_tokens_per_rank=most))
+        with long_runs.make_buffer(sized) as buffer:
+            inputs = long_runs.inputs_of(case, rank, 0)
+            output = long_runs.dispatched(buffer, case, inputs, **dispatch)
+            y = long_runs.results_of(case, rank, output)
+            given_ = {name: value(inputs) if callable(value) else value for name, value in combine.items()}
+            sums.append(buffer.combine(y, output.handle, inputs.topk_weights, **given_))
+    return torch.equal(*sums)
+
+
+def last_results(inputs: Any) -> torch.Tensor:
+    return inputs.x * 2
+
+
+def by_halves(inputs: Any) -> torch.Tensor:
+    return (inputs.x * 3).view(1, *inputs.x.shape)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES[:3])
+@pytest.mark.parametrize("brought", [last_results, by_halves])
+def test_a_shared_experts_results(ranks: Groups, scheme: str, brought: Callable[[Any], torch.Tensor]) -> None:
+    args = case_of(scheme, (9, 2)), {"shared_expert_x": brought}, {}
+    assert ranks(2).run(sums_of_both, *args, timeout_s=seconds(120.0)) == [True] * 2
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("dims", [1, 2])
+def test_masks(ranks: Groups, scheme: str, dims: int) -> None:
+    args = case_of(scheme, (10, 7)), dims
+    assert ranks(2).run(masked_sums, *args, timeout_s=seconds(120.0)) == [True] * 2
+
+
+def masked_sums(rank: int, num_ranks: int, case: Case, dims: int) -> bool:
+    inputs = long_runs.inputs_of(case, rank, 0)
+    mask = torch.arange(len(inputs.x)) < len(inputs.x) - 3
+    if dims == 2:
+        mask = torch.rand(inputs.topk_idx.shape, generator=torch.Generator().manual_seed(rank)) < 0.6
+    return sums_of_both(rank, num_ranks, case, {}, {"active_mask": mask})
+
+
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2"])
+def test_ranks_of_shared_experts(ranks: Groups, scheme: str) -> None:
+    case = case_of(scheme, (3, 4, 13, 0), num_experts=6, num_shared_experts=1, num_shared_ranks=1)
+    check(ranks, case, USUAL, {"expert_alignment": 4, "num_recv_tokens": "exact"}, {"layout": "padded"})
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_rows_that_are_padded_and_own_numbers_of_experts(ranks: Groups, scheme: str) -> None:
+    case = case_of(scheme, (9, 2), hidden=100, num_experts=4, experts_per_rank=(3, 1))
+    check(ranks, case, USUAL, {"expert_alignment": 4}, {"layout": "padded", "num_recv_tokens": "exact"})
+
+
+@pytest.mark.parametrize("where", ["earlier output", "larger tensors"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_outputs_that_are_given(ranks: Groups, scheme: str, where: str) -> None:
+    assert ranks(2).run(into_given, scheme, where, timeout_s=seconds(120.0)) == [[]] * 2
+
+
+def into_given(rank: int, num_ranks: int, scheme: str, where: str) -> list[str]:
+    wrong = []
+    for quantize in (None, "int8"):
+        case = case_of(scheme, (9, 2), quantize)
+        received, _ = long_runs.expected_round(case, 0)
+        with long_runs.make_buffer(case) as buffer:
+            inputs = long_runs.inputs_of(case, rank, 0)
+            first = long_runs.dispatched(buffer, case, inputs)
+            out = first
+            if where == "larger tensors":
+                longer = {
+                    name: torch.cat([tensor, tensor])
+                    for name, tensor in first._asdict().items()
+                    if name in ("tokens", "scales", "weights") and tensor is not None
+                }
+                out = first._replace(**longer)
+            output = long_runs.dispatched(buffer, case, inputs, out=out)
+            wrong += long_runs.wrong_of(output, received[rank])
+            if output.tokens.data_ptr() != out.tokens.data_ptr():
+                wrong.append("tokens are elsewhere")
+    return wrong
+
+
+CAPACITY = {"num_recv_tokens": 5}
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ([[CAPACITY]], ["num_recv_tokens", "room for 5"]),
+        ([[{"num_recv_tokens": 500}, CAPACITY]], ["num_recv_tokens", "rank 1 has room for 5"]),
+        ([[CAPACITY | {"layout": "padded"}]], ["num_recv_tokens", "of an expert"]),
+        (
+            [[{"num_max_tokens_per_rank": 16}, {"num_max_tokens_per_rank": 17}]],
+            ["num_max_tokens_per_rank", "16 on rank 0, 17 on rank 1"],
+        ),
+    ],
+    ids=["too small everywhere", "too small on one rank", "padded", "other numbers"],
+)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_what_all_ranks_refuse_leaves_the_buffer_usable(
+    ranks: Groups, scheme: str, options: list[list[long_runs.Options]], names: list[str]
+) -> None:
+    case = case_of(scheme, (13, 13))
+    for said in ranks(2).run(long_runs.refused, case, options * 2, True, timeout_s=seconds(120.0)):
+        assert len(said) == 2
+        for text in said:
+            assert text.startswith("ArgumentError")
+            assert all(name in text for name in names), text
+
+
+REFUSED: list[tuple[long_runs.Options, str]] = [
+    ({"num_max_tokens_per_rank": 12}, "num_max_tokens_per_rank=12"),
+    ({"num_max_tokens_per_rank": -1}, "num_max_tokens_per_rank"),
+    ({"num_recv_tokens": 0}, "num_recv_tokens"),
+    ({"num_recv_tokens": "all"}, "num_recv_tokens"),
+    ({"expert_alignment": 0}, "expert_alignment"),
+    ({"expert_alignment": 1 << 17}, "expert_alignment"),
+    ({"expert_alignment": 2.0}, "expert_alignment"),
+    ({"expert_alignment": 2, "layout": "padded"}, "expert_alignment"),
+    ({"layout": "blocks"}, "layout"),
+    ({"do_zero_padding": 1}, "do_zero_padding"),
+    ({"wait": False}, "wait"),
+    ({"out": torch.empty(3, 65, dtype=torch.bfloat16)}, "out"),
+]
+
+
+def test_what_is_refused_before_anything_is_sent(ranks: Groups) -> None:
+    case = case_of("fullmesh_v1", (13, 13))
+    options = [[options] for options, _ in REFUSED]
+    for said in ranks(2).run(long_runs.refused, case, options, True, timeout_s=seconds(120.0)):
+        assert len(said) == len(REFUSED)
+        for text, (_, name) in zip(said, REFUSED, strict=True):
+            assert text.startswith("ArgumentError"), text
+            assert name in text
+
+
+def test_given_outputs_that_are_too_small_keep_nobody_else_from_theirs(ranks: Groups) -> None:
+    case = case_of("fullmesh_v1", (13, 2, 5, 0))
+    small = torch.empty(2, 64, dtype=torch.bfloat16)
+    options: list[list[long_runs.Options]] = [[USUAL, {"out": small}, USUAL, USUAL]] * 2
+    said = ranks(4).run(long_runs.refused, case, options, True, timeout_s=seconds(120.0))
+    assert [said[rank] for rank in (0, 2, 3)] == [["", ""]] * 3
+    assert len(said[1]) == 2
+    assert all(text.startswith("ArgumentError") and "out" in text for text in said[1])
+
+
+def test_direct_says_what_to_do_instead(ranks: Groups) -> None:
+    case = case_of("direct", (13, 13))
+    options: list[list[long_runs.Options]] = [[USUAL], [{"num_recv_tokens": "exact", "tokens": 2}]]
+    for said in ranks(2).run(long_runs.refused, case, options, False, timeout_s=seconds(60.0)):
+        assert all(text.startswith("ArgumentError") and "outputs='own'" in text for text in said)
+
+
+def test_options_on_some_ranks_only_are_named(ranks: Groups) -> None:
+    case = case_of("fullmesh_v1", (3, 3))
+    options: list[list[long_runs.Options]] = [[{"num_recv_tokens": "exact"}, USUAL]]
+    for said in ranks(2).run(long_runs.refused, case, options, False, timeout_s=seconds(60.0)):
+        (text,) = said
+        assert text.startswith("ConfigMismatchError")
+        assert "num_recv_tokens" in text
+
+
+@st.composite
+def long_cases(draw: st.DrawFn) -> tuple[Case, long_runs.Options]:
+    scheme = draw(st.sampled_from(SCHEMES[:3]))
+    tokens = tuple(draw(st.lists(st.integers(0, 14), min_size=2, max_size=2)))
+    case = case_of(scheme, tokens, draw(st.sampled_from([None, "int8"])), num_topk=draw(st.integers(1, 4)))
+    case = replace(
+        case,
+        seed=draw(st.integers(0, 999)),
+        routing=draw(st.sampled_from(["uniform", "skewed", "sparse", "none"])),
+        num_blocks=draw(st.sampled_from([None, 1, 2, 3])),
+        weights=draw(st.booleans()),
+        dtype=draw(st.sampled_from([torch.bfloat16, torch.float16])),
+    )
+    options = draw(
+        st.sampled_from(
+            [
+                USUAL,
+                {"num_max_tokens_per_rank": 14},
+                {"num_recv_tokens": "exact"},
+                {"expert_alignment": draw(st.integers(1, 9)), "num_recv_tokens": "exact"},
+                {"layout": "padded"},
+            ]
+        )
+    )
+    return case, options
+
+
+@pytest.mark.long
+@given(long_cases())
+@settings(
+    max_examples=40,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_any_case(ranks: Groups, drawn: tuple[Case, long_runs.Options]) -> None:
+    case, options = drawn
+    check(ranks, case, options, options)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("tokens", [(4096, 1), (511, 513), (16384, 512), (32768, 0)], ids=str)
+def test_numbers_of_tokens_that_are_served(ranks: Groups, tokens: tuple[int, ...]) -> None:
+    case = case_of("fullmesh_v1", tokens, hidden=32)
+    case = replace(case, config=replace(case.config, num_max_tokens_per_rank=512))
+    check(ranks, case, USUAL, repeats=False)
