@@ -106,7 +106,6 @@ class ExpertMapping:
         by: ReplicaBy = "token" if mode is None else check_choice("eplb_mode", mode, REPLICA_BY)
         shape: tuple[int | str, ...] = "T", config.num_topk
         ids = contiguous("topk_idx", topk_idx, shape=shape, dtypes=_IDS, device=backend.device)
-        arguments.check_num_tokens("topk_idx", config, ids.shape[0])
         table = self._checked(table, by)
         num_logical = table.shape[1 if by == "row" else 0]
         if active_mask is not None:

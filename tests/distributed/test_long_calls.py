@@ -108,12 +108,12 @@ def test_outputs_of_one_round(ranks: Groups, scheme: str, options: long_runs.Opt
     check(ranks, case_of(scheme, (4, 0), "int8"), options, options)
 
 
-@pytest.mark.parametrize("scheme", ["fullmesh_v1", "hierarchy"])
-def test_results_that_travel_as_int8(ranks: Groups, scheme: str) -> None:
+@pytest.mark.parametrize(("scheme", "tokens"), [("fullmesh_v1", (9, 2)), ("hierarchy", (9, 2, 0, 4))])
+def test_results_that_travel_as_int8(ranks: Groups, scheme: str, tokens: tuple[int, ...]) -> None:
     """Their bits are those of the same call by a buffer with room for one round: see below."""
-    case = case_of(scheme, (9, 2))
-    results = ranks(2).run(sums_of_both, case, {"comm_quantize": "int8"}, {}, timeout_s=seconds(120.0))
-    assert results == [True] * 2
+    case, quantized = case_of(scheme, tokens), {"comm_quantize": "int8"}
+    results = ranks(len(tokens)).run(sums_of_both, case, quantized, {}, timeout_s=seconds(120.0))
+    assert results == [True] * len(tokens)
 
 
 def sums_of_both(
@@ -140,7 +140,7 @@ def by_halves(inputs: Any) -> torch.Tensor:
     return (inputs.x * 3).view(1, *inputs.x.shape)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES[:3])
+@pytest.mark.parametrize("scheme", SCHEMES[:2])
 @pytest.mark.parametrize("brought", [last_results, by_halves])
 def test_a_shared_experts_results(ranks: Groups, scheme: str, brought: Callable[[Any], torch.Tensor]) -> None:
     args = case_of(scheme, (9, 2)), {"shared_expert_x": brought}, {}
@@ -187,7 +187,9 @@ def into_given(rank: int, num_ranks: int, scheme: str, where: str) -> list[str]:
         received, _ = long_runs.expected_round(case, 0)
         with long_runs.make_buffer(case) as buffer:
             inputs = long_runs.inputs_of(case, rank, 0)
-            first = long_runs.dispatched(buffer, case, inputs)
+            # Of a rank that has one round, an ordinary call fills what there can be at most.
+            options = {"num_recv_tokens": "exact"} if where == "earlier output" else {}
+            first = long_runs.dispatched(buffer, case, inputs, **options)
             out = first
             if where == "larger tensors":
                 longer = {
@@ -196,7 +198,7 @@ def into_given(rank: int, num_ranks: int, scheme: str, where: str) -> list[str]:
                     if name in ("tokens", "scales", "weights") and tensor is not None
                 }
                 out = first._replace(**longer)
-            output = long_runs.dispatched(buffer, case, inputs, out=out)
+            output = long_runs.dispatched(buffer, case, inputs, out=out, **options)
             wrong += long_runs.wrong_of(output, received[rank])
             if output.tokens.data_ptr() != out.tokens.data_ptr():
                 wrong.append("tokens are elsewhere")
@@ -260,11 +262,11 @@ def test_what_is_refused_before_anything_is_sent(ranks: Groups) -> None:
 def test_given_outputs_that_are_too_small_keep_nobody_else_from_theirs(ranks: Groups) -> None:
     case = case_of("fullmesh_v1", (13, 2, 5, 0))
     small = torch.empty(2, 64, dtype=torch.bfloat16)
-    options: list[list[long_runs.Options]] = [[USUAL, {"out": small}, USUAL, USUAL]] * 2
+    options: list[list[long_runs.Options]] = [[{"out": small}, USUAL, USUAL, USUAL]] * 2
     said = ranks(4).run(long_runs.refused, case, options, True, timeout_s=seconds(120.0))
-    assert [said[rank] for rank in (0, 2, 3)] == [["", ""]] * 3
-    assert len(said[1]) == 2
-    assert all(text.startswith("ArgumentError") and "out" in text for text in said[1])
+    assert said[1:] == [["", ""]] * 3
+    assert len(said[0]) == 2
+    assert all(text.startswith("ArgumentError") and "out" in text for text in said[0])
 
 
 def test_direct_says_what_to_do_instead(ranks: Groups) -> None:
