@@ -325,6 +325,7 @@ class EPBuffer(Owner, Uncopied):
         performance_info: torch.Tensor | None = None,
         eplb_table: torch.Tensor | None = None,
         eplb_mode: ReplicaBy | None = None,
+        do_expand: bool = True,
         out: torch.Tensor | DispatchOutput | None = None,
         wait: Literal[True] = True,
     ) -> DispatchOutput: ...
@@ -345,6 +346,7 @@ class EPBuffer(Owner, Uncopied):
         performance_info: torch.Tensor | None = None,
         eplb_table: torch.Tensor | None = None,
         eplb_mode: ReplicaBy | None = None,
+        do_expand: bool = True,
         out: torch.Tensor | DispatchOutput | None = None,
         wait: bool = True,
     ) -> DispatchOutput | Pending[DispatchOutput]:
@@ -372,6 +374,8 @@ class EPBuffer(Owner, Uncopied):
             eplb_mode: what chooses among the replicas of (N, F): "token", also None, deals a rank's tokens
                 to them in turn; "rank" gives each rank one of them, as torch_npu's mode 0; "server" deals to
                 those of the own server, if there are any; or "row" (docs/balance.md).
+            do_expand: False for one row for each token and rank, in place of one for each expert; which of its
+                experts a row is for, and their weights, are then in the handle (docs/layouts.md).
             out: where outputs are to go, in place of new tensors: an earlier `DispatchOutput`, of this buffer
                 or another one; or a tensor for the tokens alone, (A, H). Each tensor may have more rows, of
                 which the first are written, and shares memory with no input and no other output. What this
@@ -399,7 +403,7 @@ class EPBuffer(Owner, Uncopied):
         if (
             self._calls is not None
             and active_mask is performance_info is out is None
-            and wait is True
+            and do_expand is wait is True
             and not self._sent
         ):
             output: DispatchOutput | None = self._calls.dispatch(
@@ -423,7 +427,8 @@ class EPBuffer(Owner, Uncopied):
             "performance_info": performance_info,
             "cumulative_local_expert_recv_stats": cumulative_local_expert_recv_stats,
         }
-        made = self._plans.dispatch(tensors, row_format, out, check_flag("wait", wait))
+        per_rank = not check_flag("do_expand", do_expand)
+        made = self._plans.dispatch(tensors, row_format, out, check_flag("wait", wait), per_rank)
         self._latest_dtype = x.dtype
         return made
 
@@ -467,7 +472,8 @@ class EPBuffer(Owner, Uncopied):
         """Sends each expert's output back to its token's rank and sums them there.
 
         ``out[t] = sum_k f32(y_k) * topk_weights[t, k] + sum_s f32(y_s)``: in fp32, k and then s ascending,
-        rounded once to the dtype of the dispatched tokens (docs/operators.md, "Arithmetic of combine"). With
+        rounded once to the dtype of the dispatched tokens (docs/operators.md, "Arithmetic of combine"). After
+        ``do_expand=False``, ``out[t] = sum_r f32(y_r)`` over the ranks r that token t went to, ascending. With
         "hierarchy" each server sums its experts' first, ascending, by dispatch's weights, and rounds; the
         sums of the servers, ascending, are then added and rounded ("A2" there). The order does not depend on
         which rank answers first, so the same inputs give the same bits.
@@ -477,7 +483,8 @@ class EPBuffer(Owner, Uncopied):
                 least the number of rows received. Contiguous, or strided as `expert_output` gives it.
             handle: of the latest dispatch.
             topk_weights: (T, K) fp32, bf16 or fp16 to multiply with, or None for a sum without weights, even
-                if dispatch was given some. With "hierarchy" dispatch's, and no others.
+                if dispatch was given some. With "hierarchy" dispatch's, and no others. After
+                ``do_expand=False`` None: rows come weighted and summed over their rank's experts.
             comm_quantize: "int8" sends results as int8, in blocks of 8 with a scale each; not with A2's
                 "fullmesh", and with "hierarchy" the sums of the servers.
             shared_expert_x: (T, H), or (a, b, H) with a * b = T, a shared expert's results, added without

@@ -18,6 +18,10 @@ from moe_triton.core.traffic import Traffic
 from moe_triton.core.uncopied import Uncopied, Unpickled
 
 
+OF_RANKS = "results_idx", "local_topk_idx", "local_topk_weights"
+"""Fields that a dispatch with ``do_expand=False`` sets."""
+
+
 @dataclass(frozen=True, eq=False, init=False)
 class DispatchHandle(Unpickled):
     """What combine needs to send rows back and to know what it waits for. Made by dispatch only.
@@ -39,6 +43,13 @@ class DispatchHandle(Unpickled):
         active_mask: (T,) or (T, K) bool, a copy of what dispatch was given, or None.
         tables: int32, what the scheme keeps for combine besides (`moe_triton.schemes.scheme.KeptTables`), or
             None where it keeps nothing.
+        results_idx: (T, K) int32 of a dispatch with ``do_expand=False``: the first expert of each rank that a
+            token went to, ascending, -1 behind them. By it combine finds the ranks' rows.
+        local_topk_idx: (n, K) int32 of such a dispatch: the experts of this rank that each received row is for,
+            counted from its first one, at the token's k; -1 at the k of other ranks, and where there is none.
+            Rows at and past the total are undefined, here and in the weights.
+        local_topk_weights: (n, K) fp32: the weights of these, 0 where there is none; None where dispatch was
+            given none.
         traffic: what the dispatch has posted to queues; None where they lead to no peer, and on an NPU,
             where it has not run yet: `EPBuffer.traffic` waits for it.
 
@@ -65,6 +76,10 @@ class DispatchHandle(Unpickled):
     active_mask: torch.Tensor | None = field(default=None, repr=False)
     tables: torch.Tensor | None = field(default=None, repr=False)
     traffic: Traffic | None = field(default=None, repr=False)
+    # Without defaults: a plain dispatch does not set them, and `__getattr__` says that they are None.
+    results_idx: torch.Tensor | None = field(repr=False)
+    local_topk_idx: torch.Tensor | None = field(repr=False)
+    local_topk_weights: torch.Tensor | None = field(repr=False)
 
     def __init__(self, **values: Any) -> None:
         # Frozen dataclasses set field by field, which costs three times as much, in every dispatch.
@@ -77,6 +92,8 @@ class DispatchHandle(Unpickled):
     def __getattr__(self, name: str) -> Any:
         # Native calls keep combine's inputs as memory, and make tensors and numbers of it on first access.
         memory = self.__dict__.get("_memory")
+        if name in OF_RANKS:
+            return self.__dict__.setdefault(name, None)
         if memory is None:
             raise AttributeError(name, name=name, obj=self)
         made = self.__dict__[name] = memory.get(name)
@@ -122,7 +139,9 @@ class DispatchOutput(NamedTuple):
         tokens: (A, H), the dispatched dtype or int8, by local expert, then source rank, then the source's
             token order. Rows at and past the total are undefined. Where H is no multiple of 32, rows are as
             many elements apart as a padded row has: ``stride(0)``. With a tensor-parallel group (2 A, H): the
-            rows of its first rank, and right behind them those of its second one.
+            rows of its first rank, and right behind them those of its second one. With ``do_expand=False``
+            (n, H), n at most EP * num_max_tokens_per_rank: one row for each token that has experts here, by
+            source rank, then its token order.
         scales: (A,) fp32 so that ``tokens * scales[:, None]`` approximates the input, with "int8_128"
             (A, ceil(H/128)), one for every 128 elements; or None if not quantised.
         tokens_per_expert: (E,) int64 on the device: rows of each local expert.

@@ -35,6 +35,7 @@ class DispatchVariant:
         keeps_tables: of a buffer: tables are kept for combine (`moe_triton.operators.buffer.TABLES`).
         given_ids: dtype of the caller's ids, where the first kernel that reads them makes the int32 copy that
             all others read; None where they are int32 and no kernel writes them.
+        per_rank: of a buffer: a token is sent once to each rank of its experts, with all of its ids and weights.
     """
 
     dtype: torch.dtype
@@ -50,6 +51,7 @@ class DispatchVariant:
     elastic: bool = False
     keeps_tables: bool = False
     given_ids: torch.dtype | None = None
+    per_rank: bool = False
 
     def __post_init__(self) -> None:
         """Refuses what no kernel makes rows of: those for single experts come with quantisation only.
@@ -66,9 +68,20 @@ class DispatchVariant:
         return self.row_format.dtype or self.dtype
 
     @property
+    def row_weights(self) -> bool:
+        """Whether each row has a weight of its own."""
+        return self.weights and not self.per_rank
+
+    @property
+    def local_weights(self) -> bool:
+        """Whether each row has a weight for each of its experts."""
+        return self.weights and self.per_rank
+
+    @property
     def kind(self) -> Kind:
         """What peers must have the same of."""
-        return Kind(self.row_format.name or NAMES[self.dtype], weights=self.weights, elastic=self.elastic)
+        name = self.row_format.name or NAMES[self.dtype]
+        return Kind(name, weights=self.weights, elastic=self.elastic, per_rank=self.per_rank)
 
     @cached_property
     def _hash(self) -> int:

@@ -20,6 +20,7 @@ from moe_triton.core.row_formats import AS_THEY_ARE, RowFormat
 from moe_triton.limits import Call
 from moe_triton.limits.common import MAX_IDS
 from moe_triton.operators.description import Symbols, TensorArgument
+from moe_triton.runtime import rows_per_rank
 from moe_triton.runtime.buffer_calls import KEPT_TENSORS, TOKEN_DTYPES
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.schemes import rules, scheme_type
@@ -222,7 +223,7 @@ def check_results(y: torch.Tensor, handle: DispatchHandle, communicator: Communi
         ArgumentError: there is not. Tensor-parallel ranks add their rows before anybody knows how many there
             are, and so need all.
     """
-    capacity = communicator.capacity
+    capacity = rows_per_rank.capacity_of(handle, communicator)
     if communicator.context.exchange_rank is not None:
         needed, rule = 2 * capacity, "tensor-parallel ranks add all {} rows that dispatch's tokens have"
     elif y.shape[0] >= capacity:

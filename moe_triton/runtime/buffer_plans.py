@@ -13,11 +13,11 @@ from moe_triton.backends.base import Host, TensorSpec
 from moe_triton.core import plain_tensors
 from moe_triton.core.checks import check_tensor, not_plain_error
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.handle import DispatchHandle, DispatchOutput, Pending
+from moe_triton.core.handle import OF_RANKS, DispatchHandle, DispatchOutput, Pending
 from moe_triton.core.row_formats import RowFormat
 from moe_triton.operators.buffer import COMBINE_OF_BUFFER, DISPATCH_OF_BUFFER, OF_HANDLE, attributes_of
 from moe_triton.operators.description import Operator, Symbols
-from moe_triton.runtime import arguments, given_outputs
+from moe_triton.runtime import arguments, given_outputs, rows_per_rank
 from moe_triton.runtime.arguments import call_of, check_argument, inputs_of, other_ids_error
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.fitting import Fitting
@@ -116,6 +116,7 @@ class BufferPlans:
         self, communicator: Communicator, host: Host, buffer_id: int, special: tuple[int, int, int]
     ) -> None:
         self._communicator, self._host, self._buffer_id = communicator, host, buffer_id
+        self._special = special
         context, c = communicator.context, communicator.config
         self._context = CallSite(Deployment(context.config, context.rank), lambda: communicator)
         self._tables = communicator.scheme.tables_of(context.config)
@@ -132,7 +133,7 @@ class BufferPlans:
         self.sent = SentCalls(communicator.scheme.rounds.shared)
 
     def dispatch(
-        self, tensors: Named, row_format: RowFormat, out: Any, wait: bool
+        self, tensors: Named, row_format: RowFormat, out: Any, wait: bool, per_rank: bool = False
     ) -> DispatchOutput | Pending[DispatchOutput]:
         """A dispatch.
 
@@ -141,11 +142,15 @@ class BufferPlans:
             row_format: how rows travel.
             out: of `EPBuffer.dispatch`.
             wait: whether for the rows too, or only until they are sent.
+            per_rank: whether a token is sent once to each rank.
 
         Raises:
             ArgumentError: a bad argument. Nothing was sent.
         """
         communicator = self._communicator
+        if per_rank:
+            others = {"smooth_scales": tensors["smooth_scales"]}
+            rows_per_rank.check(communicator, self._special, others)
         if self._fitting is not None:
             ids = self._fitting.ids_of_kernels(tensors["topk_idx"], tensors["active_mask"])
             tensors = tensors | {"topk_idx": ids}
@@ -155,6 +160,7 @@ class BufferPlans:
             "local_bypass": self._local_bypass(tensors, wait),
             # a host that does not read ids leaves their copy to a kernel
             "given_ids": getattr(tensors["topk_idx"], "dtype", None) if self._host.is_asynchronous else None,
+            "per_rank": per_rank,
         }
         communicator.scheme.check_rows(row_format)
         plan = self._find(DISPATCH_OF_BUFFER, DispatchOfBuffer, tensors, modes)
@@ -180,6 +186,7 @@ class BufferPlans:
             exchange_counts=outputs.get("exchange_counts"),
             active_mask=bindings.get("mask"),
             tables=outputs.get("tables"),
+            **{name: outputs[name] for name in OF_RANKS if name in outputs},
         )
         seen = outputs
         if self._fitting is not None:
@@ -222,6 +229,11 @@ class BufferPlans:
         """
         communicator, y = self._communicator, tensors["y"]
         tensors = tensors | {name: getattr(handle, name) for name in OF_HANDLE}
+        ids, mask = handle.topk_idx, handle.active_mask
+        if handle.results_idx is not None:
+            rows_per_rank.check_combine(tensors["topk_weights"])
+            # Ranks that a mask leaves out are not among these.
+            tensors |= {"topk_idx": handle.results_idx, "active_mask": None}
         modes = {
             "comm_quant_mode": 0 if comm_quantize is None else 2,
             "local_bypass": comm_quantize is None and self._local_bypass(tensors, wait),
@@ -244,7 +256,9 @@ class BufferPlans:
             rows = self._num_received(handle)
             fitted["y"] = self._fitting.results(results, rows, quantized=comm_quantize is not None)
         bindings = plan.bind(fitted)
-        if handle.digest != communicator.backend.digest_ids(bindings["topk_idx"], bindings.get("mask")):
+        if handle.results_idx is None:
+            ids, mask = bindings["topk_idx"], bindings.get("mask")
+        if handle.digest != communicator.backend.digest_ids(ids, mask):
             raise other_ids_error(
                 "handle.topk_idx", f"dispatch {handle.number}", "Pass output.handle as dispatch made it."
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moe_triton.core.ascendc import DISPATCH_WAIT, ENTRY_KERNELS, POST_STATUS, ZONE
+from moe_triton.core.ascendc import DISPATCH_WAIT, ENTRY_KERNELS, POST_STATUS, POSTING, ZONE
 from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel, numbers
 
 # Rows of T tokens to K routed and S shared experts; M routed experts.
@@ -64,7 +64,23 @@ EXCHANGE_SEND = AscendCKernel(
     ),
 )
 
-KERNELS = (*ENTRY_KERNELS, DISPATCH_OFFSETS, EXCHANGE_SEND)
+# Where a token comes once for each rank, ahead of its rows: to every rank all of this rank's ids, and weights.
+TABLES_SEND = AscendCKernel(
+    "tables_send",
+    (
+        Arg("row_ids", "*i32", "in"),  # (T, K)
+        Arg("row_weights", "*fp32", "in"),  # (T, K), or null
+        *numbers("i64", "num_tokens topk"),
+        Arg("peers", "*i64", "in"),
+        *numbers("i64", "num_ranks rank"),
+        *ZONE,
+        *POSTING,
+        Arg("tables", "row_tables", "value"),
+        Arg("report", "*i32", "out"),
+    ),
+)
+
+KERNELS = (*ENTRY_KERNELS, DISPATCH_OFFSETS, TABLES_SEND, EXCHANGE_SEND)
 # Flags follow rows of a launch, or stand alone.
 EXCHANGE = FusedKernel("exchange", (EXCHANGE_SEND, POST_STATUS, DISPATCH_WAIT), frozenset({1}))
 FUSED = (EXCHANGE,)
