@@ -17,7 +17,6 @@ from moe_triton.core.records import ORIGIN, TRAILER
 from moe_triton.core.traffic import Traffic
 from moe_triton.core.uncopied import Uncopied, Unpickled
 
-
 OF_RANKS = "results_idx", "local_topk_idx", "local_topk_weights"
 """Fields that a dispatch with ``do_expand=False`` sets."""
 

@@ -260,9 +260,8 @@ class Steps:
         assert self.variant is not None
         given, per_entry = getattr(self.variant, "given_ids", None), self.variant.mask == "entries"
         kernel = select_kernel(self.config.num_topk, per_entry, self.context.target, given == torch.int64)
-        return [
-            self.launch("select", kernel, 1, expert_ids=Placeholder("given_ids" if given else "topk_idx"))
-        ]
+        ids = Placeholder("given_ids" if given else "topk_idx")
+        return [self.launch("select", kernel, 1, expert_ids=ids, topk_idx=self.ids)]
 
     def record_waits(self, num_local_experts: int) -> list[Launch]:
         """How long each rank was waited for, of so many entries each, where somebody asks."""
