@@ -374,8 +374,8 @@ class EPBuffer(Owner, Uncopied):
             eplb_mode: what chooses among the replicas of (N, F): "token", also None, deals a rank's tokens
                 to them in turn; "rank" gives each rank one of them, as torch_npu's mode 0; "server" deals to
                 those of the own server, if there are any; or "row" (docs/balance.md).
-            do_expand: False for one row for each token and rank, in place of one for each expert; which of its
-                experts a row is for, and their weights, are then in the handle (docs/layouts.md).
+            do_expand: False for one row for each token and rank, in place of one for each expert; which of
+                the rank's experts it is for, and their weights, are then in the handle (docs/layouts.md).
             out: where outputs are to go, in place of new tensors: an earlier `DispatchOutput`, of this buffer
                 or another one; or a tensor for the tokens alone, (A, H). Each tensor may have more rows, of
                 which the first are written, and shares memory with no input and no other output. What this
@@ -403,10 +403,12 @@ class EPBuffer(Owner, Uncopied):
         if (
             self._calls is not None
             and active_mask is performance_info is out is None
-            and do_expand is wait is True
+            and (do_expand is True or do_expand is False)
+            and wait is True
             and not self._sent
         ):
-            output: DispatchOutput | None = self._calls.dispatch(
+            run = self._calls.dispatch if do_expand else self._calls.dispatch_per_rank
+            output: DispatchOutput | None = run(
                 quantize, x, topk_idx, smooth_scales, topk_weights, cumulative_local_expert_recv_stats
             )
             if output is not None:
@@ -472,8 +474,8 @@ class EPBuffer(Owner, Uncopied):
         """Sends each expert's output back to its token's rank and sums them there.
 
         ``out[t] = sum_k f32(y_k) * topk_weights[t, k] + sum_s f32(y_s)``: in fp32, k and then s ascending,
-        rounded once to the dtype of the dispatched tokens (docs/operators.md, "Arithmetic of combine"). After
-        ``do_expand=False``, ``out[t] = sum_r f32(y_r)`` over the ranks r that token t went to, ascending. With
+        rounded once to the dtype of the dispatched tokens (docs/operators.md, "Arithmetic of combine").
+        After ``do_expand=False``, ``out[t] = sum_r f32(y_r)`` over the ranks of its experts, ascending. With
         "hierarchy" each server sums its experts' first, ascending, by dispatch's weights, and rounds; the
         sums of the servers, ascending, are then added and rounded ("A2" there). The order does not depend on
         which rank answers first, so the same inputs give the same bits.

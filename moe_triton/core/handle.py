@@ -44,9 +44,9 @@ class DispatchHandle(Unpickled):
             None where it keeps nothing.
         results_idx: (T, K) int32 of a dispatch with ``do_expand=False``: the first expert of each rank that a
             token went to, ascending, -1 behind them. By it combine finds the ranks' rows.
-        local_topk_idx: (n, K) int32 of such a dispatch: the experts of this rank that each received row is for,
-            counted from its first one, at the token's k; -1 at the k of other ranks, and where there is none.
-            Rows at and past the total are undefined, here and in the weights.
+        local_topk_idx: (n, K) int32 of such a dispatch: the experts of this rank that each received row is
+            for, counted from its first one, at the token's k; -1 at the k of other ranks, and where there is
+            none. Rows at and past the total are undefined, here and in the weights.
         local_topk_weights: (n, K) fp32: the weights of these, 0 where there is none; None where dispatch was
             given none.
         traffic: what the dispatch has posted to queues; None where they lead to no peer, and on an NPU,
@@ -91,11 +91,15 @@ class DispatchHandle(Unpickled):
     def __getattr__(self, name: str) -> Any:
         # Native calls keep combine's inputs as memory, and make tensors and numbers of it on first access.
         memory = self.__dict__.get("_memory")
-        if name in OF_RANKS:
-            return self.__dict__.setdefault(name, None)
-        if memory is None:
-            raise AttributeError(name, name=name, obj=self)
-        made = self.__dict__[name] = memory.get(name)
+        try:
+            if memory is None:
+                raise AttributeError(name, name=name, obj=self)
+            made = memory.get(name)
+        except AttributeError:
+            if name not in OF_RANKS:
+                raise
+            made = None
+        self.__dict__[name] = made
         return made
 
     def _state(self) -> dict[str, Any]:

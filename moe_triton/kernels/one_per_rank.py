@@ -8,10 +8,10 @@ Shape symbols:
     W   ranks
     A   rows that can be received (capacity)
 
-A rank goes by the id of its first expert. So rows travel, are flagged and are counted as if a token had chosen
-nothing but first experts, and its results come back in the ascending order of the ranks.
+A rank goes by the id of its first expert. So rows travel, are flagged and are counted as if a token had
+chosen nothing but first experts, and its results come back in the ascending order of the ranks.
 
-Loops carry single numbers, and a token's or a row's K entries are loaded and stored at once where they can be.
+Loops carry single numbers; a token's or a row's K entries are loaded and stored at once where they can be.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ def _columns(topk: int) -> int:
 def one_per_rank_kernel(topk: int, takes: bool = False, int64: bool = False) -> TritonKernel:
     """The first expert of each rank that a token goes to, ascending, and -1 behind them.
 
-    ``results_idx`` (T, K) has, for each token, every ``topk_idx[t, k] // E * E`` once. Ids outside [0, M) are no
-    expert. With ``takes`` the ids are in ``given``, of int32 or ``int64``, and ``topk_idx`` becomes their copy,
-    in which int64 ids of `ID_LIMIT` or more, of either sign, are -1.
+    ``results_idx`` (T, K) has, for each token, every ``topk_idx[t, k] // E * E`` once. Ids outside [0, M) are
+    no expert. With ``takes`` the ids are in ``given``, of int32 or ``int64``, and ``topk_idx`` becomes their
+    copy, in which int64 ids of `ID_LIMIT` or more, of either sign, are -1.
 
     Example, with K 4::
 

@@ -150,8 +150,8 @@ class Layout(ABC):
 
     @cached_property
     def row_tables(self) -> Region | None:
-        """What goes with rows that come once for each rank, behind the data: of every source the (T, K) ids of
-        its tokens (``table`` 0) and their fp32 weights (1). None where no row comes so.
+        """What goes with rows that come once for each rank, behind the data: of every source the (T, K) ids
+        of its tokens (``table`` 0) and their fp32 weights (1). None where no row comes so.
         """
         c = self.config
         if not (self.has_row_tables and c.is_of_buffer) or c.num_shared_experts:

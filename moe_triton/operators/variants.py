@@ -35,7 +35,8 @@ class DispatchVariant:
         keeps_tables: of a buffer: tables are kept for combine (`moe_triton.operators.buffer.TABLES`).
         given_ids: dtype of the caller's ids, where the first kernel that reads them makes the int32 copy that
             all others read; None where they are int32 and no kernel writes them.
-        per_rank: of a buffer: a token is sent once to each rank of its experts, with all of its ids and weights.
+        per_rank: of a buffer: a token is sent once to each rank of its experts, and with it go all of its ids
+            and weights.
     """
 
     dtype: torch.dtype

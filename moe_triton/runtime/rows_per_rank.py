@@ -1,5 +1,5 @@
-"""Dispatches that send a token once to each rank of its experts (``do_expand=False``): what goes with them, and
-what their combine takes.
+"""Dispatches that send a token once to each rank of its experts (``do_expand=False``): what does not go with
+them, and what their combine takes.
 
 Each check raises `ArgumentError` before anything is sent.
 """
@@ -25,8 +25,8 @@ def check(communicator: Communicator, special: tuple[int, int, int], others: Map
         others: arguments that go with rows of single experts only, by name; None where they are not given.
 
     Raises:
-        ArgumentError: its buffer has experts or a scheme that need a row for each expert, or such an argument is
-            given.
+        ArgumentError: its buffer has experts or a scheme that need a row for each expert, or such an argument
+            is given.
     """
     config = communicator.config
     _, num_copy, num_const = special

@@ -64,7 +64,7 @@ EXCHANGE_SEND = AscendCKernel(
     ),
 )
 
-# Where a token comes once for each rank, ahead of its rows: to every rank all of this rank's ids, and weights.
+# Where a token comes once for each rank, ahead of rows: to every rank all of this rank's ids, and weights.
 TABLES_SEND = AscendCKernel(
     "tables_send",
     (
