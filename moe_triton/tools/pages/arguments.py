@@ -205,6 +205,9 @@ ROWS: dict[str, Mapping[str, Row]] = {
         **_rows("performance_info", "tttrr", f"{_WAITS}; `direct` has none"),
         **_rows("eplb_table", "ttttt"),
         **_rows("eplb_mode", "ttttt", "with `eplb_table`; without, refused"),
+        **_rows(
+            "do_expand", "tttrr", "servers of `hierarchy` sum results of single experts; `direct` places them"
+        ),
         **_rows("out", "ttttr", "rows of `direct` arrive in the window"),
         **_rows(
             "wait", "tttrr", "a relay passes others' rows on inside its own call; `direct` has no halves"
