@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 import torch
 
-from moe_triton import DispatchOutput, EPBuffer, Tuning, reference
+from moe_triton import DispatchHandle, DispatchOutput, EPBuffer, Tuning, reference
+from moe_triton.core.handle import OF_RANKS
 from moe_triton.processes import RankGroup
 from moe_triton.reference import ReceivedPerRank
-from tests.distributed.cases import Case, Inputs, experts_of, inputs_of, small_case
+from tests.distributed.cases import Case, Inputs, experts_of, inputs_of, small_case, smooth_scales_of
+from tests.distributed.failures import not_refused
+from tests.distributed.test_whole_calls import pythons_runs
 from tests.distributed.workers import by_turns, make_buffer
+from tests.headers import needs_headers
 
 Groups = Callable[[int], RankGroup]
 Expected = tuple[list[ReceivedPerRank], list[torch.Tensor]]
@@ -158,3 +163,178 @@ def test_rows_and_sums_are_the_references(ranks: Groups, name: str) -> None:
     case, options, dims, comm = CASES[name]
     num_ranks = case.config.num_ranks
     assert ranks(num_ranks).run(compared, case, options, dims, comm) == [[]] * num_ranks
+
+
+def natively(rank: int, num_ranks: int, case: Case) -> list[str]:
+    """What is wrong in rounds of calls that are all usual, and how many of them Python ran."""
+    wrong = []
+    expected = by_turns(lambda number: expected_round(case, number), case.rounds)
+    with make_buffer(case) as buffer:
+        for number in range(case.rounds):
+            own = inputs_of(case, rank, number)
+            received, sums = expected[number]
+            with pythons_runs() as seen:
+                output = dispatched(buffer, case, own)
+                y = experts_of(case, rank, output.tokens)
+                combined = buffer.combine(y, output.handle)
+            wrong += [f"round {number}: Python ran {seen}"] if seen and number > 1 else []
+            wrong += [f"round {number}: {name}" for name in wrong_parts(output, received[rank])]
+            if not torch.equal(combined, sums[rank]):
+                wrong.append(f"round {number}: combined")
+            twin = copy.deepcopy(output.handle)
+            if not all(same(getattr(twin, f.name), getattr(output.handle, f.name)) for f in fields(twin)):
+                wrong.append(f"round {number}: a copy of the handle")
+            if case.weights and number > 1:
+                calls = [
+                    ("topk_weights is given", lambda: buffer.combine(y, output.handle, own.topk_weights))
+                ]
+                wrong += not_refused(calls)
+    return wrong
+
+
+def same(one: object, other: object) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.dtype is other.dtype and torch.equal(one.view(-1), other.view(-1))
+    return one == other
+
+
+@needs_headers
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "fullmesh"])
+@pytest.mark.parametrize(("quantize", "weights"), [(None, True), ("int8", False), ("int8_128", True)])
+def test_usual_calls_are_native(ranks: Groups, scheme: str, quantize: str | None, weights: bool) -> None:
+    case = case_of(3, scheme, quantize=quantize, weights=weights, routing="sparse")
+    assert ranks(3).run(natively, case) == [[]] * 3
+
+
+def refused(rank: int, num_ranks: int, case: Case, options: dict[str, Any], start: str) -> list[str]:
+    """What is otherwise than it is to be where a buffer sends no rows by rank, and goes on."""
+    own = inputs_of(case, rank, 0)
+    with make_buffer(case, **options) as buffer:
+        calls: list[tuple[str, Callable[[], object]]] = [(start, lambda: dispatched(buffer, case, own))]
+        wrong = not_refused(calls)
+        weights = own.topk_weights
+        output = buffer.dispatch(own.x, own.topk_idx, weights)
+        buffer.combine(output.tokens, output.handle, weights)
+    return wrong
+
+
+CANNOT = "do_expand is False, but "
+REFUSED: dict[str, tuple[Case, dict[str, Any], str]] = {
+    "direct": (case_of(2, "direct"), NO_OPTIONS, f"{CANNOT}comm_alg='direct' sends a row to each expert"),
+    "hierarchy": (
+        case_of(4, "hierarchy", SERVERS),
+        NO_OPTIONS,
+        f"{CANNOT}comm_alg='hierarchy' sends a row to each expert",
+    ),
+    "shared experts": (
+        case_of(3, "fullmesh_v1", {"num_shared_experts": 1, "num_shared_ranks": 1, "num_experts": 6}),
+        NO_OPTIONS,
+        f"{CANNOT}the buffer has shared experts",
+    ),
+    "copy experts": (
+        case_of(2, "fullmesh_v1"),
+        {"num_copy_experts": 1},
+        f"{CANNOT}the buffer has copy experts",
+    ),
+    "constant experts": (
+        case_of(2, "fullmesh_v2"),
+        {"num_const_experts": 1},
+        f"{CANNOT}the buffer has constant experts",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_needs_a_row_for_each_expert_refuses(ranks: Groups, name: str) -> None:
+    case, options, start = REFUSED[name]
+    assert ranks(case.config.num_ranks).run(refused, case, options, start) == [[]] * case.config.num_ranks
+
+
+def bad_calls(rank: int, num_ranks: int, case: Case) -> list[str]:
+    """Wrong messages, in a buffer that goes on to give what the reference gives."""
+    own, smooth = inputs_of(case, rank, 0), smooth_scales_of(replace(case, smooth=True))
+    received, sums = expected_round(case, 0)
+    with make_buffer(case) as buffer:
+
+        def d(**options: Any) -> Callable[[], object]:
+            return lambda: dispatched(buffer, case, own, **options)
+
+        calls = [
+            ("smooth_scales is given, but with do_expand=False", d(smooth_scales=smooth)),
+            ("do_expand is 0", d(do_expand=0)),
+            ("do_expand is None", d(do_expand=None)),
+        ]
+        wrong = not_refused(calls)
+        output = dispatched(buffer, case, own)
+        y, weights = experts_of(case, rank, output.tokens), own.topk_weights
+        short = y[: output.handle.num_received() - 1]
+        calls = [
+            (
+                "topk_weights is given, but after do_expand=False",
+                lambda: buffer.combine(y, output.handle, weights),
+            ),
+            ("y is of", lambda: buffer.combine(short, output.handle)),
+        ]
+        wrong += not_refused(calls)
+        twin: DispatchHandle = copy.copy(output.handle)
+        twin.topk_idx.fill_(-1)
+        wrong += not_refused([("handle.topk_idx is other than", lambda: buffer.combine(y, twin))])
+        output = dispatched(buffer, case, own, out=output)
+        wrong += wrong_parts(output, received[rank])
+        if not torch.equal(buffer.combine(y, output.handle), sums[rank]):
+            wrong.append("combined")
+    return wrong
+
+
+def test_bad_calls_send_nothing(ranks: Groups) -> None:
+    assert ranks(2).run(bad_calls, case_of(2, "fullmesh_v1", quantize="int8", routing="uniform")) == [[], []]
+
+
+def with_tensor_parallel_peer(rank: int, num_ranks: int) -> list[str]:
+    import torch.distributed as dist
+
+    pairs = [dist.new_group([first, first + 1]) for first in (0, 2)]
+    groups = [dist.new_group([first, first + 2]) for first in (0, 1)]
+    sizes = {"num_max_tokens_per_rank": 4, "hidden": 64, "num_topk": 2, "num_experts": 2}
+    x, ids = torch.ones(4, 64).bfloat16(), torch.tensor([[0, 1]] * 4, dtype=torch.int32)
+    with EPBuffer(groups[rank % 2], tp_group=pairs[rank // 2], **sizes, relaxed=True) as buffer:
+        calls = [(f"{CANNOT}the buffer has a tp_group", lambda: buffer.dispatch(x, ids, do_expand=False))]
+        return not_refused(calls)
+
+
+def test_tensor_parallel_ranks_refuse(ranks: Groups) -> None:
+    assert ranks(4).run(with_tensor_parallel_peer) == [[]] * 4
+
+
+def posted(rank: int, num_ranks: int, case: Case) -> list[tuple[int, int]]:
+    """Bytes that a rank posts in a dispatch and in its combine, by layout of rows."""
+    own, found = inputs_of(case, rank, 0), []
+    with make_buffer(case) as buffer:
+        for do_expand in (True, False):
+            output = dispatched(buffer, case, own, do_expand=do_expand)
+            buffer.combine(output.tokens if case.quantize is None else buffer.expert_output(), output.handle)
+            traffic = [buffer.traffic("dispatch"), buffer.traffic("combine")]
+            assert output.handle.traffic == traffic[0]
+            counts = [each.payload_bytes.between + each.framing_bytes.between for each in traffic if each]
+            found.append((counts[0], counts[1]))
+    return found
+
+
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh"])
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_less_than_half_of_the_bytes_travel(ranks: Groups, scheme: str, quantize: str | None) -> None:
+    """As ranks count them that post to each other: of 64 experts on 4 ranks, 8 for each token."""
+    sizes = {"hidden": 2048, "num_topk": 8, "num_experts": 64, "ranks_per_server": 1}
+    sizes |= {"num_max_tokens_per_rank": 64}
+    case = replace(case_of(4, scheme, sizes, quantize=quantize), tokens=(64,) * 4)
+    found = torch.tensor(ranks(4).run(posted, case)).sum(0)
+    dispatch, combine = (found[1] / found[0]).tolist()
+    assert 0.4 < combine < 0.5
+    assert 0.4 < dispatch < 0.5
+
+
+def test_plain_handles_have_none_of_its_fields() -> None:
+    handle = DispatchHandle(buffer_id=0, number=0)
+    assert [getattr(handle, name) for name in OF_RANKS] == [None] * 3
+    with pytest.raises(AttributeError, match="topk_idx"):
+        handle.topk_idx  # noqa: B018
