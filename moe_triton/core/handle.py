@@ -76,9 +76,9 @@ class DispatchHandle(Unpickled):
     tables: torch.Tensor | None = field(default=None, repr=False)
     traffic: Traffic | None = field(default=None, repr=False)
     # Without defaults: a plain dispatch does not set them, and `__getattr__` says that they are None.
-    results_idx: torch.Tensor | None = field(repr=False)
-    local_topk_idx: torch.Tensor | None = field(repr=False)
-    local_topk_weights: torch.Tensor | None = field(repr=False)
+    results_idx: torch.Tensor | None = field(repr=False)  # type: ignore[misc]
+    local_topk_idx: torch.Tensor | None = field(repr=False)  # type: ignore[misc]
+    local_topk_weights: torch.Tensor | None = field(repr=False)  # type: ignore[misc]
 
     def __init__(self, **values: Any) -> None:
         # Frozen dataclasses set field by field, which costs three times as much, in every dispatch.

@@ -205,9 +205,9 @@ def _local_counts_kernel(
             at = b * BLOCK + lanes
             experts = tl.load(local_idx + at, mask=at < num_entries, other=-1)
             # floats, which hold every id: to compare integers takes four instructions
-            is_own = (experts.to(tl.float32) == e.to(tl.float32)).to(tl.float32)
+            is_own = (experts.to(tl.float32) == tl.cast(e, tl.float32)).to(tl.float32)
             count += tl.sum(is_own, 0).to(tl.int32)
-        tl.store(tokens_per_expert + e, count.to(tl.int64))
+        tl.store(tokens_per_expert + e, tl.cast(count, tl.int64))
         if recv_stats is not None:
             tl.store(recv_stats + e, tl.load(recv_stats + e) + count)
 

@@ -91,8 +91,9 @@ class BufferCalls(PlanCalls):
         """Lets native code run calls like this one, where they are usual."""
         own = self._context.local_bypass
         if isinstance(variant, DispatchVariant):
-            alike = {"local_bypass": own, "per_rank": variant.per_rank}
-            plain = DispatchVariant(variant.dtype, variant.row_format, **alike)
+            plain = DispatchVariant(
+                variant.dtype, variant.row_format, local_bypass=own, per_rank=variant.per_rank
+            )
             if variant == replace(plain, **_usual_modes(variant)):
                 self._calls.add(self._dispatch_plan(variant, zone, parts, tokens), executable)
         elif variant == CombineVariant(

@@ -323,8 +323,11 @@ class DispatchSteps(Steps):
         }
         self.recv_stats = Placeholder("recv_stats") if variant.recv_stats else 0
         if variant.per_rank:
-            rows = {"topk_idx": Placeholder("results_idx"), "capacity": context.capacity_per_rank}
-            self.usual |= {**rows, "topk_weights": 0}
+            self.usual |= {
+                "topk_idx": Placeholder("results_idx"),
+                "topk_weights": 0,
+                "capacity": context.capacity_per_rank,
+            }
 
     def rows_to_send(self) -> dict[str, Value]:
         """Where the rows that are sent are."""
