@@ -34,7 +34,8 @@ class DispatchHandle(Unpickled):
             many as the one with most; E and A of the others are that rank's then.
         expand_idx: (T * K,) int32, how many earlier entries of this rank chose the same expert.
         recv_offsets: (E * EP,) int32, inclusive prefix sums of the rows received, expert by expert and
-            within an expert source by source (ep_recv_counts in torch_npu). The last one is the total.
+            within an expert source by source (ep_recv_counts in torch_npu). The last one is the total. With
+            ``do_expand=False`` all rows count as the first expert's.
         assist_info: (3 A + 2,) int32, ``origins`` and behind them their trailer (`moe_triton.layout`).
         digest: stands for the entries of ``topk_idx`` that take part, which combine looks whether they still
             do; None on an NPU, where the host does not read them.
@@ -147,9 +148,10 @@ class DispatchOutput(NamedTuple):
             source rank, then its token order.
         scales: (A,) fp32 so that ``tokens * scales[:, None]`` approximates the input, with "int8_128"
             (A, ceil(H/128)), one for every 128 elements; or None if not quantised.
-        tokens_per_expert: (E,) int64 on the device: rows of each local expert.
+        tokens_per_expert: (E,) int64 on the device: rows of each local expert. With ``do_expand=False`` a row
+            counts for each of its experts.
         weights: (A,) fp32, the routing weight of each row (0 for shared experts), or None where dispatch
-            was given none.
+            was given none, and with ``do_expand=False``.
         handle: for combine.
 
     Examples:

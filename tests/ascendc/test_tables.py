@@ -1,4 +1,4 @@
-"""Tables ahead of rows that come once for each rank: on every rank, each in its place, and nothing elsewhere."""
+"""Tables ahead of rows that come once for each rank: every rank has them, each in its place, nothing else."""
 
 from __future__ import annotations
 

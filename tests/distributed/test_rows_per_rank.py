@@ -342,3 +342,23 @@ def test_plain_handles_have_none_of_its_fields() -> None:
     assert [getattr(handle, name) for name in OF_RANKS] == [None] * 3
     with pytest.raises(AttributeError, match="topk_idx"):
         handle.topk_idx  # noqa: B018
+
+
+def with_zero_experts(rank: int, num_ranks: int, case: Case) -> list[str]:
+    """Entries of zero experts go nowhere; and how long each rank was waited for is recorded."""
+    own, zero = inputs_of(case, rank, 0), torch.tensor(case.config.num_experts, dtype=torch.int32)
+    ids = torch.where(own.topk_idx < 0, zero, own.topk_idx)
+    ids[:, 1:][ids[:, 1:] == zero] = -1  # distinct in a row
+    received, sums = expected_round(case, 0)
+    waited = torch.zeros(2, num_ranks, dtype=torch.int64)
+    with make_buffer(case, num_zero_experts=1) as buffer:
+        output = dispatched(buffer, case, replace(own, topk_idx=ids), performance_info=waited[0])
+        wrong = wrong_parts(output, received[rank])
+        y = experts_of(case, rank, output.tokens)
+        combined = buffer.combine(y, output.handle, performance_info=waited[1])
+    wrong += [] if torch.equal(combined, sums[rank]) else ["combined"]
+    return wrong if bool((waited[0] > 0).all()) else [*wrong, f"waited {waited}"]
+
+
+def test_zero_experts_and_waits(ranks: Groups) -> None:
+    assert ranks(2).run(with_zero_experts, case_of(2, "fullmesh_v1", routing="sparse")) == [[], []]
