@@ -223,10 +223,9 @@ def check_results(y: torch.Tensor, handle: DispatchHandle, communicator: Communi
         ArgumentError: there is not. Tensor-parallel ranks add their rows before anybody knows how many there
             are, and so need all.
     """
-    capacity = rows_per_rank.capacity_of(handle, communicator)
     if communicator.context.exchange_rank is not None:
-        needed, rule = 2 * capacity, "tensor-parallel ranks add all {} rows that dispatch's tokens have"
-    elif y.shape[0] >= capacity:
+        needed, rule = 2 * communicator.capacity, "tensor-parallel ranks add all {} rows that dispatch's tokens have"
+    elif y.shape[0] >= rows_per_rank.capacity_of(handle, communicator):
         return  # counting received rows waits for the device
     else:
         needed, rule = handle.num_received(), "{} rows were received and each has to go back"
