@@ -123,6 +123,9 @@ def contexts() -> Iterator[RankContext]:
         config = Config(4, 8, 1024, 2, 6, 1, 1, scheme=scheme, version=version)
         for rank, exchange_rank in itertools.product((0, 1), (None, 1)):
             yield RankContext(config, rank, 2, 1000, capabilities, exchange_rank)
+        if version == 2:
+            of_buffer = Config(4, 8, 1024, 2, 8, scheme=scheme, is_of_buffer=True)
+            yield RankContext(of_buffer, 1, 2, 1000, capabilities)
         by_blocks = Config(4, 8, 1024, 2, 8, product="A2", scheme="fullmesh", version=version, relaxed=True)
         yield RankContext(by_blocks, 1, 2, 1000, capabilities)
         yield RankContext(replace(by_blocks, ranks_per_server=2), 1, 2, 1000, capabilities)
@@ -138,7 +141,10 @@ def variants(context: RankContext) -> Iterator[DispatchVariant | CombineVariant]
             yield DispatchVariant(dtype, INT8 if is_quantized else AS_THEY_ARE, weights=True)
             yield CombineVariant(dtype, True, block_quantize=is_quantized)
         return
-    kept = make_scheme(context).local_bypass
+    kept, has_tables = make_scheme(context).local_bypass, make_scheme(context).layout.row_tables is not None
+    if has_tables:
+        options = {"recv_stats": True, "local_bypass": kept, "per_rank": True}
+        yield DispatchVariant(torch.bfloat16, weights=True, **options)  # type: ignore[arg-type]
     exchange, bf16, is_of_a2 = (
         context.exchange_rank is not None,
         torch.bfloat16,
