@@ -384,9 +384,9 @@ class EPBuffer(Owner, Uncopied):
             wait: False to return as soon as all is sent, with what waits for the rows: `Pending`.
 
         Returns:
-            Tokens in expert order, with counts and the handle that combine takes. With "direct", the tokens
-            lie in the window and stay as they are until the dispatch after the next one begins: clone what
-            is to live longer.
+            Tokens in expert order, or with ``do_expand=False`` in that of their source ranks, with counts and
+            the handle that combine takes. With "direct", the tokens lie in the window and stay as they are
+            until the dispatch after the next one begins: clone what is to live longer.
 
         Raises:
             ArgumentError: a bad argument. Nothing was sent and the buffer stays usable.
