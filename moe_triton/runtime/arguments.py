@@ -224,10 +224,8 @@ def check_results(y: torch.Tensor, handle: DispatchHandle, communicator: Communi
             are, and so need all.
     """
     if communicator.context.exchange_rank is not None:
-        needed, rule = (
-            2 * communicator.capacity,
-            "tensor-parallel ranks add all {} rows that dispatch's tokens have",
-        )
+        needed = 2 * communicator.capacity
+        rule = "tensor-parallel ranks add all {} rows that dispatch's tokens have"
     elif y.shape[0] >= rows_per_rank.capacity_of(handle, communicator):
         return  # counting received rows waits for the device
     else:

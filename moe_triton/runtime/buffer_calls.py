@@ -39,9 +39,8 @@ T, ROWS = Size("T"), Size("rows")
 DISPATCH, COMBINE = OPERATORS.index("dispatch"), OPERATORS.index("combine")
 # What a dispatch's handle keeps for combine, in this order.
 KEPT = ("T", "ids", "topk", "num_offsets", "num_assist", "dtype", "digest", "takes_weights", "results_idx")
-# The program of dispatches with ``do_expand=False``.
-PER_RANK = "dispatch per rank"
 KEPT_TENSORS = ("topk_idx", "expand_idx", "recv_offsets", "assist_info")
+PER_RANK = "dispatch per rank"  # the program of dispatches with ``do_expand=False``
 
 
 def _usual_modes(variant: DispatchVariant) -> dict[str, Any]:
@@ -190,7 +189,7 @@ class BufferCalls(PlanCalls):
         )
         addresses = [
             *(tensor.address for tensor in tensors),
-            *(tensors[-1].sizes if variant.per_rank else ()),
+            *(tensors[-1].sizes[:1] if variant.per_rank else ()),  # their columns are there already
         ]
         kept = (*numbers, *addresses)
         attributes: dict[str, TensorAt | int] = {

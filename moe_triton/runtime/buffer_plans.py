@@ -231,7 +231,7 @@ class BufferPlans:
         tensors = tensors | {name: getattr(handle, name) for name in OF_HANDLE}
         ids, mask = handle.topk_idx, handle.active_mask
         if handle.results_idx is not None:
-            rows_per_rank.check_combine(tensors["topk_weights"])
+            rows_per_rank.check_combine(handle, tensors["topk_weights"])
             # Ranks that a mask leaves out are not among these.
             tensors |= {"topk_idx": handle.results_idx, "active_mask": None}
         modes = {

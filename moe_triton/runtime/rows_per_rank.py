@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
+from moe_triton.core.checks import check_tensor, shown
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.handle import DispatchHandle
 from moe_triton.runtime.communicator import Communicator
@@ -57,16 +60,25 @@ def check(communicator: Communicator, special: tuple[int, int, int], others: Map
             raise ArgumentError(name, "given", rule, f"Leave {name} out, or pass do_expand=True.")
 
 
-def check_combine(topk_weights: object) -> None:
-    """Checks what a combine is given besides results.
+def check_combine(handle: DispatchHandle, topk_weights: object) -> None:
+    """Checks what a combine is given besides results, and what kernels do not read of its handle.
 
     Raises:
-        ArgumentError: weights, which its results already have.
+        ArgumentError: weights, which its results already have; or something that dispatch has not left.
     """
     if topk_weights is not None:
         rule = "after do_expand=False each result is a sum over a rank's experts, already weighted"
         remedy = "Leave it out, and weigh results by handle.local_topk_weights."
         raise ArgumentError("topk_weights", "given", rule, remedy)
+    results_idx, mask = handle.results_idx, handle.active_mask
+    if not isinstance(results_idx, torch.Tensor) or results_idx.dim() != 2:
+        rule = "a handle is passed as dispatch made it"
+        raise ArgumentError("handle.results_idx", shown(results_idx), rule, "Pass output.handle.")
+    shape, device = tuple(results_idx.shape), results_idx.device
+    check_tensor("handle.topk_idx", handle.topk_idx, shape=shape, dtypes=(torch.int32,), device=device)
+    if mask is not None:
+        shape = shape[: mask.dim()] if isinstance(mask, torch.Tensor) and mask.dim() == 1 else shape
+        check_tensor("handle.active_mask", mask, shape=shape, dtypes=(torch.bool,), device=device)
 
 
 def capacity_of(handle: DispatchHandle, communicator: Communicator) -> int:

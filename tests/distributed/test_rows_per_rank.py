@@ -283,6 +283,17 @@ def bad_calls(rank: int, num_ranks: int, case: Case) -> list[str]:
         twin: DispatchHandle = copy.copy(output.handle)
         twin.topk_idx.fill_(-1)
         wrong += not_refused([("handle.topk_idx is other than", lambda: buffer.combine(y, twin))])
+        for name, value in (
+            ("topk_idx", output.handle.topk_idx.float()),
+            ("topk_idx", output.handle.topk_idx[1:]),
+            ("active_mask", torch.ones(9, dtype=torch.bool)),
+            ("results_idx", [0]),
+            ("results_idx", output.handle.results_idx[1:]),
+        ):
+            twin = copy.copy(output.handle)
+            twin.__dict__[name] = value
+            named = "topk_idx" if isinstance(value, torch.Tensor) and name == "results_idx" else name
+            wrong += not_refused([(f"handle.{named} is", partial(buffer.combine, y, twin))])
         output = dispatched(buffer, case, own, out=output)
         wrong += wrong_parts(output, received[rank])
         if not torch.equal(buffer.combine(y, output.handle), sums[rank]):
