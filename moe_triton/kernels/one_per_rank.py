@@ -54,11 +54,12 @@ def _one_per_rank_kernel(
             experts = tl.load(topk_idx + at, mask=ks < TOPK, other=-1)
         ranks = tl.floor((experts.to(tl.float32) + 0.5) * ranks_per_expert).to(tl.int32)
         is_routed = (experts >= 0) & (experts < num_experts)
-        firsts = tl.where(is_routed, ranks * num_local_experts, ID_LIMIT)
-        latest = -1
+        # below zero, so that the next one is a maximum
+        firsts = tl.where(is_routed, -ranks * num_local_experts, -ID_LIMIT)
+        latest = 1
         for k in range(0, TOPK):
-            latest = tl.min(tl.where(firsts > latest, firsts, ID_LIMIT), 0)
-            tl.store(results_idx + t * TOPK + k, tl.where(latest < ID_LIMIT, latest, -1))
+            latest = tl.max(tl.where(firsts < latest, firsts, -ID_LIMIT), 0)
+            tl.store(results_idx + t * TOPK + k, tl.where(latest > -ID_LIMIT, -latest, -1))
 
 
 @fallback
