@@ -44,6 +44,9 @@ def measure(rank: int, num_ranks: int, tokens: int) -> dict[str, float]:
     routes: dict[str, Callable[[], object]] = {"dispatch": dispatch, "dispatch and combine": both}
     communicators = []
     some = torch.ones(tokens, dtype=torch.bool)
+    per_rank = EPBuffer(num_max_tokens_per_rank=tokens, **SIZES, comm_alg="fullmesh_v1")
+    routes["EPBuffer, one row for each rank, fullmesh_v1"] = _per_rank(per_rank, inputs)
+    communicators.append(per_rank._communicator)
     for scheme, mask in (("fullmesh_v1", None), ("direct", None), ("fullmesh_v1", some)):
         buffer = EPBuffer(num_max_tokens_per_rank=tokens, **SIZES, comm_alg=scheme)
         name = "EPBuffer, dispatch and combine" if mask is None else "EPBuffer with a mask"  # not native
@@ -71,6 +74,14 @@ def _pair(buffer: EPBuffer, inputs: Inputs, mask: torch.Tensor | None = None) ->
     def call() -> torch.Tensor:
         output = buffer.dispatch(inputs.x, inputs.ids, active_mask=mask)
         return buffer.combine(buffer.expert_output(), output.handle, inputs.weights)
+
+    return call
+
+
+def _per_rank(buffer: EPBuffer, inputs: Inputs) -> Callable[[], object]:
+    def call() -> torch.Tensor:
+        output = buffer.dispatch(inputs.x, inputs.ids, inputs.weights, do_expand=False)
+        return buffer.combine(buffer.expert_output(), output.handle)
 
     return call
 

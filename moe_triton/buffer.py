@@ -334,6 +334,7 @@ class EPBuffer(Owner, Uncopied):
         layout: OutputLayout = "rows",
         expert_alignment: int = 1,
         do_zero_padding: bool = False,
+        do_expand: bool = True,
         out: torch.Tensor | DispatchOutput | None = None,
         wait: Literal[True] = True,
     ) -> DispatchOutput: ...
@@ -360,6 +361,7 @@ class EPBuffer(Owner, Uncopied):
         layout: OutputLayout = "rows",
         expert_alignment: int = 1,
         do_zero_padding: bool = False,
+        do_expand: bool = True,
         out: torch.Tensor | DispatchOutput | None = None,
         wait: bool = True,
     ) -> DispatchOutput | Pending[DispatchOutput]:
@@ -402,6 +404,8 @@ class EPBuffer(Owner, Uncopied):
                 which tokens_per_expert says how many there are (docs/layouts.md).
             expert_alignment: each expert's rows begin at a multiple of it, 1 to 65,536.
             do_zero_padding: zero the gaps that an alignment or padding leaves, which hold anything otherwise.
+            do_expand: False for one row for each token and rank, in place of one for each expert; which of
+                the rank's experts it is for, and their weights, are then in the handle (docs/layouts.md).
             out: where outputs are to go, in place of new tensors: an earlier `DispatchOutput`, of this buffer
                 or another one; or a tensor for the tokens alone, (A, H). Each tensor may have more rows, of
                 which the first are written, and shares memory with no input and no other output. What this
@@ -413,9 +417,9 @@ class EPBuffer(Owner, Uncopied):
         passes one of them.
 
         Returns:
-            Tokens in expert order, with counts and the handle that combine takes. With "direct", the tokens
-            lie in the window and stay as they are until the dispatch after the next one begins: clone what
-            is to live longer.
+            Tokens in expert order, or with ``do_expand=False`` in that of their source ranks, with counts and
+            the handle that combine takes. With "direct", the tokens lie in the window and stay as they are
+            until the dispatch after the next one begins: clone what is to live longer.
 
         Raises:
             ArgumentError: a bad argument. Nothing was sent and the buffer stays usable. Or some rank receives
@@ -438,10 +442,12 @@ class EPBuffer(Owner, Uncopied):
             and expert_alignment == 1
             and layout == "rows"
             and do_zero_padding is False
+            and (do_expand is True or do_expand is False)
             and wait is True
             and not self._sent
         ):
-            output: DispatchOutput | None = self._calls.dispatch(
+            run = self._calls.dispatch if do_expand else self._calls.dispatch_per_rank
+            output: DispatchOutput | None = run(
                 quantize, x, topk_idx, smooth_scales, topk_weights, cumulative_local_expert_recv_stats
             )
             if output is not None:
@@ -468,7 +474,7 @@ class EPBuffer(Owner, Uncopied):
         self._communicator.check_usable()
         self._plans.sent.make_way_for("dispatch")
         sizes = num_max_tokens_per_rank, num_recv_tokens, expert_alignment, layout, do_zero_padding
-        request = make_request(*sizes)
+        request = make_request(*sizes, do_expand)
         if handle is not None:
             arguments.check_handle(handle, self._id, self._communicator)
         made = self._placed.any_dispatch(tensors, row_format, request, out, handle, check_flag("wait", wait))
@@ -515,7 +521,8 @@ class EPBuffer(Owner, Uncopied):
         """Sends each expert's output back to its token's rank and sums them there.
 
         ``out[t] = sum_k f32(y_k) * topk_weights[t, k] + sum_s f32(y_s)``: in fp32, k and then s ascending,
-        rounded once to the dtype of the dispatched tokens (docs/operators.md, "Arithmetic of combine"). With
+        rounded once to the dtype of the dispatched tokens (docs/operators.md, "Arithmetic of combine").
+        After ``do_expand=False``, ``out[t] = sum_r f32(y_r)`` over the ranks of its experts, ascending. With
         "hierarchy" each server sums its experts' first, ascending, by dispatch's weights, and rounds; the
         sums of the servers, ascending, are then added and rounded ("A2" there). The order does not depend on
         which rank answers first, so the same inputs give the same bits.
@@ -526,7 +533,8 @@ class EPBuffer(Owner, Uncopied):
                 may hold anything. Contiguous, or strided as `expert_output` gives it.
             handle: of a dispatch of this buffer; with "direct" of the latest one.
             topk_weights: (T, K) fp32, bf16 or fp16 to multiply with, or None for a sum without weights, even
-                if dispatch was given some. With "hierarchy" dispatch's, and no others.
+                if dispatch was given some. With "hierarchy" dispatch's, and no others. After
+                ``do_expand=False`` None: rows come weighted and summed over their rank's experts.
             comm_quantize: "int8" sends results as int8, in blocks of 8 with a scale each; not with A2's
                 "fullmesh", and with "hierarchy" the sums of the servers.
             shared_expert_x: (T, H), or (a, b, H) with a * b = T, a shared expert's results, added without

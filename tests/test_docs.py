@@ -96,6 +96,13 @@ def test_the_example_of_a_page_runs_on_four_ranks(
     assert max(error for _, error in results) < 0.06
 
 
+def test_the_examples_of_layouts_run_on_four_ranks(ranks: Callable[[int], RankGroup]) -> None:
+    for code in examples("layouts.md"):
+        for shape, error in ranks(4).run(run_example, code):
+            assert shape == (16, 1024)
+            assert error < 0.06
+
+
 def run_balanced(rank: int, num_ranks: int, code: str) -> dict[str, torch.Tensor]:
     names: dict[str, object] = {}
     exec(code, names)

@@ -17,7 +17,7 @@ from moe_triton.core.plan import Launch, Part, Placeholder, Plan, Value, launch
 from moe_triton.core.row_formats import AS_THEY_ARE, INT8, QUANTIZED, RowFormat
 from moe_triton.core.tuning import Tuning
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Mask
-from moe_triton.schemes import make_scheme
+from moe_triton.schemes import make_scheme, product_of
 from moe_triton.schemes.common.steps import Steps
 from moe_triton.schemes.fullmesh.scheme import Fullmesh
 from moe_triton.schemes.rank_context import RankContext
@@ -123,6 +123,9 @@ def contexts() -> Iterator[RankContext]:
         config = Config(4, 8, 1024, 2, 6, 1, 1, scheme=scheme, version=version)
         for rank, exchange_rank in itertools.product((0, 1), (None, 1)):
             yield RankContext(config, rank, 2, 1000, capabilities, exchange_rank)
+        if version == 2:
+            of_buffer = Config(4, 8, 1024, 2, 8, scheme=scheme, is_of_buffer=True)
+            yield RankContext(of_buffer, 1, 2, 1000, capabilities)
         by_blocks = Config(4, 8, 1024, 2, 8, product="A2", scheme="fullmesh", version=version, relaxed=True)
         yield RankContext(by_blocks, 1, 2, 1000, capabilities)
         yield RankContext(replace(by_blocks, ranks_per_server=2), 1, 2, 1000, capabilities)
@@ -138,7 +141,10 @@ def variants(context: RankContext) -> Iterator[DispatchVariant | CombineVariant]
             yield DispatchVariant(dtype, INT8 if is_quantized else AS_THEY_ARE, weights=True)
             yield CombineVariant(dtype, True, block_quantize=is_quantized)
         return
-    kept = make_scheme(context).local_bypass
+    kept, has_tables = make_scheme(context).local_bypass, make_scheme(context).layout.row_tables is not None
+    if has_tables:
+        options = {"recv_stats": True, "local_bypass": kept, "per_rank": True}
+        yield DispatchVariant(torch.bfloat16, weights=True, **options)  # type: ignore[arg-type]
     exchange, bf16, is_of_a2 = (
         context.exchange_rank is not None,
         torch.bfloat16,
@@ -299,6 +305,39 @@ def test_the_first_launch_that_reads_ids_copies_them_for_all_others(
     assert copied == (step, "topk_idx", "out", "*i32", "topk_idx")
     assert later
     assert all(of[1:] == ("topk_idx", "in", "*i32", "topk_idx") for of in later)
+
+
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "fullmesh"])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_rows_for_each_rank_go_by_ids_that_one_launch_makes(
+    scheme: str, mask: Mask, dtype: torch.dtype
+) -> None:
+    """Which takes the caller's, or what a mask has left; tables have the experts, ahead of all rows."""
+    sizes = {"scheme": scheme, "product": product_of(scheme), "is_of_buffer": True, "relaxed": True}
+    built = make_scheme(RankContext(Config(4, 8, 1024, 2, 8, **sizes), 1, 2, 1000, NPU))  # type: ignore[arg-type]
+    variant = DispatchVariant(torch.bfloat16, INT8, mask=mask, given_ids=dtype, per_rank=True)
+    plan = built.whole(variant, 0)
+    readers = {**dict.fromkeys(READERS), "row_ids": None, "results_idx": None}
+    found = [
+        (launched.step, arg.name, arg.direction, value.name)
+        for launched in plan.launches
+        for arg, value in zip(launched.kernel.args, launched.values, strict=True)
+        if arg.name in readers and isinstance(value, Placeholder)
+    ]
+    if mask == "none":
+        copied = [("ranks", "given", "in", "given_ids"), ("ranks", "topk_idx", "out", "topk_idx")]
+    else:
+        copied = [("select", "expert_ids", "in", "given_ids"), ("select", "topk_idx", "out", "topk_idx")]
+        copied.append(("ranks", "topk_idx", "in", "topk_idx"))
+    made = [("ranks", "results_idx", "out", "results_idx"), ("tables", "row_ids", "in", "topk_idx")]
+    assert found[: len(copied) + 2] == [*copied, *made]
+    later = found[len(copied) + 2 :]
+    assert {of[1:] for of in later} == {
+        ("topk_idx", "in", "results_idx"),
+        ("row_ids", "in", "window"),
+    }
+    assert [launched.step for launched in plan.launches][-2:] == ["local ids", "local counts"]
 
 
 def test_a_launch_needs_a_value_for_each_argument() -> None:

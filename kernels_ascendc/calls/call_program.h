@@ -17,7 +17,7 @@
 
 namespace moe::calls {
 
-constexpr size_t MAX_REGISTERS = 256, MAX_KEPT = 16, MAX_HOLDS = 4;
+constexpr size_t MAX_REGISTERS = 256, MAX_KEPT = 20, MAX_HOLDS = 4;
 
 // The operations, by their names in Python. a to f are a step's operands: registers, or numbers where it says so. A
 // check that fails ends the walk.

@@ -79,7 +79,7 @@ public:
         while (next_ < args_->num_parts && (!HasQueue(next_) || Await(next_))) {
             PostPart(next_++);
         }
-        poster_.WriteTraffic();
+        poster_.WriteTraffic(args_->adds_traffic != 0);
     }
 
 private:

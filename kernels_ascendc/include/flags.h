@@ -14,7 +14,9 @@
 //                                         phases, each of which ends with a barrier of all pipes, and a SyncAll
 //                                         precedes it; or by earlier launches, which end with one, too
 //                                         (MOE_LAUNCHER). The same holds for what dispatch_post and combine_post
-//                                         post; the flags behind it stay behind it in their queue (posts.h).
+//                                         post; the flags behind it stay behind it in their queue (posts.h); and
+//                                         of the tables ahead of a dispatch (tables_send.h), which its entries and
+//                                         headers of counts announce.
 #pragma once
 
 #include "kernel_operator.h"

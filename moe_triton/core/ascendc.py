@@ -70,6 +70,9 @@ POST_STATUS = AscendCKernel(
     ),
 )
 
+# Of a kernel that posts: 1 where an earlier launch of the operator has posted as well.
+ADDS_TRAFFIC = Arg("adds_traffic", "i64", "value")
+
 ENTRY_KERNELS = DISPATCH_WAIT, POST_STATUS
 """How ranks tell and hear that something has come: with every scheme, and where a back end is tried."""
 

@@ -16,7 +16,7 @@ import torch
 
 # Initial values of registers; a tensor stands for its address.
 Constant = int | torch.dtype | torch.Tensor
-MAX_KEPT = 16  # most registers that a handle keeps, as in call_program.h
+MAX_KEPT = 20  # most registers that a handle keeps, as in call_program.h
 
 
 class Step(NamedTuple):

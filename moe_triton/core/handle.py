@@ -18,6 +18,9 @@ from moe_triton.core.records import ORIGIN, TRAILER, TRAILER_MARK
 from moe_triton.core.traffic import Traffic
 from moe_triton.core.uncopied import Uncopied, Unpickled
 
+OF_RANKS = "results_idx", "local_topk_idx", "local_topk_weights"
+"""Fields that a dispatch with ``do_expand=False`` sets."""
+
 
 @dataclass(frozen=True, eq=False, init=False)
 class DispatchHandle(Unpickled):
@@ -32,7 +35,8 @@ class DispatchHandle(Unpickled):
             many as the one with most; E and A of the others are that rank's then.
         expand_idx: (T * K,) int32, how many earlier entries of this rank chose the same expert.
         recv_offsets: (E * EP,) int32, inclusive prefix sums of the rows received, expert by expert and
-            within an expert source by source (ep_recv_counts in torch_npu). The last one is the total.
+            within an expert source by source (ep_recv_counts in torch_npu). The last one is the total. With
+            ``do_expand=False`` all rows count as the first expert's.
         assist_info: (3 A + 2,) int32, ``origins`` and behind them their trailer (`moe_triton.layout`).
         num_ranks: of the group.
         num_local_experts: of this rank, 1 on a rank of shared experts.
@@ -42,6 +46,13 @@ class DispatchHandle(Unpickled):
         active_mask: (T,) or (T, K) bool, a copy of what dispatch was given, or None.
         tables: int32, what the scheme keeps for combine besides (`moe_triton.schemes.scheme.KeptTables`), or
             None where it keeps nothing.
+        results_idx: (T, K) int32 of a dispatch with ``do_expand=False``: the first expert of each rank that a
+            token went to, ascending, -1 behind them. By it combine finds the ranks' rows.
+        local_topk_idx: (n, K) int32 of such a dispatch: the experts of this rank that each received row is
+            for, counted from its first one, at the token's k; -1 at the k of other ranks, and where there is
+            none. Rows at and past the total are undefined, here and in the weights.
+        local_topk_weights: (n, K) fp32: the weights of these, 0 where there is none; None where dispatch was
+            given none.
         traffic: what the dispatch has posted to queues; None where they lead to no peer, and on an NPU,
             where it has not run yet: `EPBuffer.traffic` waits for it.
 
@@ -70,6 +81,10 @@ class DispatchHandle(Unpickled):
     active_mask: torch.Tensor | None = field(default=None, repr=False)
     tables: torch.Tensor | None = field(default=None, repr=False)
     traffic: Traffic | None = field(default=None, repr=False)
+    # Without defaults: a plain dispatch does not set them, and `__getattr__` says that they are None.
+    results_idx: torch.Tensor | None = field(repr=False)  # type: ignore[misc]
+    local_topk_idx: torch.Tensor | None = field(repr=False)  # type: ignore[misc]
+    local_topk_weights: torch.Tensor | None = field(repr=False)  # type: ignore[misc]
 
     def __init__(self, **values: Any) -> None:
         # Frozen dataclasses set field by field, which costs three times as much, in every dispatch.
@@ -82,9 +97,15 @@ class DispatchHandle(Unpickled):
     def __getattr__(self, name: str) -> Any:
         # Native calls keep combine's inputs as memory, and make tensors and numbers of it on first access.
         memory = self.__dict__.get("_memory")
-        if memory is None:
-            raise AttributeError(name, name=name, obj=self)
-        made = self.__dict__[name] = memory.get(name)
+        try:
+            if memory is None:
+                raise AttributeError(name, name=name, obj=self)
+            made = memory.get(name)
+        except AttributeError:
+            if name not in OF_RANKS:
+                raise
+            made = None
+        self.__dict__[name] = made
         return made
 
     def _state(self) -> dict[str, Any]:
@@ -118,6 +139,9 @@ class DispatchHandle(Unpickled):
             >>> buffer.dispatch(x, topk_idx).handle.tokens_per_expert_list[:2]
             [8, 8]
         """
+        if self.local_topk_idx is not None:
+            local = self.local_topk_idx[: self.num_received()].flatten()
+            return local[local >= 0].bincount(minlength=self.num_local_experts).tolist()
         entries = self.num_ranks * self.num_local_experts
         ends = [0, *self.recv_offsets[:entries][self.num_ranks - 1 :: self.num_ranks].tolist()]
         return [last - first for first, last in pairwise(ends)]
@@ -182,9 +206,11 @@ class PlacedHandle(DispatchHandle):
     tokens_per_expert: torch.Tensor
 
     def __getattr__(self, name: str) -> Any:
+        if name in OF_RANKS:
+            return None
         if name != "assist_info":
             raise AttributeError(name, name=name, obj=self)
-        made = self.__dict__[name] = self._assist_info()
+        made = self.__dict__[name] = self._assist_info()  # for users: combine takes the rounds'
         return made
 
     def _state(self) -> dict[str, Any]:
@@ -218,12 +244,15 @@ class DispatchOutput(NamedTuple):
         tokens: (A, H), the dispatched dtype or int8, by local expert, then source rank, then the source's
             token order. Rows at and past the total are undefined. Where H is no multiple of 32, rows are as
             many elements apart as a padded row has: ``stride(0)``. With a tensor-parallel group (2 A, H): the
-            rows of its first rank, and right behind them those of its second one.
+            rows of its first rank, and right behind them those of its second one. With ``do_expand=False``
+            (n, H), n at most EP * num_max_tokens_per_rank: one row for each token that has experts here, by
+            source rank, then its token order.
         scales: (A,) fp32 so that ``tokens * scales[:, None]`` approximates the input, with "int8_128"
             (A, ceil(H/128)), one for every 128 elements; or None if not quantised.
-        tokens_per_expert: (E,) int64 on the device: rows of each local expert.
+        tokens_per_expert: (E,) int64 on the device: rows of each local expert. With ``do_expand=False`` a row
+            counts for each of its experts.
         weights: (A,) fp32, the routing weight of each row (0 for shared experts), or None where dispatch
-            was given none.
+            was given none, and with ``do_expand=False``.
         handle: for combine.
 
     Examples:

@@ -87,6 +87,7 @@ REGION_DIMS: dict[str, tuple[str, ...]] = {
     "peer_blocks": ("zone", "rank"),
     "rail_slots": ("zone", "server", "index"),
     "rail_ends": ("zone", "server"),
+    "row_tables": ("zone", "source", "table"),
 }
 
 

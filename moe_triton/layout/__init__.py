@@ -28,7 +28,7 @@ import torch
 from moe_triton.core import records
 from moe_triton.core.config import Config
 from moe_triton.core.records import CALL_HEADER, STATUS_ENTRY, TRAILER
-from moe_triton.core.region import Region, region_of
+from moe_triton.core.region import Region, packed, region_of
 from moe_triton.core.row_formats import RowFormat
 
 if TYPE_CHECKING:  # in typing since Python 3.11
@@ -140,6 +140,8 @@ class Layout(ABC):
     num_zones: ClassVar[int] = NUM_ZONES
     has_calls: ClassVar[bool] = True
     """Whether buffers have calls in rounds."""
+    has_row_tables: ClassVar[bool] = False
+    """Whether the scheme sends a token once to each rank, where a buffer is asked for that."""
 
     @property
     @abstractmethod
@@ -199,10 +201,28 @@ class Layout(ABC):
         """What HCCL_BUFFSIZE has to cover."""
         return self.num_zones * self.zone_bytes
 
+    @cached_property
+    def row_tables(self) -> Region | None:
+        """What goes with rows that come once for each rank, behind the data: of every source the (T, K) ids
+        of its tokens (``table`` 0) and their fp32 weights (1). None where no row comes so.
+        """
+        c = self.config
+        if not (self.has_row_tables and c.is_of_buffer) or c.num_shared_experts:
+            return None
+        table = WORD_BYTES * c.num_max_tokens_per_rank * c.num_topk
+        dims = packed(align(table, SLOT_ALIGN), self.num_zones, c.num_ranks, 2)
+        return region_of("row_tables", self.state_bytes + self.data_bytes, table, *dims)
+
+    @property
+    def tables(self) -> tuple[Region, ...]:
+        """`row_tables`, where there are any."""
+        return () if self.row_tables is None else (self.row_tables,)
+
     @property
     def in_bytes(self) -> int:
         """The part of a window that peers write: it comes first."""
-        return self.state_bytes + self.data_bytes
+        without = self.state_bytes + self.data_bytes
+        return without if self.row_tables is None else align(self.row_tables.end, SLOT_ALIGN)
 
     @property
     def out_bytes(self) -> int:

@@ -57,6 +57,7 @@ class Kind:
         weights: whether routing weights travel with a dispatch.
         elastic: whether there is an elastic_info.
         announced: whether every rank says what the whole call has before it begins.
+        per_rank: of dispatch: whether a token is sent once to each rank (do_expand=False).
     """
 
     row_format: str = "none"
@@ -64,6 +65,7 @@ class Kind:
     weights: bool = False
     elastic: bool = False
     announced: bool = False
+    per_rank: bool = False
 
 
 def _fields_of_kind(suffix: str, prefix: str) -> tuple[Field, ...]:
@@ -82,6 +84,8 @@ FIELDS = (
     Field("operator", "operator", 3, OPERATORS),
     *_fields_of_kind("", ""),
     *_fields_of_kind(" of the combine before", "before_"),
+    # A combine follows the dispatch before it.
+    Field("per_rank", "do_expand", 1, ("yes", "no")),
 )
 _SPARE = Field("spare", "spare bits", WORD_BITS - sum(field.bits for field in FIELDS))
 SHIFTS = {field.key: sum(f.bits for f in FIELDS[:i]) for i, field in enumerate(FIELDS)}
@@ -95,7 +99,8 @@ def call_word(operator: str, kind: Kind | None = None) -> int:
         operator: of `OPERATORS`.
         kind: of a dispatch, combine or exchange.
     """
-    return _pack({"version": PROTOCOL_VERSION, "operator": OPERATORS.index(operator)}) | _bits_of(kind, "")
+    word = {"version": PROTOCOL_VERSION, "operator": OPERATORS.index(operator)}
+    return _pack(word | {"per_rank": int(kind is not None and kind.per_rank)}) | _bits_of(kind, "")
 
 
 def combine_bits(kind: Kind) -> int:

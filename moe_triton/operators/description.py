@@ -140,6 +140,7 @@ ABSENT = {
     "comm_quant_mode": 0,
     "expert_token_nums_type": 1,
     "given_ids": None,
+    "per_rank": False,
     "servers": 1,
 }
 ABSENT |= {"num_zero_experts": 0, "num_copy_experts": 0, "num_const_experts": 0}
@@ -194,6 +195,7 @@ _DERIVED: dict[str, Callable[[Symbols], Any]] = {
     "routed localE": lambda s: s["M"] // (s["EP"] - s["R"]),
     "localE": _reported_experts,
     "A": _capacity,
+    "received": lambda s: _smaller(s["A"], s["G"]) if s["per_rank"] else s["A"],
     "W": lambda s: s.size(
         "Align512(Align32(H) + 4)" if s["row_format"].is_quantized else "Align512(Align32(2 * H)) // 2"
     ),

@@ -39,6 +39,8 @@ class DispatchVariant:
         announced: every rank says what the whole call has before it begins.
         given_ids: dtype of the caller's ids, where the first kernel that reads them makes the int32 copy that
             all others read; None where they are int32 and no kernel writes them.
+        per_rank: of a buffer: a token is sent once to each rank of its experts, and with it go all of its ids
+            and weights.
     """
 
     dtype: torch.dtype
@@ -57,6 +59,7 @@ class DispatchVariant:
     placed: bool = False
     announced: bool = False
     given_ids: torch.dtype | None = None
+    per_rank: bool = False
 
     def __post_init__(self) -> None:
         """Refuses what no kernel makes rows of: those for single experts come with quantisation only.
@@ -73,10 +76,26 @@ class DispatchVariant:
         return self.row_format.dtype or self.dtype
 
     @property
+    def row_weights(self) -> bool:
+        """Whether each row has a weight of its own."""
+        return self.weights and not self.per_rank
+
+    @property
+    def local_weights(self) -> bool:
+        """Whether each row has a weight for each of its experts."""
+        return self.weights and self.per_rank
+
+    @property
     def kind(self) -> Kind:
         """What peers must have the same of."""
         name = self.row_format.name or NAMES[self.dtype]
-        return Kind(name, weights=self.weights, elastic=self.elastic, announced=self.announced)
+        return Kind(
+            name,
+            weights=self.weights,
+            elastic=self.elastic,
+            announced=self.announced,
+            per_rank=self.per_rank,
+        )
 
     @cached_property
     def _hash(self) -> int:

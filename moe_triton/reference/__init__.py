@@ -22,6 +22,7 @@ from moe_triton.reference.combine import (
 )
 from moe_triton.reference.deployment import Deployment
 from moe_triton.reference.dispatch import DispatchInputs, DispatchReference, dispatch_all, expand_index
+from moe_triton.reference.per_rank import ReceivedPerRank, combine_per_rank, dispatch_per_rank
 
 __all__ = [
     "AddRmsNormReference",
@@ -31,11 +32,14 @@ __all__ = [
     "DispatchInputs",
     "DispatchReference",
     "Received",
+    "ReceivedPerRank",
     "combine",
     "combine_add_rms_norm_all",
     "combine_all",
+    "combine_per_rank",
     "dispatch",
     "dispatch_all",
+    "dispatch_per_rank",
     "expand_index",
     "dequantize",
     "quantize_row",

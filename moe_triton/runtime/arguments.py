@@ -15,11 +15,13 @@ import torch.distributed as dist
 from moe_triton.core.checks import check_choice, check_integer, check_tensor, shown
 from moe_triton.core.config import Config
 from moe_triton.core.errors import INVALID_ARGUMENT, NULL_ARGUMENT, ArgumentError
-from moe_triton.core.handle import DispatchHandle, DispatchOutput
+from moe_triton.core.handle import DispatchHandle, DispatchOutput, PlacedHandle, Round
+from moe_triton.core.records import ORIGIN, TRAILER
 from moe_triton.core.row_formats import AS_THEY_ARE, RowFormat
 from moe_triton.limits import Call
 from moe_triton.limits.common import MAX_IDS
 from moe_triton.operators.description import Symbols, TensorArgument
+from moe_triton.runtime import rows_per_rank
 from moe_triton.runtime.buffer_calls import KEPT_TENSORS, TOKEN_DTYPES
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.schemes import rules, scheme_type
@@ -27,6 +29,7 @@ from moe_triton.schemes import rules, scheme_type
 SPECIAL = "num_zero_experts + num_copy_experts + num_const_experts"
 Sizes = tuple[int, int, int, int, int, int]
 _NO_EXPERT = torch.tensor(-1, dtype=torch.int32, device="cpu")
+ORIGIN_WORDS, TRAILER_WORDS = ORIGIN.num_words, TRAILER.num_words
 HANDLE_FIELDS = tuple(field.name for field in fields(DispatchHandle))
 
 
@@ -184,7 +187,11 @@ def check_handle(handle: DispatchHandle, buffer_id: int, communicator: Communica
             "DispatchOutput, as in combine(y, output.handle, topk_weights).",
             code=INVALID_ARGUMENT,
         )
-    handle_fields = {name: _field(handle, name) for name in HANDLE_FIELDS}
+    names = HANDLE_FIELDS
+    if isinstance(handle, PlacedHandle):
+        names = tuple(name for name in names if name != "assist_info")  # those of its rounds
+        _check_rounds(handle, communicator)
+    handle_fields = {name: _field(handle, name) for name in names}
     for name in ("buffer_id", "number"):
         check_integer(f"handle.{name}", handle_fields[name])
     if handle_fields["buffer_id"] != buffer_id:
@@ -201,10 +208,50 @@ def check_handle(handle: DispatchHandle, buffer_id: int, communicator: Communica
         )
     check_choice("handle.dtype", handle_fields["dtype"], TOKEN_DTYPES)
     for name in KEPT_TENSORS:
-        if handle_fields[name] is None:  # what else it may be, plans look at
+        if name in handle_fields and handle_fields[name] is None:  # what else it may be, plans look at
             raise ArgumentError(
                 f"handle.{name}", None, "it is needed", "Pass output.handle.", code=NULL_ARGUMENT
             )
+
+
+def _check_rounds(handle: PlacedHandle, communicator: Communicator) -> None:
+    """Checks what each round of a handle keeps: plans look at what the whole call has only."""
+    rounds, device = _field(handle, "rounds"), communicator.backend.device
+    context, config = communicator.context, communicator.context.config
+    names = "num_rows", "stride", "alignment", "tokens_of_round"
+    numbers = {name: check_integer(f"handle.{name}", _field(handle, name)) for name in names}
+    is_whole = isinstance(rounds, tuple) and len(rounds) > 0 and all(type(each) is Round for each in rounds)
+    sizes = numbers["alignment"] > 0 and min(numbers.values()) >= 0
+    if not is_whole or not sizes or numbers["tokens_of_round"] != config.num_max_tokens_per_rank:
+        rule = "a handle is passed as dispatch made it"
+        raise ArgumentError(
+            "handle.rounds", shown(rounds), rule, "Pass output.handle.", code=INVALID_ARGUMENT
+        )
+    check_tensor(
+        "handle.topk_idx", handle.topk_idx, shape=("T", config.num_topk), dtypes=(torch.int32,), device=device
+    )
+    total = handle.num_tokens
+    for number, each in enumerate(rounds):
+        first, last = (min(n * config.num_max_tokens_per_rank, total) for n in (number, number + 1))
+        shapes: dict[str, tuple[int, ...]] = {
+            "topk_idx": (last - first, config.num_topk),
+            "expand_idx": ((last - first) * config.num_topk,),
+            "recv_offsets": (context.num_entries,),
+            "assist_info": (ORIGIN_WORDS * context.capacity + TRAILER_WORDS,),
+            "places": (context.capacity,),
+            "send_counts": (config.num_experts,),
+        }
+        if check_integer("handle.rounds.first_token", each.first_token) != first:
+            rule = f"round {number} begins with token {first}"
+            name = f"handle.rounds[{number}].first_token"
+            raise ArgumentError(name, each.first_token, rule, "Pass output.handle.")
+        for name, shape in shapes.items():
+            called, dtypes = f"handle.rounds[{number}].{name}", (torch.int32,)
+            check_tensor(called, getattr(each, name), shape=shape, dtypes=dtypes, device=device)
+        if (mask := each.active_mask) is not None:
+            name, value = f"handle.rounds[{number}].active_mask", (last - first, config.num_topk)
+            shape = value[: mask.dim()] if isinstance(mask, torch.Tensor) and mask.dim() == 1 else value
+            check_tensor(name, mask, shape=shape, dtypes=(torch.bool,), device=device)
 
 
 def _field(handle: DispatchHandle, name: str) -> Any:
@@ -223,10 +270,10 @@ def check_results(y: torch.Tensor, handle: DispatchHandle, communicator: Communi
         ArgumentError: there is not. Tensor-parallel ranks add their rows before anybody knows how many there
             are, and so need all.
     """
-    capacity = communicator.capacity
     if communicator.context.exchange_rank is not None:
-        needed, rule = 2 * capacity, "tensor-parallel ranks add all {} rows that dispatch's tokens have"
-    elif y.shape[0] >= capacity:
+        needed = 2 * communicator.capacity
+        rule = "tensor-parallel ranks add all {} rows that dispatch's tokens have"
+    elif y.shape[0] >= rows_per_rank.capacity_of(handle, communicator):
         return  # counting received rows waits for the device
     else:
         needed, rule = handle.num_received(), "{} rows were received and each has to go back"

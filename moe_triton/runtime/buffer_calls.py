@@ -24,6 +24,7 @@ from moe_triton.core.call_program import (
     Size,
     TensorAt,
 )
+from moe_triton.core.handle import OF_RANKS
 from moe_triton.core.row_formats import ROW_FORMATS
 from moe_triton.operators.buffer import COMBINE_OF_BUFFER, DISPATCH_OF_BUFFER, attributes_of, symbols_like
 from moe_triton.operators.description import Operator, Symbols
@@ -37,8 +38,9 @@ USUAL = tuple(tensor for tensor in DISPATCH_OF_BUFFER.tensors if tensor.is_usual
 T, ROWS = Size("T"), Size("rows")
 DISPATCH, COMBINE = OPERATORS.index("dispatch"), OPERATORS.index("combine")
 # What a dispatch's handle keeps for combine, in this order.
-KEPT = ("T", "ids", "topk", "num_offsets", "num_assist", "dtype", "digest")
+KEPT = ("T", "ids", "topk", "num_offsets", "num_assist", "dtype", "digest", "takes_weights", "results_idx")
 KEPT_TENSORS = ("topk_idx", "expand_idx", "recv_offsets", "assist_info")
+PER_RANK = "dispatch per rank"  # the program of dispatches with ``do_expand=False``
 
 
 def _usual_modes(variant: DispatchVariant) -> dict[str, Any]:
@@ -59,6 +61,7 @@ class BufferCalls(PlanCalls):
     Attributes:
         dispatch: called with quantize of `EPBuffer.dispatch` and the tensors of `USUAL`: its output, or None
             where the call is anything but usual: nothing has happened then.
+        dispatch_per_rank: the same with ``do_expand=False``.
         combine: called with y, handle and topk_weights of `EPBuffer.combine`, likewise.
     """
 
@@ -74,9 +77,11 @@ class BufferCalls(PlanCalls):
         super().__init__(calls)
         self._context, self._buffer_id = context, buffer_id
         self._window_base, self._output_type = window_base, output_type
-        self._dispatch, self._seen = self._dispatch_program()
+        self._dispatches = {per_rank: self._dispatch_program(per_rank) for per_rank in (False, True)}
         self._combine, self._kept = self._combine_program(results)
-        self.dispatch: Callable[..., Any] = calls.operator(self._dispatch)
+        made = {per_rank: calls.operator(program) for per_rank, (program, _) in self._dispatches.items()}
+        self.dispatch: Callable[..., Any] = made[False]
+        self.dispatch_per_rank: Callable[..., Any] = made[True]
         self.combine: Callable[..., Any] = calls.operator(self._combine)
 
     def add(
@@ -85,7 +90,9 @@ class BufferCalls(PlanCalls):
         """Lets native code run calls like this one, where they are usual."""
         own = self._context.local_bypass
         if isinstance(variant, DispatchVariant):
-            plain = DispatchVariant(variant.dtype, variant.row_format, local_bypass=own)
+            plain = DispatchVariant(
+                variant.dtype, variant.row_format, local_bypass=own, per_rank=variant.per_rank
+            )
             if variant == replace(plain, **_usual_modes(variant)):
                 self._calls.add(self._dispatch_plan(variant, zone, parts, tokens), executable)
         elif variant == CombineVariant(
@@ -93,7 +100,7 @@ class BufferCalls(PlanCalls):
         ):
             self._calls.add(self._combine_plan(variant, zone, parts), executable)
 
-    def _dispatch_program(self) -> tuple[CallProgram, dict[str, Seen]]:
+    def _dispatch_program(self, per_rank: bool) -> tuple[CallProgram, dict[str, Seen]]:
         config, registers = self._context.config, Registers()
         arguments = self._arguments(DISPATCH_OF_BUFFER)
         names = [row_format.name for row_format in ROW_FORMATS.values()]
@@ -103,11 +110,14 @@ class BufferCalls(PlanCalls):
             for slot, tensor in enumerate(USUAL, start=1)
         }
         registers.check("AT_MOST", registers.size(T), registers.constant(config.num_max_tokens_per_rank))
-        registers.check("AT_MOST", seen["smooth_scales"].given, quantize)
+        registers.check(
+            "AT_MOST", seen["smooth_scales"].given, registers.constant(0) if per_rank else quantize
+        )
         given = (seen[tensor.placeholders[0]].given for tensor in USUAL if tensor.mode)
         each = registers.constant(self._context.part_tokens["dispatch"].tokens)
         key = seen["x"].dtype, quantize, *given, registers.do("ZONE"), self._parts(registers, each)
-        return CallProgram(DISPATCH, "dispatch", 1 + len(USUAL), registers, key, tuple(names)), seen
+        count, label = 1 + len(USUAL), PER_RANK if per_rank else ""
+        return CallProgram(DISPATCH, "dispatch", count, registers, key, tuple(names), label), seen
 
     def _symbols(self, operator: Operator, dtype: torch.dtype, **modes: Any) -> Symbols:
         """Sizes of a call whose number of tokens is not known yet."""
@@ -128,9 +138,11 @@ class BufferCalls(PlanCalls):
     def _dispatch_plan(
         self, variant: DispatchVariant, zone: int, parts: int, tokens: torch.Tensor | None
     ) -> PlanProgram:
-        seen, registers = self._seen, Registers(self._dispatch.registers)
+        program, seen = self._dispatches[variant.per_rank]
+        registers = Registers(program.registers)
         config, operator = self._context.config, DISPATCH_OF_BUFFER
-        s = self._symbols(operator, variant.dtype, row_format=variant.row_format)
+        modes = {"row_format": variant.row_format, "per_rank": variant.per_rank}
+        s = self._symbols(operator, variant.dtype, **modes)
         described = operator.returned(variant)
         *small, rows = (Output(o.name, *s.spec(o)) for o in described)
         ids = Output("topk_idx", (T, config.num_topk), torch.int32)
@@ -148,9 +160,9 @@ class BufferCalls(PlanCalls):
         if tokens is not None:
             placeholders["tokens"] = registers.new(tokens)
         names = ("scales", "tokens_per_expert", "weights")
-        quantize = self._dispatch.objects.index(variant.row_format.name)
+        quantize = program.objects.index(variant.row_format.name)
         return PlanProgram(
-            "dispatch",
+            program.label or program.name,
             (variant.dtype, quantize, *map(int, _usual_modes(variant).values()), zone, parts),
             registers,
             placeholders,
@@ -161,7 +173,9 @@ class BufferCalls(PlanCalls):
         )
 
     def _handle(self, registers: Registers, variant: DispatchVariant, made: dict[str, TensorAt]) -> Kept:
-        tensors, config = [made[name] for name in KEPT_TENSORS], self._context.config
+        names = [*KEPT_TENSORS, *(name for name in OF_RANKS if name in made)]
+        tensors, config = [made[name] for name in names], self._context.config
+        results_idx = made.get("results_idx", made["topk_idx"])
         numbers = (
             registers.size(T),
             registers.size(T * self._context.config.num_topk),
@@ -170,11 +184,17 @@ class BufferCalls(PlanCalls):
             *tensors[3].sizes,
             registers.constant(variant.dtype),
             registers.do("DIGEST", tensors[0].address, registers.size(T * self._context.config.num_topk)),
+            registers.constant(0 if variant.per_rank else 1),
+            results_idx.address,
         )
-        kept = (*numbers, *(tensor.address for tensor in tensors))
+        addresses = [
+            *(tensor.address for tensor in tensors),
+            *(tensors[-1].sizes[:1] if variant.per_rank else ()),  # their columns are there already
+        ]
+        kept = (*numbers, *addresses)
         attributes: dict[str, TensorAt | int] = {
             name: TensorAt(kept.index(tensor.address), tuple(map(kept.index, tensor.sizes)), tensor.dtype)
-            for name, tensor in zip(KEPT_TENSORS, tensors, strict=True)
+            for name, tensor in zip(names, tensors, strict=True)
         }
         attributes["digest"] = KEPT.index("digest")
         same = {"num_ranks": config.num_ranks, "num_local_experts": config.experts_on(self._context.rank)}
@@ -188,6 +208,7 @@ class BufferCalls(PlanCalls):
         registers.check("EQUAL", registers.do("DIGEST", kept["topk_idx"], kept["ids"]), kept["digest"])
         arguments = self._arguments(COMBINE_OF_BUFFER)
         weights = registers.tensor(2, arguments["topk_weights"])
+        registers.check("AT_MOST", weights.given, kept["takes_weights"])
         y = registers.tensor(0, arguments["y"])
         registers.check("EQUAL", y.dtype, kept["dtype"])
         last = registers.plus(kept["recv_offsets"], registers.constant(4 * (context.num_entries - 1)))
@@ -211,9 +232,10 @@ class BufferCalls(PlanCalls):
         # In elements, as the sum finds them beside those that came; the difference is a whole number of them.
         ahead = registers.plus(kept["y"], registers.constant(-self._window_base))
         own_results = registers.do("DIVIDE", ahead, registers.constant(dtype.itemsize))
-        names = ("y", "topk_weights", "topk_idx", "expand_idx", "recv_offsets")
+        names = ("y", "topk_weights", "expand_idx", "recv_offsets")
         placeholders = {name: kept[name] for name in names}
         placeholders |= {
+            "topk_idx": kept["results_idx"],
             "origins": kept["assist_info"],
             "num_rows": registers.size(ROWS),
             "num_tokens": registers.size(T),
@@ -221,7 +243,7 @@ class BufferCalls(PlanCalls):
             "out": made["out"].address,
             "own_results": own_results,
         }
-        ids = TensorAt(kept["topk_idx"], (kept["T"], kept["topk"]), torch.int32)
+        ids = TensorAt(kept["results_idx"], (kept["T"], kept["topk"]), torch.int32)
         return PlanProgram(
             "combine",
             (dtype, int(variant.weights), int(variant.in_place), zone, parts),

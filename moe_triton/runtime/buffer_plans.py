@@ -13,12 +13,12 @@ from moe_triton.backends.base import Host, TensorSpec
 from moe_triton.core import plain_tensors
 from moe_triton.core.checks import check_tensor, not_plain_error
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.handle import DispatchHandle, DispatchOutput, Pending
+from moe_triton.core.handle import OF_RANKS, DispatchHandle, DispatchOutput, Pending
 from moe_triton.core.records import CALL_HEADER
 from moe_triton.core.row_formats import RowFormat
 from moe_triton.operators.buffer import COMBINE_OF_BUFFER, DISPATCH_OF_BUFFER, OF_HANDLE, attributes_of
 from moe_triton.operators.description import Operator, Symbols
-from moe_triton.runtime import arguments, given_outputs
+from moe_triton.runtime import arguments, given_outputs, rows_per_rank
 from moe_triton.runtime.arguments import call_of, check_argument, inputs_of, other_ids_error
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.fitting import Fitting
@@ -119,6 +119,7 @@ class BufferPlans:
         self, communicator: Communicator, host: Host, buffer_id: int, special: tuple[int, int, int]
     ) -> None:
         self.communicator, self.host, self.buffer_id = communicator, host, buffer_id
+        self.special = special
         context, c = communicator.context, communicator.config
         self._context = CallSite(Deployment(context.config, context.rank), lambda: communicator)
         self.tables = communicator.scheme.tables_of(context.config)
@@ -143,6 +144,8 @@ class BufferPlans:
         wait: bool,
         joined: Callable[[DispatchOutput], DispatchOutput],
         known: DispatchHandle | None = None,
+        *,
+        per_rank: bool = False,
     ) -> DispatchOutput | Pending[DispatchOutput]:
         """A dispatch of one round.
 
@@ -153,6 +156,7 @@ class BufferPlans:
             wait: whether for the rows too, or only until they are sent.
             joined: what becomes of its output where it was the first round of more.
             known: the handle whose routing it has, or None. Ids and mask are among the tensors all the same.
+            per_rank: whether a token is sent once to each rank.
 
         Raises:
             ArgumentError: a bad argument. Nothing was sent.
@@ -161,7 +165,7 @@ class BufferPlans:
         if known is None:
             tensors = self.with_ids_of_kernels(tensors)
         modes = self.modes_of(tensors, row_format, wait and self.bypasses(tensors))
-        modes["is_routed"] = known is not None
+        modes |= {"is_routed": known is not None, "per_rank": per_rank}
         plan = self.find(DISPATCH_OF_BUFFER, DispatchOfBuffer, tensors, modes)
         given: dict[str, torch.Tensor] = {}
         if communicator.has_outputs_in_window:
@@ -190,6 +194,7 @@ class BufferPlans:
             exchange_counts=outputs.get("exchange_counts"),
             active_mask=bindings.get("mask"),
             tables=outputs.get("tables"),
+            **{name: outputs[name] for name in OF_RANKS if name in outputs},
         )
         seen = outputs
         if self.fitting is not None:
@@ -232,6 +237,11 @@ class BufferPlans:
         """
         communicator, y = self.communicator, tensors["y"]
         tensors = tensors | {name: getattr(handle, name) for name in OF_HANDLE}
+        ids, mask = handle.topk_idx, handle.active_mask
+        if handle.results_idx is not None:
+            rows_per_rank.check_combine(handle, tensors["topk_weights"])
+            # Ranks that a mask leaves out are not among these.
+            tensors |= {"topk_idx": handle.results_idx, "active_mask": None}
         modes = {
             "comm_quant_mode": 0 if comm_quantize is None else 2,
             "local_bypass": wait and comm_quantize is None and self.bypasses(tensors),
@@ -254,7 +264,9 @@ class BufferPlans:
             rows = self._num_received(handle)
             fitted["y"] = self.fitting.results(results, rows, quantized=comm_quantize is not None)
         bindings = plan.bind(fitted)
-        if handle.digest != communicator.backend.digest_ids(bindings["topk_idx"], bindings.get("mask")):
+        if handle.results_idx is None:
+            ids, mask = bindings["topk_idx"], bindings.get("mask")
+        if handle.digest != communicator.backend.digest_ids(ids, mask):
             raise other_ids_error(
                 "handle.topk_idx", f"dispatch {handle.number}", "Pass output.handle as dispatch made it."
             )

@@ -25,6 +25,7 @@ class Request:
         alignment: experts' rows begin at multiples of it.
         is_padded: experts have as many rows each.
         zeroes: gaps are zeros.
+        is_per_rank: a token is sent once to each rank (``do_expand=False``).
     """
 
     max_tokens: int | None = None
@@ -32,6 +33,7 @@ class Request:
     alignment: int = 1
     is_padded: bool = False
     zeroes: bool = False
+    is_per_rank: bool = False
 
     @property
     def is_announced(self) -> bool:
@@ -78,6 +80,7 @@ def make_request(
     expert_alignment: Any,
     layout: Any,
     do_zero_padding: Any,
+    do_expand: Any,
 ) -> Request:
     """The request of these arguments of `EPBuffer.dispatch`.
 
@@ -100,7 +103,8 @@ def make_request(
             "expert_alignment", alignment, rule, "Leave it out, or leave out layout='padded'."
         )
     zeroes = check_flag("do_zero_padding", do_zero_padding)
-    return Request(most, received, alignment, is_padded, zeroes)
+    is_per_rank = not check_flag("do_expand", do_expand)
+    return Request(most, received, alignment, is_padded, zeroes, is_per_rank)
 
 
 def _in_range(name: str, value: Any, low: int, high: int) -> int:

@@ -15,6 +15,7 @@ import torch
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.handle import DispatchHandle, DispatchOutput, Pending, PlacedHandle
 from moe_triton.core.row_formats import RowFormat
+from moe_triton.runtime import rows_per_rank
 from moe_triton.runtime.buffer_plans import BufferPlans
 from moe_triton.runtime.output_request import Request
 from moe_triton.runtime.placed_combine import PlacedCombine
@@ -54,6 +55,10 @@ class PlacedCalls:
         Raises:
             ArgumentError: a bad argument. Nothing was sent.
         """
+        if request.is_per_rank:
+            others = {"smooth_scales": tensors["smooth_scales"], **dict(request.given), "handle": known}
+            rows_per_rank.check(self._communicator, self._plans.special, others)
+            return self._plans.dispatch(tensors, row_format, out, wait, _as_it_is, per_rank=True)
         if known is not None:
             tensors = self._with_routing(tensors, request, known)
             if isinstance(known, PlacedHandle):
@@ -102,6 +107,10 @@ class PlacedCalls:
 
     def _with_routing(self, tensors: Named, request: Request, known: DispatchHandle) -> Named:
         """What a dispatch takes, with the routing of an earlier one."""
+        if known.results_idx is not None:
+            rule = "it has the routing of rows for single experts"
+            remedy = "Pass topk_idx, or the handle of a dispatch with do_expand=True."
+            raise ArgumentError("handle", "of a dispatch with do_expand=False", rule, remedy)
         for name in ("topk_idx", "active_mask"):
             if tensors[name] is not None:
                 raise ArgumentError(name, "given", "handle has the routing", "Leave one of the two out.")

@@ -297,6 +297,11 @@ class RankContext:
         return self.config.receive_capacity(self.rank)
 
     @property
+    def capacity_per_rank(self) -> int:
+        """The same of a dispatch that sends a token once to each rank."""
+        return min(self.capacity, self.config.num_ranks * self.config.num_max_tokens_per_rank)
+
+    @property
     def is_version_1(self) -> bool:
         """Whether V1's rules hold."""
         return self.config.version == 1

@@ -25,6 +25,7 @@ USUAL: dict[str, Any] = {
     "weights": False,
     "comm_quant_mode": 0,
     "elastic": False,
+    "do_expand": True,
 }
 LONG_S, SHORT_S = 300.0, seconds(3.0)
 Said = tuple[str, str, float]
@@ -43,7 +44,8 @@ class BufferCalls:
         inputs, quantize = self._inputs, "int8" if how["int8"] else None
         weights = inputs.topk_weights if how["weights"] else None
         x = inputs.x.to(how["dtype"])
-        self._output = self.buffer.dispatch(x, inputs.topk_idx, weights, quantize=quantize)  # type: ignore[arg-type]
+        given = {"quantize": quantize, "do_expand": how["do_expand"]}
+        self._output = self.buffer.dispatch(x, inputs.topk_idx, weights, **given)
 
     def combine(self, how: dict[str, Any]) -> None:
         """Of the latest dispatch."""

@@ -61,6 +61,13 @@ def test_dispatches_that_differ(ranks: Groups, api: str, scheme: str, what: Any)
     _check(results, _line(title, 2, usual, other))
 
 
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "fullmesh"])
+def test_one_rank_sends_a_row_for_each_rank(ranks: Groups, scheme: str, num_ranks: int) -> None:
+    results = ranks(num_ranks).run(differ, "buffer", scheme, "dispatch", "do_expand", False, 4, {})
+    _check(results, _line("do_expand", num_ranks, "yes", "no"))
+
+
 @BY_SCHEME
 def test_dispatches_that_differ_among_four_in_native_calls(ranks: Groups, api: str, scheme: str) -> None:
     results = ranks(4).run(differ, api, scheme, "dispatch", "int8", True, 4, {})

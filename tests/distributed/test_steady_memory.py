@@ -79,6 +79,10 @@ def features() -> dict[str, Feature]:
         "eplb by rank, mask": Feature(
             dispatch={"eplb_table": table, "eplb_mode": "rank", "active_mask": entries}
         ),
+        "rows for each rank": Feature(dispatch={"do_expand": False}, weights=None),
+        "rows for each rank, mask": Feature(
+            dispatch={"do_expand": False, "active_mask": entries}, weights=None
+        ),
         "int8 results": Feature(combine={"comm_quantize": "int8"}),
         "shared": Feature(combine={"shared_expert_x": torch.ones(T, H).bfloat16()}),
         "special": Feature(

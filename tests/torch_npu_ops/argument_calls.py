@@ -186,6 +186,7 @@ TRIES: dict[str, Try] = {
     "active_mask": Try(_is(_FIRST_TWO)),
     "out": Try(lambda bench, good: bench.place_of_output()),
     "wait": _number(False, "no"),
+    "do_expand": _number(False, "no"),
     "handle": _bad(7),
     "eplb_table": Try(_reversed_experts),
     "eplb_mode": Try(bad=_is("expert"), beside={"eplb_table": _reversed_experts}),

@@ -6,7 +6,7 @@ Flags are numbers of rounds: ``numbers`` holds, by zone, that of the run before.
 
 from __future__ import annotations
 
-from moe_triton.core.ascendc import ZONE
+from moe_triton.core.ascendc import ADDS_TRAFFIC, ZONE
 from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel, numbers
 from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS, ROUTED, ROWS
 
@@ -38,7 +38,8 @@ _POSTS = (
     Arg("num_parts", "i64", "value"),  # in which blocks are made: of some ranks each
     Arg("part_lines", "*i32", "inout"),  # (blocks, 8): which part each block of the launch is through with
     Arg("timeout_us", "i64", "value"),  # how long a queue may be full
-    Arg("traffic", "*i64", "out"),  # (blocks, 8) `moe_triton.core.records.TRAFFIC`, or null
+    Arg("traffic", "*i64", "inout"),  # (blocks, 8) `moe_triton.core.records.TRAFFIC`, or null
+    ADDS_TRAFFIC,
 )
 
 # Dispatch: to each rank its counts and FLAG1, then its rows, expert by expert.

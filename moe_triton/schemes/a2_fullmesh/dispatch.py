@@ -40,8 +40,8 @@ def of_posts(steps: Steps, payload_bytes: int) -> dict[str, Value]:
         payload_bytes: of a row: those of the row itself.
     """
     if not steps.posts:
-        return {**steps.posting(), "payload_bytes": 0, "num_parts": 1, "part_lines": 0}
-    return {**steps.posting(), "payload_bytes": payload_bytes, "num_parts": steps.context.post_parts}
+        return {**steps.posting_on(), "payload_bytes": 0, "num_parts": 1, "part_lines": 0}
+    return {**steps.posting_on(), "payload_bytes": payload_bytes, "num_parts": steps.context.post_parts}
 
 
 def ends(steps: Steps) -> list[Launch]:
@@ -101,4 +101,5 @@ class Dispatch(DispatchSteps):
 
     def arrangement(self) -> list[Launch]:
         """Step 4: to expert order, out of the window. Flags are numbers: there is nothing to clear."""
-        return [self.arrange(self.row), *self.record_waits(self.context.num_local_experts)]
+        waits = self.record_waits(self.context.num_local_experts)
+        return [self.arrange(self.row), *self.local_ids(), *waits]

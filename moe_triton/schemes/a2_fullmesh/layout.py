@@ -4,6 +4,7 @@ Sizes in bytes::
 
     state   barrier entries of zone 0, those of zone 1, Align512
     data    zone 0 {a block of each rank}, zone 1 {the same}
+    tables  of an `EPBuffer`: zone 0 {of every source}, zone 1 {the same} (`Layout.row_tables`)
     out     in a group of several servers: the same once more, for what is posted to each rank
 
 A block::
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 from moe_triton.core.region import Region, packed, region_of
 from moe_triton.layout import (
@@ -66,6 +68,8 @@ class BlockRow(SlotLayout):
 
 class BlocksLayout(Layout):
     """The window of blocks of a `Config`. The same on every rank."""
+
+    has_row_tables: ClassVar[bool] = True
 
     @cached_property
     def _header(self) -> tuple[int, int, int]:
@@ -155,4 +159,4 @@ class BlocksLayout(Layout):
     @property
     def regions(self) -> tuple[Region, ...]:
         """All of them."""
-        return (self.blocks, self.barrier_status)
+        return (self.blocks, self.barrier_status, *self.tables)

@@ -86,7 +86,23 @@ CALL_POST = AscendCKernel(
     ),
 )
 
-KERNELS = (*ENTRY_KERNELS, DISPATCH_OFFSETS, EXCHANGE_SEND, CALL_POST)
+# Where a token comes once for each rank, ahead of rows: to every rank all of this rank's ids, and weights.
+TABLES_SEND = AscendCKernel(
+    "tables_send",
+    (
+        Arg("row_ids", "*i32", "in"),  # (T, K)
+        Arg("row_weights", "*fp32", "in"),  # (T, K), or null
+        *numbers("i64", "num_tokens topk"),
+        Arg("peers", "*i64", "in"),
+        *numbers("i64", "num_ranks rank"),
+        *ZONE,
+        *POSTING,
+        Arg("tables", "row_tables", "value"),
+        Arg("report", "*i32", "out"),
+    ),
+)
+
+KERNELS = (*ENTRY_KERNELS, DISPATCH_OFFSETS, TABLES_SEND, EXCHANGE_SEND, CALL_POST)
 # Flags follow rows of a launch, or stand alone.
 EXCHANGE = FusedKernel("exchange", (EXCHANGE_SEND, POST_STATUS, DISPATCH_WAIT), frozenset({1}))
 FUSED = (EXCHANGE,)

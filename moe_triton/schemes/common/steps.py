@@ -14,6 +14,7 @@ from moe_triton.core.plan import Launch, Part, Placeholder, Plan, Stream, Value,
 from moe_triton.core.records import CALL_HEADER, TRAFFIC
 from moe_triton.core.region import REGION_DIMS, Region
 from moe_triton.kernels.arrange import arrange_kernel
+from moe_triton.kernels.one_per_rank import local_counts_kernel, local_ids_kernel, one_per_rank_kernel
 from moe_triton.kernels.pack import pack_kernel
 from moe_triton.kernels.places import add_counts_kernel, move_rows_kernel, places_kernel, starts_kernel
 from moe_triton.kernels.rms_norm import rms_norm_kernel
@@ -26,7 +27,7 @@ from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
 from moe_triton.layout import NUM_ZONES, ORIGIN, UB_ALIGN, WORD_BYTES, CallRegions, SlotLayout
 from moe_triton.layout.call_word import call_word, combine_bits
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
-from moe_triton.schemes.common.ascendc import CALL_POST, DISPATCH_OFFSETS, FUSED
+from moe_triton.schemes.common.ascendc import CALL_POST, DISPATCH_OFFSETS, FUSED, TABLES_SEND
 from moe_triton.schemes.rank_context import COMBINE_KIND, COUNTED, OPERATORS, Operator, Peers, RankContext
 
 NO_SLOTS = (0,) * (1 + 2 * len(REGION_DIMS["dispatch_slots"]))
@@ -62,6 +63,7 @@ class Steps:
         zone_cell: where its zone stands in device memory, where kernels look it up.
         kept_zone: where the zone of its run is kept by its wait: what turns the zone must not read it.
         turning, keeping: the same; 0 where hosts know zones.
+        ids: of the experts of this rank's tokens, without those that a mask leaves out.
         usual: by name, what arguments of kernels are unless a step says otherwise. A pointer that is not
             among them is the placeholder of its own name.
     """
@@ -115,10 +117,11 @@ class Steps:
         self.is_masked = variant.mask != "none"
         # A copy of the caller's ids holds none that a mask leaves out: what combine does with it is the same.
         is_plain = not self.is_masked or getattr(variant, "given_ids", None)
+        self.ids = Placeholder("topk_idx" if is_plain else "active_ids")
         self.usual |= {
             "numbers": numbers_of(self.operator),
             "traffic": Placeholder(traffic.PLACEHOLDER, counters),
-            "topk_idx": Placeholder("topk_idx" if is_plain else "active_ids"),
+            "topk_idx": self.ids,
             "topk_weights": Placeholder("topk_weights") if variant.weights else 0,
             "active_index": Placeholder("active_index") if self.is_masked else 0,
             "waited_us": Placeholder("waited") if variant.waits else 0,
@@ -183,6 +186,10 @@ class Steps:
         if (peers or self.context.peers).group != "expert" or not self.posts:
             return {"window": 0, "out_offset": 0, "timeout_us": 0, "traffic": 0}
         return {"out_offset": self.layout.in_bytes}
+
+    def posting_on(self) -> dict[str, Value]:
+        """`posting` of a kernel before which another one may have posted in the same operator."""
+        return {**self.posting(), "adds_traffic": int(getattr(self.variant, "per_rank", False))}
 
     def post(
         self,
@@ -256,9 +263,8 @@ class Steps:
         assert self.variant is not None
         given, per_entry = getattr(self.variant, "given_ids", None), self.variant.mask == "entries"
         kernel = select_kernel(self.config.num_topk, per_entry, self.context.target, given == torch.int64)
-        return [
-            self.launch("select", kernel, 1, expert_ids=Placeholder("given_ids" if given else "topk_idx"))
-        ]
+        ids = Placeholder("given_ids" if given else "topk_idx")
+        return [self.launch("select", kernel, 1, expert_ids=ids, topk_idx=self.ids)]
 
     def record_waits(self, num_local_experts: int) -> list[Launch]:
         """How long each rank was waited for, of so many entries each, where somebody asks."""
@@ -285,6 +291,7 @@ class DispatchSteps(Steps):
         packed: where `pack` leaves rows: one for each token, or with smooth scales one for each result.
         true_offsets: where the blocks of received rows end, whatever is reported of them.
         num_rows: where the number of received rows stands.
+        recv_stats: to which the rows of each expert are added where they are counted.
     """
 
     variant: DispatchVariant
@@ -315,10 +322,17 @@ class DispatchSteps(Steps):
             "out_rows": Placeholder("tokens"),
             "out_scales": Placeholder("scales") if self.slot.num_scales else 0,
             "out_origins": Placeholder("origins"),
-            "out_weights": Placeholder("weights") if variant.weights else 0,
+            "out_weights": Placeholder("weights") if variant.row_weights else 0,
         }
         if variant.routed:
             self.usual["counts"] = Placeholder("send_counts")
+        self.recv_stats = Placeholder("recv_stats") if variant.recv_stats else 0
+        if variant.per_rank:
+            self.usual |= {
+                "topk_idx": Placeholder("results_idx"),
+                "topk_weights": 0,
+                "capacity": context.capacity_per_rank,
+            }
 
     def rows_to_send(self) -> dict[str, Value]:
         """Where the rows that are sent are."""
@@ -330,21 +344,65 @@ class DispatchSteps(Steps):
 
     def before_routing(self) -> list[Launch]:
         """What a mask leaves, and which rank of shared experts each token goes to."""
+        if self.variant.per_rank:
+            return [*self.select(), *self._once_per_rank()]
         if not self.config.num_shared_experts:
             return self.select()
         kernel = share_kernel(self.context.is_version_1, self.is_masked, self.context.target)
         return [*self.select(), self.launch("share", kernel, self.blocks_of_words)]
 
+    def _once_per_rank(self) -> list[Launch]:
+        """Which ranks each token goes to; and for them, which of their experts it is for."""
+        variant, tables = self.variant, self.layout.row_tables
+        assert tables is not None
+        kernel = one_per_rank_kernel(self.config.num_topk, **self._taking)
+        local = self.config.num_local_experts
+        ids = self.launch("ranks", kernel, num_local_experts=local, topk_idx=self.ids, **self._routing)
+        weights = Placeholder("topk_weights") if variant.weights else 0
+        given = {"row_ids": self.ids, "row_weights": weights, "tables": tables, **self.posting()}
+        return [ids, self.launch("tables", TABLES_SEND, **given)]
+
+    def local_ids(self) -> list[Launch]:
+        """Of rows that came once for each rank, which of its experts each is for, and how many each has."""
+        tables, variant = self.layout.row_tables, self.variant
+        if not variant.per_rank or tables is None:
+            return []
+        first = tables.offset(zone=self.zone)
+        topk, zoned = self.config.num_topk, self.context.zones_on_device
+        ids = self.launch(
+            "local ids",
+            local_ids_kernel(topk, variant.weights, zoned),
+            row_ids=Placeholder("window", first),
+            row_weights=Placeholder("window", first + tables.stride("table")),
+            origins=Placeholder("origins"),
+            local_idx=Placeholder("local_topk_idx"),
+            local_weights=Placeholder("local_topk_weights"),
+            source_stride=tables.stride("source") // WORD_BYTES,
+            **self.in_memory(tables.stride("zone") // WORD_BYTES),
+        )
+        counts = self.launch(
+            "local counts",
+            local_counts_kernel(topk, variant.recv_stats),
+            local_idx=Placeholder("local_topk_idx"),
+            recv_stats=self.recv_stats,
+        )
+        return [ids, counts]
+
     def route(self) -> Launch:
         """Numbers the results of each expert, and counts them."""
-        kernel = route_kernel(self.context.target, **self._taking)
+        kernel = route_kernel(self.context.target, **self._taking_to_route)
         return self.launch("route", kernel, self.blocks_of_words, **self._routing)
 
     @property
     def _taking(self) -> dict[str, bool]:
-        """Whether the kernel that routes copies the ids: with a mask, `select` has. And what of."""
+        """Whether the first kernel behind `select` copies the ids: with a mask, that has. And what of."""
         given = None if self.is_masked else self.variant.given_ids
         return {"takes": given is not None, "int64": given == torch.int64}
+
+    @property
+    def _taking_to_route(self) -> dict[str, bool]:
+        """The same of the kernel that routes: where rows come once for each rank, an earlier one has."""
+        return {} if self.variant.per_rank else self._taking
 
     @property
     def _routing(self) -> dict[str, Value]:
@@ -361,7 +419,7 @@ class DispatchSteps(Steps):
         if not self.is_quantized:
             return self.route()
         kernel = route_pack_kernel(
-            self.variant.dtype, self.config.hidden, *self._rows_to_pack, **self._taking
+            self.variant.dtype, self.config.hidden, *self._rows_to_pack, **self._taking_to_route
         )
         return self.launch("route + pack", kernel, **self._packing(0, parts, scales), **self._routing)
 
@@ -410,7 +468,7 @@ class DispatchSteps(Steps):
             "offsets",
             DISPATCH_OFFSETS,
             recv_counts=Placeholder("all_counts" if sees_all else "recv_counts"),
-            recv_stats=Placeholder("recv_stats") if self.variant.recv_stats else 0,
+            recv_stats=0 if self.variant.per_rank else self.recv_stats,
             trailer=Placeholder("origins", ORIGIN.num_bytes * self.context.capacity),
             row_slots=Placeholder("row_slots") if slots else 0,
             cumulative=int(self.variant.cumulative),
@@ -420,9 +478,8 @@ class DispatchSteps(Steps):
 
     def arrange(self, slot: SlotLayout) -> Launch:
         """Step 4: to expert order, out of slots in the window, where there are no entries to clear."""
-        kernel = arrange_kernel(
-            slot, self.variant.weights, None, self.context.zones_on_device, placed=self.variant.placed
-        )
+        weights, zones = self.variant.row_weights, self.context.zones_on_device
+        kernel = arrange_kernel(slot, weights, None, zones, placed=self.variant.placed)
         window: dict[str, Value] = dict.fromkeys(("slots", "slot_scales", "entries"), Placeholder("window"))
         nothing: dict[str, Value] = {"num_entries": 0, "zone_stride": 0}
         return self.launch("arrange", kernel, zone=self.zone_cell, **window, **nothing)

@@ -14,6 +14,7 @@ from moe_triton.core.ascendc import DISPATCH_WAIT, POST_STATUS, REPORT_TIMEOUT
 from moe_triton.core.plan import Launch, Placeholder
 from moe_triton.core.region import MAX_INT32, REGION_DIMS, Region, region_of
 from moe_triton.layout import FLAG_BITS
+from moe_triton.schemes.common.ascendc import TABLES_SEND
 from moe_triton.schemes.rank_context import Memory, RankContext
 
 
@@ -153,4 +154,8 @@ def _posts_pending(context: RankContext, arguments: dict[str, Any], ranks: range
 
 POSTS = Finder(_posts_timed_out, _posts_pending, said="the queues to them stayed full for")
 """Finds the ranks that a kernel that posts waits for: those whose queues have no room."""
-ENTRY_FINDERS = {DISPATCH_WAIT.name: Finder(entries_timed_out, _entries_pending), POST_STATUS.name: POSTS}
+ENTRY_FINDERS = {
+    DISPATCH_WAIT.name: Finder(entries_timed_out, _entries_pending),
+    POST_STATUS.name: POSTS,
+    TABLES_SEND.name: POSTS,
+}

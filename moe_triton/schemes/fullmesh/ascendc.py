@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moe_triton.core.ascendc import DISPATCH_WAIT, POST_STATUS, POSTING, ZONE
+from moe_triton.core.ascendc import ADDS_TRAFFIC, DISPATCH_WAIT, POST_STATUS, POSTING, ZONE
 from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel, numbers
 from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS, ROUTED, ROWS
 
@@ -220,6 +220,7 @@ DISPATCH_POST = AscendCKernel(
         Arg("call", "i64", "value"),  # as in dispatch_send, also the next one
         Arg("combine_kind", "*i32", "in"),
         *POSTING,
+        ADDS_TRAFFIC,
         Arg("slots", "dispatch_slots", "value"),
         Arg("status", "dispatch_status", "value"),
         Arg("report", "*i32", "out"),

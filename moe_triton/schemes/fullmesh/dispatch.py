@@ -139,7 +139,7 @@ class Dispatch(DispatchSteps):
         if not self.posts:
             return []
         used, status = self.slot.stamp_offset + STAMP_BYTES, self.layout.dispatch_status
-        return [self.launch("post", DISPATCH_POST, slot_bytes=used, status=status, **self.posting())]
+        return [self.launch("post", DISPATCH_POST, slot_bytes=used, status=status, **self.posting_on())]
 
     def _receive(self, parts: int, *, is_same_launch: bool) -> list[Launch]:
         """Step 3, and where rows belong: phases of one launch, or of the one that sends."""
@@ -155,7 +155,7 @@ class Dispatch(DispatchSteps):
         return [self._receive_inband() if self.inband else self._arrange(0, 1), *self._after_arranging()]
 
     def _after_arranging(self) -> list[Launch]:
-        steps = []
+        steps = self.local_ids()
         if self.keeps_own_tokens:
             kernel = own_offsets_kernel(self.context.target)
             steps.append(self.launch("report own tokens", kernel, 1, out=Placeholder("recv_offsets")))
@@ -215,7 +215,7 @@ class Dispatch(DispatchSteps):
         is_owning = self.variant.local_bypass and part < own_parts
         kernel = arrange_kernel(
             slot,
-            self.variant.weights,
+            self.variant.row_weights,
             own if is_owning else None,
             context.zones_on_device,
             parted=parts > 1,

@@ -5,6 +5,8 @@ The window of a rank, A3 fullmesh (sizes in bytes)::
     0       state: zone 0 {dispatch entries, combine entries}, zone 1 {the same}     1 MB, or what it takes
     1 MB    data:  zone 0 {combine slots, dispatch slots}, zone 1 {the same}
 
+    then    tables of an `EPBuffer`: zone 0 {of every source}, zone 1 {the same} (`Layout.row_tables`)
+
 and behind that, where the group has several servers, what is posted::
 
     in_bytes        all of the above once more: what is posted to a peer, where it would lie had that peer
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 from moe_triton.core.records import STAMP
 from moe_triton.core.region import Region, packed, region_of
@@ -52,6 +55,8 @@ class WindowLayout(Layout):
     for 16-bit rows whether or not a call quantises, so that region bases stay fixed for the life of the
     window.
     """
+
+    has_row_tables: ClassVar[bool] = True
 
     @cached_property
     def _combine_offset(self) -> int:
@@ -193,7 +198,7 @@ class WindowLayout(Layout):
         slots = self.dispatch_slots, self.combine_slots
         posted = (self.out_rows, self.out_flags) if self._posts else ()
         entries = self.dispatch_status, self.combine_status, self.barrier_status, self.peer_status
-        return (*slots, *entries, *posted)
+        return (*slots, *entries, *self.tables, *posted)
 
 
 @dataclass(frozen=True)

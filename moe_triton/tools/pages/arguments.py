@@ -160,6 +160,7 @@ _HALF = _rows("comm_type", "rr--", "2 is Ascend 950's; 0 is as the scheme does")
 _OF_SETUP = "the library's own: it has to be what setup returned"
 _SEEN_BY_SETUP = "setup has sent it"
 
+_OF_ROUNDS = "num_max_tokens_per_rank num_recv_tokens layout expert_alignment"
 # Of each operator the rows of its arguments; a later one of an argument counts before an earlier one.
 ROWS: dict[str, Mapping[str, Row]] = {
     "npu_moe_distribute_dispatch": {
@@ -205,6 +206,12 @@ ROWS: dict[str, Mapping[str, Row]] = {
         **_rows("performance_info", "tttrr", f"{_WAITS}; `direct` has none"),
         **_rows("eplb_table", "ttttt"),
         **_rows("eplb_mode", "ttttt", "with `eplb_table`; without, refused"),
+        **_rows("handle", "ttttt"),
+        **_rows(_OF_ROUNDS, "ttttr", "rows of `direct` arrive where a window has room for one round"),
+        **_rows("do_zero_padding", "ttttt", "of the gaps that `layout` and `expert_alignment` leave"),
+        **_rows(
+            "do_expand", "tttrr", "servers of `hierarchy` sum results of single experts; `direct` places them"
+        ),
         **_rows("out", "ttttr", "rows of `direct` arrive in the window"),
         **_rows(
             "wait", "tttrr", "a relay passes others' rows on inside its own call; `direct` has no halves"

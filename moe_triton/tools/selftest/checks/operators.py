@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
-from moe_triton import torch_npu_ops
+from moe_triton import reference, torch_npu_ops
 from moe_triton.core.config import Config
 from moe_triton.core.records import ORIGIN
 from moe_triton.core.row_formats import BY_QUANT_MODE, QUANTIZED
@@ -30,6 +30,7 @@ QUICK_POSTED = ("bf16", MANY)
 MOST_POSTED = (*QUICK_POSTED, SPARSE, *(f"{name}, smooth scales" for name in QUANTIZED))
 FIRST = f"{SCHEMES[0]}: bf16"  # what later stages stand on
 REPLAYS = 4
+LOCAL = "local_topk_idx", "local_topk_weights"
 
 
 def operator_checks(settings: Settings, ranks: int) -> list[Check]:
@@ -41,6 +42,10 @@ def operator_checks(settings: Settings, ranks: int) -> list[Check]:
         for name, case in _cases(settings, scheme, max(ranks, 2)).items()
         if not settings.quick or scheme == SCHEMES[0] or name in quick
     }
+    for scheme in SCHEMES[:1] if settings.quick else SCHEMES:
+        case = plain_case(settings, max(ranks, 2), scheme)
+        if scheme_type(case.config).layout_of(case.config).has_row_tables:
+            cases[f"{scheme}: one row for each rank"] = compare_per_rank, case
     cases |= {name: (compare_posted, case) for name, case in _posted(settings, max(ranks, 2))}
     return [
         Check(name, STAGE, function, (case,), ranks=ranks, needs=(FLAGS, WRITES))
@@ -87,6 +92,31 @@ def compare_rounds(place: Place, case: Case) -> Finding:
             received, sums = expected[number % different]
             differences = cases.wrong_parts(output, combined, received[place.rank], sums[place.rank])
             wrong += [f"round {number}: {text}" for text in differences]
+    return Finding(wrong=few(wrong), figures={"rounds": case.rounds})
+
+
+def compare_per_rank(place: Place, case: Case) -> Finding:
+    """The same of rows that come once for each rank."""
+    everyone = [cases.inputs_of(case, rank, 0) for rank in range(case.config.num_ranks)]
+    x, ids, weights = ([getattr(own, n) for own in everyone] for n in ("x", "topk_idx", "topk_weights"))
+    received = reference.dispatch_per_rank(case.config, x, ids, weights)
+    y = [cases.experts_of(case, rank, own.tokens) for rank, own in enumerate(received)]
+    sums = reference.combine_per_rank(case.config, y, received, list(map(len, x)))
+    inputs, expected = everyone[place.rank].to(place.backend.device), received[place.rank]
+    wrong: list[str] = []
+    with cases.make_buffer(case, backend=place.settings.backend, timeout_s=place.settings.wait_s) as buffer:
+        for number in range(case.rounds):
+            output = buffer.dispatch(inputs.x, inputs.topk_idx, inputs.topk_weights, do_expand=False)
+            y_own = cases.experts_of(case, place.rank, output.tokens)
+            out = buffer.combine(y_own, output.handle)
+            cases.finish(buffer, place.backend)
+            rows = {"tokens": output.tokens, **{name: getattr(output.handle, name) for name in LOCAL}}
+            n = len(expected.tokens)
+            pairs = {name: (have[:n], getattr(expected, name)) for name, have in rows.items()}
+            pairs["tokens_per_expert"] = output.tokens_per_expert, expected.tokens_per_expert
+            pairs["combined"] = out, sums[place.rank]
+            texts = (cases.difference(name, have.cpu(), want) for name, (have, want) in pairs.items())
+            wrong += [f"round {number}: {text}" for text in texts if text]
     return Finding(wrong=few(wrong), figures={"rounds": case.rounds})
 
 
