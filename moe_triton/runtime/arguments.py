@@ -254,6 +254,26 @@ def _check_rounds(handle: PlacedHandle, communicator: Communicator) -> None:
             check_tensor(name, mask, shape=shape, dtypes=(torch.bool,), device=device)
 
 
+def check_routing(handle: DispatchHandle, communicator: Communicator) -> None:
+    """Checks what a dispatch reads of a handle whose routing it has: nothing else says how long that is.
+
+    Raises:
+        ArgumentError: it is not as dispatch has left it.
+    """
+    device, topk = communicator.backend.device, communicator.context.config.num_topk
+    integers, ids, mask = (torch.int32,), handle.topk_idx, handle.active_mask
+    check_tensor("handle.topk_idx", ids, shape=("T", topk), dtypes=integers, device=device)
+    name, numbers = "handle.expand_idx", handle.expand_idx
+    check_tensor(name, numbers, shape=(ids.numel(),), dtypes=integers, device=device)
+    if mask is not None:
+        is_flat = isinstance(mask, torch.Tensor) and mask.dim() == 1
+        shape = (len(ids),) if is_flat else (len(ids), topk)
+        check_tensor("handle.active_mask", mask, shape=shape, dtypes=(torch.bool,), device=device)
+    if handle.digest != communicator.backend.digest_ids(ids, mask):
+        remedy = "Pass output.handle as dispatch made it."
+        raise other_ids_error("handle.topk_idx", f"dispatch {handle.number}", remedy)
+
+
 def _field(handle: DispatchHandle, name: str) -> Any:
     try:
         return getattr(handle, name)

@@ -82,6 +82,8 @@ class DispatchOfBuffer(BufferPlan):
 
     def _prepare(self, communicator: Communicator, bindings: Bindings) -> None:
         """Private copies of what combine reads again, after users may have written over theirs."""
+        if self.symbols.get("is_known"):  # of a handle, which has them
+            return
         self._bind_ids(communicator, bindings, keep=True)
         mask = bindings.get("mask")
         if mask is not None:
@@ -164,8 +166,8 @@ class BufferPlans:
         communicator = self.communicator
         if known is None:
             tensors = self.with_ids_of_kernels(tensors)
-        modes = self.modes_of(tensors, row_format, wait and self.bypasses(tensors))
-        modes |= {"is_routed": known is not None, "per_rank": per_rank}
+        modes = self.modes_of(tensors, row_format, wait and self.bypasses(tensors), known is not None)
+        modes["per_rank"] = per_rank
         plan = self.find(DISPATCH_OF_BUFFER, DispatchOfBuffer, tensors, modes)
         given: dict[str, torch.Tensor] = {}
         if communicator.has_outputs_in_window:
@@ -325,19 +327,30 @@ class BufferPlans:
         ids = self.fitting.ids_of_kernels(tensors["topk_idx"], tensors["active_mask"])
         return tensors | {"topk_idx": ids}
 
-    def modes_of(self, tensors: Named, row_format: RowFormat, bypasses: bool) -> dict[str, Any]:
+    def modes_of(
+        self, tensors: Named, row_format: RowFormat, bypasses: bool, is_known: bool
+    ) -> dict[str, Any]:
         """What a dispatch's plan depends on besides its tensors.
+
+        Args:
+            tensors: every one that it takes.
+            row_format: how rows travel.
+            bypasses: whether rows of this rank for itself go straight to their places.
+            is_known: whether it goes by the routing of an earlier one.
 
         Raises:
             ArgumentError: the scheme has no such rows.
         """
         self.communicator.scheme.check_rows(row_format)
+        is_copied_there = self.host.is_asynchronous and not is_known
         return {
             "row_format": row_format,
             "quant_mode": 2 * row_format.is_quantized,  # to rules, one quantisation is as good as another
             "local_bypass": bypasses,
             # a host that does not read ids leaves their copy to a kernel
-            "given_ids": getattr(tensors["topk_idx"], "dtype", None) if self.host.is_asynchronous else None,
+            "given_ids": getattr(tensors["topk_idx"], "dtype", None) if is_copied_there else None,
+            "is_routed": is_known,
+            "is_known": is_known,
         }
 
     def _send_counts(self, known: DispatchHandle, plan: BufferPlan, bindings: Bindings) -> torch.Tensor:

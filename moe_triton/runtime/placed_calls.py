@@ -15,7 +15,7 @@ import torch
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.handle import DispatchHandle, DispatchOutput, Pending, PlacedHandle
 from moe_triton.core.row_formats import RowFormat
-from moe_triton.runtime import rows_per_rank
+from moe_triton.runtime import arguments, rows_per_rank
 from moe_triton.runtime.buffer_plans import BufferPlans
 from moe_triton.runtime.output_request import Request
 from moe_triton.runtime.placed_combine import PlacedCombine
@@ -119,6 +119,7 @@ class PlacedCalls:
                 raise ArgumentError(
                     name, value, "outputs are as those of handle", "Leave one of the two out."
                 )
+        arguments.check_routing(known, self._communicator)
         x = tensors["x"]
         if isinstance(x, torch.Tensor) and x.dim() and len(x) != known.num_tokens:
             rule = f"the routing of handle is of {known.num_tokens}"

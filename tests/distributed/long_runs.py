@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from moe_triton import EPBuffer
-from moe_triton.core.errors import MoeTritonError
+from moe_triton.core.errors import ArgumentError, MoeTritonError
 from moe_triton.core.handle import DispatchOutput, PlacedHandle
 from moe_triton.tools.selftest.cases import Inputs, difference, wrong_received
 from tests.distributed.cases import Case, experts_of, inputs_of, smooth_scales_of
@@ -153,3 +153,64 @@ def refused(
             out = buffer.combine(y, output.handle, inputs.topk_weights if case.weights else None)
             said += [text for text in [difference("sums", out, sums[rank])] if text]
     return said
+
+
+# What a round of a handle may hold instead of what dispatch left.
+_STRANGE: dict[str, Any] = {
+    "None": None,
+    "a list": [1],
+    "another shape": torch.zeros(3, 3, dtype=torch.int32),
+    "another dtype": torch.zeros(4),
+    "a meta tensor": torch.zeros(4, dtype=torch.int32, device="meta"),
+}
+_OF_ROUND = "topk_idx", "expand_idx", "recv_offsets", "assist_info", "places", "send_counts"
+_OF_HANDLE: dict[str, Sequence[Any]] = {
+    "rounds": (None, (), [], (1,)),
+    "num_rows": (None, 1.5, -1),
+    "stride": ("x", -1),
+    "alignment": (0, None),
+    "tokens_of_round": (1, None),
+    "number": (99, None),
+    "buffer_id": (-1, None),
+    "topk_idx": (None, torch.zeros(2, 2)),
+    "expand_idx": (None, torch.zeros(2, dtype=torch.int32)),
+    "active_mask": (torch.ones(1, dtype=torch.bool), 3),
+}
+
+
+def tampered(rank: int, num_ranks: int, case: Case) -> list[str]:
+    """Handles of which something is wrong that neither combine nor dispatch refuses as a bad argument.
+
+    Rank 0 has them. Nothing is sent, so that ranks are in step at the end.
+    """
+    wrong, inputs = [], inputs_of(case, rank, 0)
+    with make_buffer(case) as buffer:
+        output = dispatched(buffer, case, inputs)
+        y = results_of(case, rank, output)
+        good = output.handle
+        assert isinstance(good, PlacedHandle)
+        bad: dict[str, PlacedHandle] = {}
+        for name, values in _OF_HANDLE.items():
+            for value in values:
+                bad[f"{name}={value!r}"] = PlacedHandle(**{**good._state(), name: value})
+        for name in _OF_ROUND:
+            for label, value in _STRANGE.items():
+                last = good.rounds[-1]._replace(**{name: value})
+                bad[f"{name} {label}"] = PlacedHandle(
+                    **{**good._state(), "rounds": (*good.rounds[:-1], last)}
+                )
+        calls = {
+            "combine": lambda handle: buffer.combine(y, handle, inputs.topk_weights),
+            "dispatch": lambda handle: buffer.dispatch(inputs.x, handle=handle),
+        }
+        for label, handle in bad.items() if rank == 0 else ():
+            for name, call in calls.items():
+                try:
+                    call(handle)
+                    wrong.append(f"{label}: {name} takes it")
+                except ArgumentError as error:
+                    if "handle" not in error.argument and not label.startswith("num_rows"):
+                        wrong.append(f"{label}: {name} says {error}")
+        sums = buffer.combine(y, good, inputs.topk_weights)
+        expected = expected_round(case, 0)[1][rank]
+        return [*wrong, *(text for text in [difference("sums", sums, expected)] if text)]

@@ -285,6 +285,12 @@ def test_options_on_some_ranks_only_are_named(ranks: Groups) -> None:
         assert "num_recv_tokens" in text
 
 
+def test_handles_that_are_not_as_dispatch_made_them_are_refused(ranks: Groups) -> None:
+    case = case_of("fullmesh_v1", (9, 6))
+    for said in ranks(2).run(long_runs.tampered, case, timeout_s=seconds(120.0)):
+        assert said == []
+
+
 @st.composite
 def long_cases(draw: st.DrawFn) -> tuple[Case, long_runs.Options]:
     scheme = draw(st.sampled_from(SCHEMES[:3]))
