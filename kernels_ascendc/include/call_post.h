@@ -118,7 +118,8 @@ private:
         if (args_.bell == 0 || !is_posted) {
             return is_posted;
         }
-        const uint64_t bell = place.window + args_.bells.At(args_.zone, 0);
+        // Of each rank in a place of its own: what was posted before may still be read.
+        const uint64_t bell = place.window + args_.bells.At(args_.zone, place.source);
         AscendC::DataCopy(GlobalAt<int32_t>(bell), bell_, STATUS_ENTRY_WORDS);
         Order<AscendC::HardEvent::MTE3_S>();
         return poster_.Put(rank, {bell, to + args_.bells.At(args_.zone, 0), 0, ENTRY_BYTES, 1});

@@ -121,7 +121,8 @@ class CallRegions(NamedTuple):
         counts: of each ``source`` a `moe_triton.core.records.CALL_HEADER`, and its rows for each ``entry``:
             shared ranks first, then routed experts.
         status: the entry that announces those of ``source``.
-        bell: a word that a call rings which ranks need not expect.
+        bell: a word that a call rings which ranks need not expect: ``index`` 0. In the out part there is one
+            for each rank that it is posted to.
     """
 
     counts: Region
@@ -166,9 +167,13 @@ class Layout(ABC):
             "direct_counts", base, WORD_BYTES, zones, (ranks, stride), (words, WORD_BYTES), name="call_counts"
         )
         status = entry_per_rank("call_status", base + ranks * stride, zone, ranks, self.num_zones)
-        bell_base = base + ranks * (stride + STATUS_ENTRY_BYTES)
         bell = region_of(
-            "indexed_slots", bell_base, STATUS_ENTRY_BYTES, zones, (1, STATUS_ENTRY_BYTES), name="bell"
+            "indexed_slots",
+            base + ranks * (stride + STATUS_ENTRY_BYTES),
+            STATUS_ENTRY_BYTES,
+            zones,
+            (ranks, STATUS_ENTRY_BYTES),
+            name="bell",
         )
         return CallRegions(counts, status, bell)
 
@@ -178,8 +183,8 @@ class Layout(ABC):
 
     @cached_property
     def _call_zone_bytes(self) -> int:
-        source = align(WORD_BYTES * self._call_words, UB_ALIGN) + STATUS_ENTRY_BYTES
-        return align(self.config.num_ranks * source + STATUS_ENTRY_BYTES, SLOT_ALIGN)
+        source = align(WORD_BYTES * self._call_words, UB_ALIGN) + 2 * STATUS_ENTRY_BYTES
+        return align(self.config.num_ranks * source, SLOT_ALIGN)
 
     @property
     @abstractmethod
