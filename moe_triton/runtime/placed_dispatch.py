@@ -8,6 +8,8 @@ scheme's dispatch. Before the first one every rank says how many rows the whole 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -30,7 +32,8 @@ from moe_triton.runtime.said import PADDED, Said
 # What a call binds for each of its tokens.
 _BY_TOKEN = "x", "topk_idx", "topk_weights", "mask", "given_ids"
 # Outputs of each round; what a handle keeps of one.
-_OF_ROUND = "assist_info", "recv_offsets", "tokens_per_expert", "tables"
+_OF_ROUND = "assist_info", "recv_offsets", "tables"
+_LINE_WORDS = 16  # int32 of a cache line, at which each piece of memory begins
 _KEPT = "topk_idx", "expand_idx", "recv_offsets", "assist_info", "places", "send_counts"
 
 
@@ -101,7 +104,15 @@ class PlacedDispatch:
         self._variant = replace(self._routing_variant, given_ids=None)
         self._num_tokens = int(self._given["num_tokens"])
         self._mine = max(1, -(-self._num_tokens // self._size))  # rounds that this rank has tokens for
-        self._expand_idx = self._ints(self._num_tokens * self._of_kernels.num_topk)
+        of_call = {"expand_idx": self._num_tokens * self._of_kernels.num_topk}
+        of_call |= {
+            "call_counts": self._of_kernels.num_experts,
+            "call_shared_counts": self._of_kernels.num_shared_ranks,
+        }
+        of_call |= dict.fromkeys(("starts", "limits", "call_offsets"), self._communicator.context.num_entries)
+        (self._of_call,) = self._ints(of_call, 1)
+        self._expand_idx = self._of_call["expand_idx"]
+        self._counts_of_round = self._backend.empty(*self._plan.made_specs["tokens_per_expert"])
         self._rounds: list[Bindings] = []
         self._is_under_way = False
         if joined is None:
@@ -154,9 +165,7 @@ class PlacedDispatch:
 
     def _whole(self) -> DispatchOutput:
         """All of it: routes, says what there is, and runs all rounds."""
-        totals = {"call_counts": self._ints(self._of_kernels.num_experts)}
-        if self._of_kernels.num_shared_ranks:
-            totals["call_shared_counts"] = self._ints(self._of_kernels.num_shared_ranks)
+        totals = {name: self._of_call[name] for name in ("call_counts", "call_shared_counts")}
         for bindings in self._rounds:
             self._run("routing", bindings | totals)
         zone = self._communicator.zone("dispatch")
@@ -206,9 +215,7 @@ class PlacedDispatch:
             outputs = self._outputs(size)
         except (ArgumentError, MemoryError, RuntimeError):
             # Peers have sent rows, or will: they are received, and go nowhere.
-            nowhere = {
-                name: self._ints(self._communicator.context.num_entries).zero_() for name in heard.places
-            }
+            nowhere = {name: torch.zeros_like(places) for name, places in heard.places.items()}
             self._fill(begun, self._written(None) | nowhere, is_counted=not begun)
             self._is_under_way = False
             raise
@@ -251,8 +258,8 @@ class PlacedDispatch:
 
     def _starts(self, zone: int, size: Size, rows: list[int] | None) -> Heard:
         context = self._communicator.context
-        places = {name: self._ints(context.num_entries) for name in ("starts", "limits")}
-        offsets = self._ints(context.num_entries)
+        places = {name: self._of_call[name] for name in ("starts", "limits")}
+        offsets = self._of_call["call_offsets"]
         per_expert = self._backend.empty((context.num_local_experts,), torch.int64)
         written = {"call_offsets": offsets, "call_tokens_per_expert": per_expert}
         layout = {"alignment": self._request.alignment, "expert_stride": size.stride}
@@ -262,15 +269,30 @@ class PlacedDispatch:
     # Rounds.
 
     def _make_rounds(self, number: int) -> None:
-        while len(self._rounds) < number:
-            self._rounds.append(self._new_round(len(self._rounds)))
+        """Makes what further rounds bind, until there are so many."""
+        made = len(self._rounds)
+        sizes = {
+            name: math.prod(self._plan.made_specs[name][0])
+            for name in _OF_ROUND
+            if name in self._plan.made_specs
+        }
+        if self._known is None:
+            sizes["places"] = self._communicator.context.capacity
+            sizes["send_counts"] = self._of_kernels.num_experts
+        if number > made:
+            pieces = self._ints(sizes, number - made)
+            self._rounds += [self._new_round(made + k, piece) for k, piece in enumerate(pieces)]
 
-    def _new_round(self, number: int) -> Bindings:
-        """What a round binds; it has no tokens where this rank has fewer rounds."""
+    def _new_round(self, number: int, made: dict[str, torch.Tensor]) -> Bindings:
+        """What a round binds; it has no tokens where this rank has fewer rounds.
+
+        Args:
+            number: of the round.
+            made: memory of its own.
+        """
         first, last = (min(n * self._size, self._num_tokens) for n in (number, number + 1))
-        topk, plan, specs = self._of_kernels.num_topk, self._plan, self._plan.made_specs
-        made = {name: self._backend.empty(*specs[name]) for name in _OF_ROUND if name in specs}
-        bindings = self._given | plan.bound(made) | made
+        topk = self._of_kernels.num_topk
+        bindings = self._given | self._plan.bound(made) | made
         for name in _BY_TOKEN:
             if bindings.get(name) is not None:
                 bindings[name] = bindings[name][first:last]
@@ -279,16 +301,15 @@ class PlacedDispatch:
             "num_tokens": last - first,
             "num_ids": (last - first) * topk,
             "is_later_round": int(number > 0),
+            "tokens_per_expert": self._counts_of_round,
         }
         if self._known is not None:
             routed = self._known.rounds[number]
             bindings |= {name: getattr(routed, name) for name in ("expand_idx", "send_counts", "places")}
         else:
-            is_empty = number >= self._mine
             bindings["expand_idx"] = self._expand_idx[first * topk : last * topk]
-            experts = self._of_kernels.num_experts
-            bindings["send_counts"] = self._plans.no_counts if is_empty else self._ints(experts)
-            bindings["places"] = self._ints(self._communicator.context.capacity)
+            if number >= self._mine:
+                bindings["send_counts"] = self._plans.no_counts
         if self._plans.tables and not self._host.is_asynchronous:
             self._plans.tables.keep(bindings)
         return bindings
@@ -307,7 +328,7 @@ class PlacedDispatch:
             "tables": handle.tables,
             # Of the plan that ran last.
             "send_counts": self._communicator.memory.bindings["counts"].clone(),
-            "places": self._ints(self._communicator.context.capacity),
+            "places": self._ints({"places": self._communicator.context.capacity}, 1)[0]["places"],
             "first_token": 0,
             "num_tokens": handle.num_tokens,
         }
@@ -356,8 +377,19 @@ class PlacedDispatch:
         unread = {name: self._backend.empty(*of_rows(specs[name], 1)) for name in BY_ROW if name in specs}
         return self._plan.bound(unread) | {"num_places": 0}
 
-    def _ints(self, number: int) -> torch.Tensor:
-        return self._backend.empty((number,), torch.int32)
+    def _ints(self, sizes: Mapping[str, int], count: int) -> list[dict[str, torch.Tensor]]:
+        """So many times int32 tensors of these sizes.
+
+        All are of one piece of memory: a loop of calls takes no more pieces than are kept for later ones.
+        """
+        steps = {name: -(-size // _LINE_WORDS) * _LINE_WORDS for name, size in sizes.items()}
+        memory = self._backend.empty((count, sum(steps.values())), torch.int32)
+        made, begin = [dict[str, torch.Tensor]() for _ in range(count)], 0
+        for name, size in sizes.items():
+            for number, row in enumerate(memory):
+                made[number][name] = row[begin : begin + size]
+            begin += steps[name]
+        return made
 
     def _run(self, phase: Phase, bindings: Bindings, zone: int | None = None) -> None:
         variant = self._routing_variant if phase == "routing" else self._variant

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from moe_triton.core.config import Config
@@ -43,9 +44,10 @@ class Said(NamedTuple):
             config: of the buffer.
             of_kernels: the same as kernels have it, which number experts by it.
         """
-        headers, counts = words[:, : CALL_HEADER.num_words], words[:, CALL_HEADER.num_words :]
-        columns, shared = counts.long().clamp(0, MAX_CALL_TOKENS).sum(0), config.num_shared_ranks
-        rows = []
+        # As numbers of NumPy's: a loop of calls is not to take memory of torch's.
+        headers, counts = np.split(words.numpy(), [CALL_HEADER.num_words], axis=1)
+        columns = counts.clip(0, MAX_CALL_TOKENS).sum(0, dtype=np.int64)
+        shared, rows = config.num_shared_ranks, []
         for rank in range(config.num_ranks):
             first = rank if config.is_shared_rank(rank) else shared + of_kernels.first_expert_on(rank)
             rows.append(columns[first : first + config.experts_on(rank)].tolist())

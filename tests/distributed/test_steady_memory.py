@@ -36,6 +36,8 @@ class Feature:
         wait: whether calls are whole.
         weights: dtype, None for a sum without.
         ids: dtype.
+        own_rows: whether combine takes dispatch's rows, of which there are others than of `expert_output`.
+        repeats: whether each call goes by the routing of the first one.
     """
 
     buffer: dict[str, Any] = field(default_factory=dict)
@@ -44,6 +46,8 @@ class Feature:
     wait: bool = True
     weights: torch.dtype | None = torch.float32
     ids: torch.dtype = torch.int32
+    own_rows: bool = False
+    repeats: bool = False
 
 
 def features() -> dict[str, Feature]:
@@ -103,6 +107,35 @@ def features() -> dict[str, Feature]:
         "direct": Feature(buffer={"comm_alg": "direct"}),
         "fullmesh": Feature(buffer={"product": "A2", "comm_alg": "fullmesh"}),
         "hierarchy": Feature(buffer={"product": "A2", "comm_alg": "hierarchy", "ranks_per_server": 1}),
+        "rounds": Feature(buffer={"num_max_tokens_per_rank": 3}, own_rows=True),
+        "rounds, int8 both ways, mask": Feature(
+            buffer={"num_max_tokens_per_rank": 3},
+            dispatch={"quantize": "int8", "active_mask": entries},
+            combine={"comm_quantize": "int8"},
+            own_rows=True,
+        ),
+        "rounds of hierarchy": Feature(
+            buffer={
+                "product": "A2",
+                "comm_alg": "hierarchy",
+                "ranks_per_server": 1,
+                "num_max_tokens_per_rank": 3,
+            },
+            own_rows=True,
+        ),
+        "rounds of fullmesh_v2": Feature(
+            buffer={"comm_alg": "fullmesh_v2", "num_max_tokens_per_rank": 3}, own_rows=True
+        ),
+        "rounds that are known": Feature(
+            buffer={"num_max_tokens_per_rank": 3}, dispatch={"num_max_tokens_per_rank": T}, own_rows=True
+        ),
+        "exact": Feature(dispatch={"num_recv_tokens": "exact"}, own_rows=True),
+        "aligned, zeroed": Feature(dispatch={"expert_alignment": 8, "do_zero_padding": True}, own_rows=True),
+        "padded experts": Feature(dispatch={"layout": "padded"}, own_rows=True),
+        "known routing": Feature(repeats=True),
+        "known routing in rounds": Feature(
+            buffer={"num_max_tokens_per_rank": 3}, own_rows=True, repeats=True
+        ),
         "shared rank": Feature(buffer={"num_shared_experts": 1, "num_shared_ranks": 1, "num_experts": 2}),
     }
 
@@ -137,13 +170,21 @@ def steady(rank: int, num_ranks: int, name: str) -> dict[str, list[int]]:
     sums, taken = torch.empty_like(x), {}
     with EPBuffer(relaxed=True, **options) as buffer:
         output: Any = None
+        first: dict[str, Any] = {}
+        results = torch.ones(T * num_ranks * K, options["hidden"]).bfloat16()
 
         def round_(written_over: bool) -> None:
             nonlocal output
             given = {"out": output} if written_over and buffer.config.scheme != "direct" else {}
-            made: Any = buffer.dispatch(x, ids, weights, wait=feature.wait, **feature.dispatch, **given)
+            if feature.repeats and output is not None:
+                first.setdefault("handle", output.handle)
+            routing = first or {"topk_idx": ids}
+            made: Any = buffer.dispatch(
+                x, topk_weights=weights, wait=feature.wait, **routing, **feature.dispatch, **given
+            )
             output = made if feature.wait else made.wait()
-            y = buffer.expert_output() if num_ranks == 2 else output.tokens
+            y = output.tokens if feature.own_rows or num_ranks > 2 else buffer.expert_output()
+            y = results if y.dtype == torch.int8 else y
             out = sums if written_over else None
             summed: Any = buffer.combine(
                 y, output.handle, weights, out=out, wait=feature.wait, **feature.combine
