@@ -193,7 +193,8 @@ INBAND_MUTANTS = (
             ),
             without(
                 INBAND_RECEIVE,
-                "            CopyRow(slots_[i], args_.out_rows + (first_row_ + i) * args_.row_bytes);\n",
+                "                CopyRow(slots_[i], args_.out_rows + static_cast<uint64_t>(place) * "
+                "args_.row_bytes);\n",
             ),
         ),
         _INBAND,
@@ -223,7 +224,8 @@ INBAND_MUTANTS = (
             ),
             Patch(
                 INBAND_RECEIVE,
-                "            CopyRow(slots_[i], args_.out_rows + (first_row_ + i) * args_.row_bytes);\n",
+                "                CopyRow(slots_[i], args_.out_rows + static_cast<uint64_t>(place) * "
+                "args_.row_bytes);\n",
                 "            for (int64_t b = 0; b * 480 < args_.row_bytes; ++b) {\n"
                 "                const AscendC::DataCopyExtParams bytes =\n"
                 "                    ExactBytes(Smaller<int64_t>(480, args_.row_bytes - b * 480));\n"
