@@ -603,7 +603,8 @@ class EPBuffer(Owner, Uncopied):
             dtype: of the results; None for that of the latest dispatch.
 
         Returns:
-            (A, H), uninitialised. Rows at and past the number of received ones are not read. Where rows are
+            (A, H), uninitialised: of one round without gaps. Beside other tokens take ``torch.empty_like``
+            of them. Rows at and past the number of received ones are not read. Where rows are
             padded, so many elements apart as a padded row has: ``stride(0)``.
 
         Raises:

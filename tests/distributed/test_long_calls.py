@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from moe_triton import EPBuffer
 from moe_triton.core.config import Config
 from moe_triton.processes import RankGroup
 from moe_triton.schemes import product_of
@@ -337,3 +338,32 @@ def test_numbers_of_tokens_that_are_served(ranks: Groups, tokens: tuple[int, ...
     case = case_of("fullmesh_v1", tokens, hidden=32)
     case = replace(case, config=replace(case.config, num_max_tokens_per_rank=512))
     check(ranks, case, USUAL, repeats=False)
+
+
+MANY_TOKENS, LONG = 2**18 + 700, 8192
+"""Of rows so long they have more than 2**31 elements."""
+
+
+def beyond_int32(rank: int, num_ranks: int) -> list[bool]:
+    """Whether tokens and sums are what they are to be where their numbers of elements need 64 bits."""
+    sizes = {"hidden": LONG, "num_topk": 1, "num_experts": 1, "num_max_tokens_per_rank": 512}
+    x = torch.zeros(MANY_TOKENS, LONG, dtype=torch.bfloat16)  # of which few pages are ever touched
+    told = (0, 2**18 - 1, 2**18, MANY_TOKENS - 1)
+    for token in told:
+        x[token] = torch.randn(LONG, generator=torch.Generator().manual_seed(token)).bfloat16()
+    ids, weights = torch.zeros(MANY_TOKENS, 1, dtype=torch.int32), torch.full((MANY_TOKENS, 1), 2.0)
+    with EPBuffer(comm_alg="fullmesh_v1", timeout_s=seconds(60.0), **sizes) as buffer:
+        output = buffer.dispatch(x, ids)
+        found = [output.tokens.numel() > 2**31]
+        found += [torch.equal(output.tokens[token], x[token]) for token in told]
+        y, handle = output.tokens, output.handle
+        del output
+        out = buffer.combine(y, handle, weights, out=x)
+        found += [torch.equal(out[token], 2 * y[token]) for token in told]
+        return [*found, not bool(out[told[0] + 1 : told[1] : 4096].any())]
+
+
+@pytest.mark.long
+def test_outputs_of_more_elements_than_32_bits_count(ranks: Groups) -> None:
+    (found,) = ranks(1).run(beyond_int32, timeout_s=seconds(200.0))
+    assert all(found)
