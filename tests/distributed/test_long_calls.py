@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +12,10 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from moe_triton import EPBuffer
+from moe_triton import BufferStateError, CommunicationTimeoutError, EPBuffer
 from moe_triton.core.config import Config
 from moe_triton.processes import RankGroup
+from moe_triton.runtime.communicator import Communicator
 from moe_triton.schemes import product_of
 from tests.distributed import long_runs
 from tests.distributed.cases import Case
@@ -24,6 +26,20 @@ SCHEMES = "fullmesh_v1", "fullmesh_v2", "fullmesh", "hierarchy"
 ROUND = 4
 """Tokens of a round."""
 USUAL: long_runs.Options = {}
+
+
+def pairs(values: Sequence[Any]) -> list[Any]:
+    """Of each value and scheme; each value and each scheme in one that is not long, at least."""
+    return [
+        pytest.param(
+            value,
+            scheme,
+            marks=() if (n - k) % len(SCHEMES) == 0 else pytest.mark.long,
+            id=f"{value}-{scheme}",
+        )
+        for n, value in enumerate(values)
+        for k, scheme in enumerate(SCHEMES)
+    ]
 
 
 def case_of(scheme: str, tokens: tuple[int, ...], quantize: str | None = None, **config: Any) -> Case:
@@ -74,36 +90,34 @@ def test_scales_of_several_elements(ranks: Groups, scheme: str) -> None:
     check(ranks, replace(case, smooth=True))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"num_max_tokens_per_rank": 16},
-        {"num_max_tokens_per_rank": 16, "num_recv_tokens": "exact"},
-        {"num_recv_tokens": "exact"},
-        {"num_recv_tokens": 120},
-        {"expert_alignment": 8},
-        {"expert_alignment": 3, "num_recv_tokens": 150, "do_zero_padding": True},
-        {"layout": "padded"},
-        {"layout": "padded", "num_recv_tokens": 40},
-        {"layout": "padded", "num_max_tokens_per_rank": 13, "do_zero_padding": True},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("scheme", SCHEMES)
+AS_ASKED_FOR: list[long_runs.Options] = [
+    {"num_max_tokens_per_rank": 16},
+    {"num_max_tokens_per_rank": 16, "num_recv_tokens": "exact"},
+    {"num_recv_tokens": "exact"},
+    {"num_recv_tokens": 120},
+    {"expert_alignment": 8},
+    {"expert_alignment": 3, "num_recv_tokens": 150, "do_zero_padding": True},
+    {"layout": "padded"},
+    {"layout": "padded", "num_recv_tokens": 40},
+    {"layout": "padded", "num_max_tokens_per_rank": 13, "do_zero_padding": True},
+]
+
+
+@pytest.mark.parametrize(("options", "scheme"), pairs(AS_ASKED_FOR))
 def test_outputs_as_asked_for(ranks: Groups, scheme: str, options: long_runs.Options) -> None:
     check(ranks, case_of(scheme, (3, 4, 13, 0)), options, options)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"num_recv_tokens": "exact"},
-        {"expert_alignment": 4},
-        {"layout": "padded"},
-        {"num_max_tokens_per_rank": 4},
-    ],
-    ids=str,
+    ("options", "scheme"),
+    pairs(
+        [
+            {"num_recv_tokens": "exact"},
+            {"expert_alignment": 4},
+            {"layout": "padded"},
+            {"num_max_tokens_per_rank": 4},
+        ]
+    ),
 )
 def test_outputs_of_one_round(ranks: Groups, scheme: str, options: long_runs.Options) -> None:
     check(ranks, case_of(scheme, (4, 0), "int8"), options, options)
@@ -161,6 +175,45 @@ def masked_sums(rank: int, num_ranks: int, case: Case, dims: int) -> bool:
     if dims == 2:
         mask = torch.rand(inputs.topk_idx.shape, generator=torch.Generator().manual_seed(rank)) < 0.6
     return sums_of_both(rank, num_ranks, case, {}, {"active_mask": mask})
+
+
+@pytest.mark.parametrize("scheme", SCHEMES[:3])
+def test_special_experts_waits_and_counts(ranks: Groups, scheme: str) -> None:
+    assert ranks(2).run(with_everything, case_of(scheme, (10, 7)), timeout_s=seconds(120.0)) == [[]] * 2
+
+
+def with_everything(rank: int, num_ranks: int, case: Case) -> list[str]:
+    """What a buffer of small rounds gives otherwise than one with room for all."""
+    scheme, given_ = case.config.scheme, []
+    num_const = 0 if scheme == "fullmesh" else 1  # A2 has none
+    first = case.config.num_experts
+    ids = long_runs.inputs_of(case, rank, 0).topk_idx.clone()
+    ids[::3, 0], ids[1::3, 0] = first, first + 1
+    if num_const:
+        ids[2::3, 0] = first + 2
+    inputs = replace(long_runs.inputs_of(case, rank, 0), topk_idx=ids)
+    alphas = {f"const_expert_alpha_{n}": torch.full((1, 64), float(n)).bfloat16() for n in (1, 2)}
+    const = {**alphas, "const_expert_v": torch.ones(1, 64).bfloat16()} if num_const else {}
+    for most in (ROUND, max(case.tokens)):
+        sized = replace(case, config=replace(case.config, num_max_tokens_per_rank=most))
+        stats, waits = torch.zeros(2, dtype=torch.int32), torch.zeros(2, dtype=torch.int64)
+        numbers = {"num_zero_experts": 1, "num_copy_experts": 1, "num_const_experts": num_const}
+        with long_runs.make_buffer(sized, **numbers) as buffer:
+            output = buffer.dispatch(
+                inputs.x,
+                inputs.topk_idx,
+                inputs.topk_weights,
+                cumulative_local_expert_recv_stats=stats,
+                performance_info=waits,
+            )
+            y = long_runs.results_of(case, rank, output)
+            sums = buffer.combine(
+                y, output.handle, inputs.topk_weights, ori_x=inputs.x, performance_info=waits, **const
+            )
+        rows = long_runs.compact(output)
+        given_.append((sums, stats, rows.tokens[: output.handle.num_received()], waits > 0))
+    names = "sums", "stats", "tokens", "waits"
+    return [name for name, small, large in zip(names, *given_, strict=True) if not torch.equal(small, large)]
 
 
 @pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2"])
@@ -222,7 +275,10 @@ CAPACITY = {"num_recv_tokens": 5}
     ],
     ids=["too small everywhere", "too small on one rank", "padded", "other numbers"],
 )
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(
+    "scheme",
+    ["fullmesh_v2", *(pytest.param(s, marks=pytest.mark.long) for s in SCHEMES if s != "fullmesh_v2")],
+)
 def test_what_all_ranks_refuse_leaves_the_buffer_usable(
     ranks: Groups, scheme: str, options: list[list[long_runs.Options]], names: list[str]
 ) -> None:
@@ -290,6 +346,39 @@ def test_handles_that_are_not_as_dispatch_made_them_are_refused(ranks: Groups) -
     case = case_of("fullmesh_v1", (9, 6))
     for said in ranks(2).run(long_runs.tampered, case, timeout_s=seconds(120.0)):
         assert said == []
+
+
+@pytest.mark.parametrize("when", ["first", "later"])
+def test_a_call_that_ends_between_rounds_leaves_nobody_in_the_dark(ranks: Groups, when: str) -> None:
+    ended, told = ranks(2).run(interrupted, case_of("fullmesh_v1", (13, 2)), when, timeout_s=seconds(60.0))
+    assert ended == "KeyboardInterrupt, then the buffer is broken"
+    assert told == "rank 0 has left: dispatch number 1 ended in KeyboardInterrupt"
+
+
+def interrupted(rank: int, num_ranks: int, case: Case, when: str) -> str:
+    """What a rank that is interrupted between two rounds says, and what the other one does."""
+    with long_runs.make_buffer(case, timeout_s=seconds(3.0)) as buffer:
+        inputs = long_runs.inputs_of(case, rank, 0)
+        run, phases = Communicator.run_phase, []
+
+        def stopped(self: Communicator, variant: Any, bindings: Any, phase: Any, zone: Any = None) -> None:
+            phases.append(phase)
+            if rank == 0 and phases.count("entries") == (1 if when == "first" else 2):
+                raise KeyboardInterrupt
+            run(self, variant, bindings, phase, zone)
+
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Communicator, "run_phase", stopped)
+                long_runs.dispatched(buffer, case, inputs)
+        except KeyboardInterrupt:
+            try:
+                long_runs.dispatched(buffer, case, inputs)
+            except BufferStateError as error:
+                return "KeyboardInterrupt, then " + str(error).partition(":")[0]
+        except CommunicationTimeoutError as error:
+            return re.findall(r"rank 0 has left: [^.]*", str(error))[0].replace("number 2", "number 1")
+    return ""
 
 
 @st.composite

@@ -205,7 +205,12 @@ def steady(rank: int, num_ranks: int, name: str) -> dict[str, list[int]]:
 NOTHING = {"new outputs": [0, 0], "out": [0, 0]}
 
 
-@pytest.mark.parametrize("name", features())
+LONG = {name for name in features() if "rounds" in name or "known" in name} - {"rounds", "known routing"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.long if n in LONG else ()) for n in features()]
+)
 def test_a_steady_loop_takes_no_memory(ranks: Groups, name: str) -> None:
     assert ranks(2).run(steady, name, timeout_s=seconds(120.0)) == [NOTHING] * 2
 
