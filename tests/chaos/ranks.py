@@ -47,6 +47,10 @@ def _held(prefix: str) -> list[str]:
     return held
 
 
+TOKENS_IN_ROUNDS = 9, 4, 0, 13
+"""Of ranks whose calls have several rounds: by turns each of them has most."""
+
+
 @dataclass
 class Life:
     """One rank's way through a trial."""
@@ -64,6 +68,8 @@ class Life:
 
     def _case(self, num_ranks: int) -> Case:
         usual = small_case(num_ranks, self.trial.scheme, seed=self.trial.seed)
+        if self.trial.in_rounds:
+            usual = replace(usual, tokens=TOKENS_IN_ROUNDS[:num_ranks])
         return replace(usual, config=replace(usual.config, ranks_per_server=self.trial.ranks_per_server))
 
     def run(self) -> None:

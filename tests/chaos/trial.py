@@ -104,6 +104,10 @@ FAULTS: Mapping[str, Fault] = {
 }
 
 
+TIMED = "stop", "late"
+"""Faults that others must wait for from the beginning: not in rounds, whose plans are compiled meanwhile."""
+
+
 @dataclass(frozen=True)
 class Trial:
     """One fault, once: who is struck, when, and in what group.
@@ -117,6 +121,7 @@ class Trial:
         operator: before which.
         seed: of the inputs.
         ranks_per_server: None for one server.
+        in_rounds: ranks have more tokens than a round takes.
     """
 
     fault: str
@@ -127,6 +132,7 @@ class Trial:
     operator: Operator
     seed: int
     ranks_per_server: int | None = None
+    in_rounds: bool = False
 
     @staticmethod
     def draw(fault: str, source: random.Random) -> Trial:
@@ -143,6 +149,7 @@ class Trial:
             source.choice(FAULTS[fault].operators),
             source.randrange(1000),
             source.choice(BETWEEN_SERVERS.get(scheme, (None,))),
+            scheme != "direct" and fault not in TIMED and source.random() < 1 / 3,
         )
 
 

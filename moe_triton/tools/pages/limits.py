@@ -50,8 +50,9 @@ BUFFER_HEADER = """\
 small a value is found before anything is sent, and the message gives the value to set. AlignN(x) is x rounded
 up to a multiple of N; A is what a rank can receive at most. Where no `generation` is chosen and there are two
 formulas, the smaller result counts. On A3 a window takes exactly these bytes, and at most a megabyte besides;
-that of an `EPBuffer` has the tables of `do_expand=False`, too ([layouts](layouts.md#where-it-costs-a-copy)), and some
-kilobytes for [calls in rounds](protocol.md#rounds-of-one-call).
+that of an `EPBuffer` has the tables of `do_expand=False`, too
+([layouts](layouts.md#where-it-costs-a-copy)), and some kilobytes for
+[calls in rounds](protocol.md#rounds-of-one-call).
 On A2 it takes what its blocks need: mostly less, and in large groups more by up to 64 bytes a row, which the
 formula leaves out. The value to set covers both.
 """
