@@ -86,10 +86,7 @@ class PlacedDispatch:
             tensors = plans.with_ids_of_kernels(tensors)
         self._tensors = tensors
         self._check_request(tensors)
-        ahead = self._communicator.scheme.sends_ahead
-        # What is quantised for the round that is sent ahead takes the place of rows that stay here.
-        own = plans.bypasses(tensors) and not (ahead and row_format.is_quantized)
-        modes = plans.modes_of(tensors, row_format, own)
+        modes = plans.modes_of(tensors, row_format, plans.bypasses(tensors))
         is_announced = known is not None or request.is_announced
         modes |= {"is_routed": True, "is_placed": True, "is_announced": is_announced}
         self._plan = plans.find(DISPATCH_OF_BUFFER, DispatchOfBuffer, tensors, modes)

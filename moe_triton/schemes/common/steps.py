@@ -296,7 +296,10 @@ class DispatchSteps(Steps):
         formats = self.config.hidden, variant.row_format, variant.dtype
         self.slot = context.scheme.slot_layout.of(*formats, is_flagged=self.has_flagged_stamps)
         self.is_quantized = variant.row_format.is_quantized
-        self.packed = Placeholder("packed_results" if variant.smooth else "packed")
+        packed = "packed_results" if variant.smooth else "packed"
+        # A round that is sent ahead is packed while the one before it still has own rows to arrange.
+        ahead = variant.placed and context.scheme.sends_ahead
+        self.packed = Placeholder(f"{packed}_{zone}" if ahead else packed)
         # A rank of V1's shared expert reports its own tokens split into pieces.
         self.keeps_own_tokens = context.is_version_1 and self.config.is_shared_rank(context.rank)
         self.true_offsets = Placeholder("true_offsets" if self.keeps_own_tokens else "recv_offsets")
