@@ -338,7 +338,9 @@ class Measured:
         figures = harness.with_interval("by_hand_vs_one_call", self.ratios(link, OPERATORS))
         for operator in OPERATORS:
             figures |= harness.with_interval(f"{operator}_by_hand_vs_one_call", self.ratios(link, [operator]))
-        return figures | harness.with_interval("core_by_hand_vs_one_call", self.ratios(link, OPERATORS, "core_s"))
+        return figures | harness.with_interval(
+            "core_by_hand_vs_one_call", self.ratios(link, OPERATORS, "core_s")
+        )
 
 
 def _sums(values: Sequence[Sequence[float]]) -> list[float]:
@@ -359,7 +361,10 @@ def run(setting: Setting) -> Measured:
             }
         )
         core_s.append(
-            {name: {o: _sums([t.core_s[key] for t in per_rank]) for o, key in of.items()} for name, of in keys.items()}
+            {
+                name: {o: _sums([t.core_s[key] for t in per_rank]) for o, key in of.items()}
+                for name, of in keys.items()
+            }
         )
         shares = [
             waited / (end - begin)
