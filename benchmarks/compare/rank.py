@@ -321,7 +321,7 @@ def _in_turn(routes: Sequence[Slots]) -> Callable[[], list[Span]]:
         def run() -> None:
             for route in routes:
                 _pair(route)
-                for step, us in named(route.steps_us()).items():
+                for step, us in named(route.steps_us() or {}).items():
                     steps[step] = steps.get(step, 0.0) + us
 
         span = timed("both", run)

@@ -1,8 +1,8 @@
 """Batches as servers have them: a prefill of many tokens in one call, and the memory that a large call takes.
 
 ``python -m benchmarks.serving`` measures, ``python -m benchmarks.serving page`` writes
-docs/benchmarks-serving.md from the last run. ``--only rounds peers memory`` measures one of its parts, and keeps
-what the last run has of the others:
+docs/benchmarks-serving.md from the last run. ``--only rounds`` measures one of its parts, and keeps what the
+last run has of the others:
 
 - ``rounds``: one call of dispatch and one of combine against the same rounds by hand, each a call of its own
   whose rows nobody puts together, without a link and over paced links.

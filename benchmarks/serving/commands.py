@@ -18,6 +18,7 @@ from benchmarks.reports import machine, versions
 from benchmarks.serving import memory, peers, plots, rounds
 from benchmarks.serving import page as pages
 from benchmarks.serving.report import Report, merged, tables
+from benchmarks.serving.sizes import HIDDEN, ROUND_TOKENS, TOKENS
 from moe_triton.core.installing import install
 from moe_triton.tools.plots import write_plots
 from moe_triton.tools.progress import progress
@@ -125,9 +126,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     streams = (rounds.USUAL, rounds.OVERLAPPING)
     options.add_argument("--streams", nargs="+", choices=streams, default=list(streams), help="of rounds")
-    options.add_argument("--tokens", type=at_least(1), default=rounds.TOKENS, help="per rank")
-    options.add_argument("--round-tokens", type=at_least(1), default=rounds.ROUND_TOKENS, help="of a rank")
-    options.add_argument("--hidden", type=at_least(32), default=rounds.HIDDEN)
+    options.add_argument("--tokens", type=at_least(1), default=TOKENS, help="per rank")
+    options.add_argument("--round-tokens", type=at_least(1), default=ROUND_TOKENS, help="of a rank")
+    options.add_argument("--hidden", type=at_least(32), default=HIDDEN)
     options.add_argument("--iterations", type=at_least(1), default=20, help="of rounds, for each link")
     options.add_argument("--seconds", type=more_than(0), default=30.0, help="of peers, for each case, about")
     options.add_argument("--peer-iterations", type=at_least(1), help="instead of as many as fit --seconds")

@@ -26,6 +26,7 @@ from moe_triton import EPBuffer
 from moe_triton.processes import RankGroup
 
 ITEMSIZE = 2
+PIECE = 1024  # of tokens, in which routing is drawn
 STATUS = Path("/proc/self/status")
 # To set "VmHWM" back to what is resident now (proc_pid_clear_refs(5)).
 CLEAR_REFS, RESET_PEAK = Path("/proc/self/clear_refs"), "5"
@@ -110,9 +111,9 @@ def measure(rank: int, num_ranks: int, setting: Setting) -> Memory:
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(rank)
     x = torch.empty(setting.tokens, setting.hidden, dtype=torch.bfloat16).normal_(generator=generator)
-    # (T, K), in pieces: the scores of all tokens at once would be the largest thing that this process ever has.
-    pieces = torch.arange(setting.tokens).split(1024)
-    scores = (torch.randn(len(piece), EXPERTS, generator=generator) for piece in pieces)
+    # In pieces: scores of all tokens at once would be the largest tensor that this process ever has.
+    pieces = (min(PIECE, setting.tokens - first) for first in range(0, setting.tokens, PIECE))
+    scores = (torch.randn(piece, EXPERTS, generator=generator) for piece in pieces)
     ids = torch.cat([each.topk(TOPK, dim=1).indices.int() for each in scores])
     with EPBuffer(**sizes(1, setting.hidden), comm_alg="fullmesh_v1") as small:
         for _ in range(2):

@@ -26,8 +26,8 @@ METHOD = f"""\
 # Benchmarks of a prefill
 
 A batch that is larger than what a buffer takes in one round, T {TOKENS:,} where a round has {ROUND_TOKENS}
-(H {HIDDEN}, K {TOPK}, {EXPERTS} experts, uniform routing), in one call of dispatch and one of combine; and the
-memory of a larger one. `python -m benchmarks.serving page` writes this page; nothing in it was typed in.
+(H {HIDDEN}, K {TOPK}, {EXPERTS} experts, uniform routing), in one call of dispatch and one of combine; and
+the memory of a larger one. `python -m benchmarks.serving page` writes this page; nothing in it was typed in.
 
 ## What is compared
 
@@ -39,8 +39,8 @@ memory of a larger one. `python -m benchmarks.serving page` writes this page; no
   long as the operator's other work takes by hand without a link. A sender is ahead of it by a small share of
   a call's bytes, or by two rounds.
 - **Streams**: a buffer as it comes (*usual*) runs one launch after the other; *overlapping* has a block that
-  communicates while another one computes (`num_blocks=2, Tuning(communication_blocks=1)`), by which parts of a
-  round overlap by hand.
+  communicates while another one computes (`num_blocks=2, Tuning(communication_blocks=1)`), by which parts of
+  a round overlap by hand. Of these nothing is asked.
 - **Peers** get the whole batch at once ([their page](benchmarks.md#what-is-compared)). Asked is {VS_GLOO} of
   gloo's all-to-all-v, {VS_MPI} of the best of Open MPI's routes, and {OF_MEMCPY} of memcpy of the bytes that
   slots move, counted as there.
@@ -48,10 +48,10 @@ memory of a larger one. `python -m benchmarks.serving page` writes this page; no
   at most, against outputs, window and rows of two rounds.
 
 Answers of experts are there beforehand. Both ways give the same bits, and so do peers that sum in the same
-order; this is checked before and after. Routes run in random order in each iteration; a time is the last rank
-out minus the first rank in. Ratios are taken inside an iteration; shown are their medians with 95 % intervals.
-In parentheses: cores were shared, so that the figure tells of the machine and not of the code; the cores'
-time, of all ranks together, hardly changes by that.
+order; this is checked before and after. Routes run in random order in each iteration; a time is the last
+rank out minus the first rank in. Ratios are taken inside an iteration; shown are their medians with 95 %
+intervals. In parentheses: cores were shared, so that the figure tells of the machine and not of the code.
+Core time, of all ranks together, hardly changes by that.
 
 ## How to repeat it
 

@@ -94,8 +94,10 @@ def _cells(figures: Mapping[str, float], metric: str, is_shared: bool) -> tuple[
     return marked(f"{figures[metric]:.2f}", is_shared), interval_text(figures, metric)
 
 
-def target_of(link: rounds.Link) -> Target | None:
+def target_of(setting: rounds.Setting, link: rounds.Link) -> Target | None:
     """What is asked of both operators over a link."""
+    if setting.streams != rounds.USUAL:
+        return None
     if not link.wire:
         return WITHOUT_LINK
     return OVER_LINK if link.wire == ASKED_WIRE else None
@@ -116,7 +118,7 @@ def rounds_table(report: Report) -> TextTable:
             figures, is_shared = measured.figures(number), measured.is_shared[number]
             cells = [each for metric in metrics.values() for each in _cells(figures, metric, is_shared)]
             about = (str(setting.ranks), setting.rows or "bf16", setting.streams, str(link))
-            rows.append((*about, *cells, _verdict(target_of(link), figures[BOTH])))
+            rows.append((*about, *cells, _verdict(target_of(setting, link), figures[BOTH])))
     columns = [numbers("ranks"), names("rows"), names("streams"), names("link")]
     for name in metrics:
         columns += [numbers(name), numbers("95 %", alone=f"{name}, 95 %")]

@@ -318,8 +318,8 @@ class Measured:
     """
 
     setting: Setting
-    seconds: list[dict[str, dict[str, list[float]]]]
-    core_s: list[dict[str, dict[str, list[float]]]]
+    seconds: list[dict[str, dict[Operator, list[float]]]]
+    core_s: list[dict[str, dict[Operator, list[float]]]]
     is_shared: list[bool]
 
     @staticmethod
@@ -327,7 +327,7 @@ class Measured:
         """The inverse of ``dataclasses.asdict`` and JSON."""
         return Measured(**{**loaded, "setting": Setting.from_json(loaded["setting"])})
 
-    def ratios(self, link: int, operators: Sequence[str], of: str = "seconds") -> list[float]:
+    def ratios(self, link: int, operators: Sequence[Operator], of: str = "seconds") -> list[float]:
         """By hand over one call, in each iteration; of several operators, of their sum."""
         by_route = getattr(self, of)[link]
         hand, one = (_sums([by_route[name][each] for each in operators]) for name in (BY_HAND, ONE_CALL))

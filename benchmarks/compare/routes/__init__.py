@@ -44,9 +44,11 @@ class Buffers:
         num_ranks, left = dist.get_world_size(), MEMORY_SHARE * _memory_bytes()
         for name in sorted(names, key=list(COMM_ALGS).index):
             comm_alg = COMM_ALGS[name]
-            how = {"num_max_tokens_per_rank": num_tokens, "product": product_of(comm_alg)}
-            how |= {"hidden": hidden, "num_topk": TOPK, "num_experts": EXPERTS}
-            sizes = how | {"comm_alg": comm_alg}
+            sizes: dict[str, Any] = {
+                **{"num_max_tokens_per_rank": num_tokens, "hidden": hidden},
+                **{"num_topk": TOPK, "num_experts": EXPERTS},
+                **{"product": product_of(comm_alg), "comm_alg": comm_alg},
+            }
             num_bytes = num_ranks * EPBuffer.get_buffer_size_hint(num_ranks, **sizes)
             left -= num_bytes
             if name == SPARED and left < 0:
