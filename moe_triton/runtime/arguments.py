@@ -184,7 +184,8 @@ def check_handle(handle: DispatchHandle, buffer_id: int, communicator: Communica
             "DispatchOutput, as in combine(y, output.handle, topk_weights).",
             code=INVALID_ARGUMENT,
         )
-    handle_fields = {name: _field(handle, name) for name in HANDLE_FIELDS}
+    names = [name for name in HANDLE_FIELDS if name not in handle.made_when_read]
+    handle_fields = {name: _field(handle, name) for name in names}
     for name in ("buffer_id", "number"):
         check_integer(f"handle.{name}", handle_fields[name])
     if handle_fields["buffer_id"] != buffer_id:
@@ -201,7 +202,7 @@ def check_handle(handle: DispatchHandle, buffer_id: int, communicator: Communica
         )
     check_choice("handle.dtype", handle_fields["dtype"], TOKEN_DTYPES)
     for name in KEPT_TENSORS:
-        if handle_fields[name] is None:  # what else it may be, plans look at
+        if handle_fields.get(name, ...) is None:  # what else it may be, plans look at
             raise ArgumentError(
                 f"handle.{name}", None, "it is needed", "Pass output.handle.", code=NULL_ARGUMENT
             )
