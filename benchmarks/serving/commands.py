@@ -98,7 +98,7 @@ def _round_settings(options: argparse.Namespace) -> list[rounds.Setting]:
     found = []
     for streams in options.streams:
         for ranks in options.ranks if streams == rounds.USUAL else [fewest]:
-            links = rounds.LINKS if ranks == fewest else rounds.LINKS[:1]
+            links = rounds.LINKS if ranks == fewest and not options.quick else rounds.LINKS[:1]
             for name in options.rows:
                 setting = rounds.Setting(
                     ranks,
@@ -146,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
 def _make_quick(options: argparse.Namespace) -> None:
     options.ranks, options.tokens, options.round_tokens, options.hidden = [2], 40, 16, 512
     options.iterations, options.peer_iterations, options.without_mpi = 1, 1, True
+    options.streams = [rounds.USUAL]
 
 
 COMMANDS = {"run": run, "page": page}
