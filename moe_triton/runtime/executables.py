@@ -97,6 +97,8 @@ Phase = Literal[
     "entries",
     "fill",
     "refill",
+    "fill_ahead",
+    "refill_ahead",
     "late_fill",
     "gather",
 ]

@@ -219,7 +219,8 @@ class Scheme(SchemeFacts):
 
         Args:
             name: a method of what builds its plans: "routing", "announce", "hear", "starts", "count", "rows",
-                "entries", "fill", "refill" or "late_fill" of a dispatch, "gather" of a combine.
+                "entries", "fill", "refill", "fill_ahead", "refill_ahead" or "late_fill" of a dispatch,
+                "gather" of a combine.
             variant: what it is specialised for.
             zone: that it is built for; 0 where kernels look it up.
         """

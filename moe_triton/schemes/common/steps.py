@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from operator import attrgetter
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from moe_triton.core import traffic
 from moe_triton.core.ascendc import DISPATCH_WAIT, POST_STATUS
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
-from moe_triton.core.plan import Launch, Part, Placeholder, Plan, Stream, Value, joined
+from moe_triton.core.plan import NEXT, OF_ROUND, Launch, Part, Placeholder, Plan, Stream, Value, joined
 from moe_triton.core.records import CALL_HEADER, TRAFFIC
 from moe_triton.core.region import REGION_DIMS, Region
 from moe_triton.kernels.arrange import arrange_kernel
@@ -47,6 +48,17 @@ def tokens_of(part: int, parts: int) -> dict[str, Value]:
 def matching(kernel: AscendCKernel, values: dict[str, Value]) -> dict[str, Value]:
     """What a kernel has arguments for, of values by argument name."""
     return {arg.name: values[arg.name] for arg in kernel.args if arg.name in values}
+
+
+def of_next_round(launch: Launch) -> Launch:
+    """The same launch on what the round behind this one binds."""
+
+    def renamed(value: Value) -> Value:
+        if isinstance(value, Placeholder) and value.name in OF_ROUND:
+            return replace(value, name=f"{NEXT}{value.name}")
+        return value
+
+    return replace(launch, values=tuple(map(renamed, launch.values)))
 
 
 class Steps:
