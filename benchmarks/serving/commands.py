@@ -70,7 +70,7 @@ def _measured(options: argparse.Namespace) -> Report:
     ranks = options.ranks if "peers" in options.only else []
     with progress("parts", len(settings) + len(ranks) + ("memory" in options.only)) as work:
         for setting in settings:
-            work.begin(f"rounds: {setting.ranks} ranks, {setting.rows or 'bf16'}, {setting.streams}")
+            work.begin(f"rounds: {setting.ranks} ranks, {setting.rows or 'bf16'}")
             report.rounds.append(rounds.run(setting))
             work.advance()
         for number in ranks:
@@ -93,25 +93,22 @@ def _measured(options: argparse.Namespace) -> Report:
 
 
 def _round_settings(options: argparse.Namespace) -> list[rounds.Setting]:
-    """Every number of ranks and kind of rows; streams that overlap where ranks have cores of their own."""
-    fewest = min(options.ranks)
-    found = []
-    for streams in options.streams:
-        for ranks in options.ranks if streams == rounds.USUAL else [fewest]:
-            links = rounds.LINKS if ranks == fewest and not options.quick else rounds.LINKS[:1]
-            for name in options.rows:
-                setting = rounds.Setting(
-                    ranks,
-                    ROWS[name],
-                    options.iterations,
-                    streams,
-                    options.tokens,
-                    options.round_tokens,
-                    options.hidden,
-                    links,
-                    options.real_time and ranks == fewest,
-                )
-                found.append(setting)
+    """Every number of ranks and kind of rows; links where ranks have cores of their own."""
+    fewest, found = min(options.ranks), []
+    for ranks in options.ranks:
+        links = rounds.LINKS if ranks == fewest and not options.quick else rounds.LINKS[:1]
+        for name in options.rows:
+            setting = rounds.Setting(
+                ranks,
+                ROWS[name],
+                options.iterations,
+                options.tokens,
+                options.round_tokens,
+                options.hidden,
+                links,
+                options.real_time and ranks == fewest,
+            )
+            found.append(setting)
     return found
 
 
@@ -124,8 +121,6 @@ def _parser() -> argparse.ArgumentParser:
     options.add_argument(
         "--rows", nargs="+", choices=ROWS, default=list(ROWS), help="how they are dispatched"
     )
-    streams = (rounds.USUAL, rounds.OVERLAPPING)
-    options.add_argument("--streams", nargs="+", choices=streams, default=list(streams), help="of rounds")
     options.add_argument("--tokens", type=at_least(1), default=TOKENS, help="per rank")
     options.add_argument("--round-tokens", type=at_least(1), default=ROUND_TOKENS, help="of a rank")
     options.add_argument("--hidden", type=at_least(32), default=HIDDEN)
@@ -146,7 +141,6 @@ def _parser() -> argparse.ArgumentParser:
 def _make_quick(options: argparse.Namespace) -> None:
     options.ranks, options.tokens, options.round_tokens, options.hidden = [2], 40, 16, 512
     options.iterations, options.peer_iterations, options.without_mpi = 1, 1, True
-    options.streams = [rounds.USUAL]
 
 
 COMMANDS = {"run": run, "page": page}

@@ -7,6 +7,7 @@ from pathlib import Path
 from benchmarks.reports import EMPTY, FIGURES, image_line, machine_lines, table_lines, write_page
 from benchmarks.serving import plots
 from benchmarks.serving.report import Report, memory_table, peers_table, rounds_table
+from benchmarks.serving.rounds import RATIOS
 from benchmarks.serving.sizes import (
     HIDDEN,
     OF_MEMCPY,
@@ -31,16 +32,16 @@ the memory of a larger one. `python -m benchmarks.serving page` writes this page
 
 ## What is compared
 
-- **Rounds by hand**: a dispatch for each round, then a combine for each of their handles, on the same buffer.
-  Nobody puts the rows of those dispatches together, which one call has done: its rows lie in the order of
-  one large round. Asked is {WITHOUT_LINK} without a link, and {OVER_LINK} where a paced link takes as long
-  as arranging.
+- **Rounds by hand**: a dispatch for each round, then a combine for each of their handles. Nobody puts the
+  rows of those dispatches together, which one call has done: its rows lie in the order of one large round.
+  On the same buffer, and without a link, {WITHOUT_LINK} is asked.
 - **The link** sleeps in senders, as in [overlapping parts](speed.md#whether-parts-overlap): so many times as
   long as the operator's other work takes by hand without a link. A sender is ahead of it by a small share of
   a call's bytes, or by two rounds.
-- **Streams**: a buffer as it comes (*usual*) runs one launch after the other; *overlapping* has a block that
-  communicates while another one computes (`num_blocks=2, Tuning(communication_blocks=1)`), by which parts of
-  a round overlap by hand. Of these nothing is asked.
+- **Beside computing**: a buffer as it comes runs one launch after the other, so that nothing is hidden. With
+  `num_blocks=2, Tuning(communication_blocks=1)` a block communicates while another one computes: by hand
+  parts of a round overlap, in one call a round and the next one. Of such a call {OVER_LINK} is asked against
+  rounds by hand on a buffer as it comes, where the link takes as long as arranging.
 - **Peers** get the whole batch at once ([their page](benchmarks.md#what-is-compared)). Asked is {VS_GLOO} of
   gloo's all-to-all-v, {VS_MPI} of the best of Open MPI's routes, and {OF_MEMCPY} of memcpy of the bytes that
   slots move, counted as there.
@@ -78,7 +79,9 @@ def text(run: Path, figures: Path) -> str:
     parts = [METHOD, *machine_lines(report.machine, report.versions)]
     parts += [image_line("One call against its rounds by hand, and against peers", plots.NAME)]
     if report.rounds:
-        parts += ["## Rounds by hand\n", *_table(rounds_table(report))]
+        parts += ["## Rounds by hand\n"]
+        for metric in RATIOS:
+            parts += _table(rounds_table(report, metric))
     if report.samples:
         parts += ["## Peers\n", *_table(peers_table(report))]
         parts += [*(f"- {line}" for line in report.absences()), ""]

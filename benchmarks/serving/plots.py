@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.compare.figures import Samples
 from benchmarks.serving import peers
-from benchmarks.serving.report import BOTH, Report
+from benchmarks.serving.report import BOTH, OVERLAPPING, Report
 from benchmarks.serving.sizes import OF_MEMCPY
 from moe_triton.tools.plots import COLOURS, draw, legend
 
@@ -31,17 +31,16 @@ def _rounds(axis: Any, report: Report) -> None:
     axis.axhline(1.0, color="black", linewidth=0.8)
     for measured, colour in zip(report.rounds, COLOURS, strict=False):
         links = [(n, link) for n, link in enumerate(measured.setting.links) if not link.rounds_ahead]
-        found = [measured.figures(n) for n, _ in links]
-        middle = [each[BOTH] for each in found]
-        reach = [
-            [each[BOTH] - each[f"{BOTH}_low"] for each in found],
-            [each[f"{BOTH}_high"] - each[BOTH] for each in found],
-        ]
-        setting = measured.setting
-        streams = "" if setting.streams == "usual" else f", {setting.streams}"
-        label = f"W {setting.ranks}, {setting.rows or 'bf16'}{streams}"
-        wires = [link.wire for _, link in links]
-        axis.errorbar(wires, middle, reach, fmt="o-", color=colour, label=label, capsize=2, linewidth=1)
+        wires, found = [link.wire for _, link in links], [measured.figures(n) for n, _ in links]
+        label = f"W {measured.setting.ranks}, {measured.setting.rows or 'bf16'}"
+        for metric, style, how in ((BOTH, "o-", ""), (OVERLAPPING, "s--", ", beside computing")):
+            middle = [each[metric] for each in found]
+            reach = [
+                [each[metric] - each[f"{metric}_low"] for each in found],
+                [each[f"{metric}_high"] - each[metric] for each in found],
+            ]
+            lines = {"color": colour, "label": label + how, "capsize": 2, "linewidth": 1}
+            axis.errorbar(wires, middle, reach, fmt=style, **lines)
     axis.set(xlabel="sleep of senders, of other work (0: no link)", title="rounds by hand / one call")
     axis.set_ylim(bottom=0)
 

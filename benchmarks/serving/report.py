@@ -16,7 +16,13 @@ from benchmarks.serving import memory, peers, rounds
 from benchmarks.serving.sizes import OVER_LINK, WITHOUT_LINK
 from moe_triton.tools.text_table import TextTable, names, numbers
 
-BOTH = "by_hand_vs_one_call"
+BOTH, OVERLAPPING = "by_hand_vs_one_call", "by_hand_vs_overlapping"
+TITLES = {
+    BOTH: "Rounds by hand over one call, on the same buffer",
+    "overlapping_vs_overlapping": "The same on a buffer that communicates beside computing",
+    OVERLAPPING: "Rounds by hand on a buffer as it comes, over one call that communicates beside computing",
+}
+"""Of the tables of ratios, by metric."""
 ASKED_WIRE = 1.0
 """The link at which something is asked: it takes as long as arranging."""
 
@@ -64,7 +70,7 @@ class Report:
         for measured in self.rounds:
             for number, link in enumerate(measured.setting.links):
                 case: dict[str, object] = {"figure": "rounds", **_sizes(measured.setting)}
-                case |= {"rows": measured.setting.rows or "bf16", "streams": measured.setting.streams}
+                case["rows"] = measured.setting.rows or "bf16"
                 case |= {"wire": link.wire, "rounds_ahead": link.rounds_ahead}
                 case["shared"] = measured.is_shared[number]
                 records += records_of("serving", case, measured.figures(number))
@@ -94,36 +100,29 @@ def _cells(figures: Mapping[str, float], metric: str, is_shared: bool) -> tuple[
     return marked(f"{figures[metric]:.2f}", is_shared), interval_text(figures, metric)
 
 
-def target_of(setting: rounds.Setting, link: rounds.Link) -> Target | None:
-    """What is asked of both operators over a link."""
-    if setting.streams != rounds.USUAL:
-        return None
-    if not link.wire:
+def target_of(metric: str, link: rounds.Link) -> Target | None:
+    """What is asked of both operators over a link: over one that takes time, of a buffer that overlaps."""
+    if metric == BOTH and not link.wire:
         return WITHOUT_LINK
-    return OVER_LINK if link.wire == ASKED_WIRE else None
+    return OVER_LINK if metric == OVERLAPPING and link.wire == ASKED_WIRE else None
 
 
-def rounds_table(report: Report) -> TextTable:
-    """Every link, numbers of ranks and kind of rows."""
-    metrics = {
-        "dispatch": f"dispatch_{BOTH}",
-        "combine": f"combine_{BOTH}",
-        "both": BOTH,
-        "core": f"core_{BOTH}",
-    }
+def rounds_table(report: Report, metric: str) -> TextTable:
+    """One ratio over every link, numbers of ranks and kind of rows."""
+    shown = {"dispatch": f"dispatch_{metric}", "combine": f"combine_{metric}", "both": metric}
+    shown["core"] = f"core_{metric}"
     rows = []
     for measured in report.rounds:
         setting = measured.setting
         for number, link in enumerate(setting.links):
             figures, is_shared = measured.figures(number), measured.is_shared[number]
-            cells = [each for metric in metrics.values() for each in _cells(figures, metric, is_shared)]
-            about = (str(setting.ranks), setting.rows or "bf16", setting.streams, str(link))
-            rows.append((*about, *cells, _verdict(target_of(setting, link), figures[BOTH])))
-    columns = [numbers("ranks"), names("rows"), names("streams"), names("link")]
-    for name in metrics:
+            cells = [each for name in shown.values() for each in _cells(figures, name, is_shared)]
+            about = (str(setting.ranks), setting.rows or "bf16", str(link))
+            rows.append((*about, *cells, _verdict(target_of(metric, link), figures[metric])))
+    columns = [numbers("ranks"), names("rows"), names("link")]
+    for name in shown:
         columns += [numbers(name), numbers("95 %", alone=f"{name}, 95 %")]
-    title = "Rounds by hand over one call: times of each operator and of both, and the cores' time of both"
-    return TextTable((*columns, names("asked of both")), rows, title)
+    return TextTable((*columns, names("asked of both")), rows, TITLES[metric])
 
 
 def peers_table(report: Report) -> TextTable:
@@ -168,7 +167,7 @@ def tables(report: Report) -> list[TextTable]:
     """All that there is to show."""
     shown = []
     if report.rounds:
-        shown.append(rounds_table(report))
+        shown += [rounds_table(report, metric) for metric in rounds.RATIOS]
     if report.samples:
         shown.append(peers_table(report))
     if report.memory is not None:

@@ -10,10 +10,11 @@ as the operator's other work takes by hand without a link. That is arranging, of
 as there, a small share of a call's bytes, or holds two rounds, so that a sender is through with a round
 before the link is.
 
-Buffers are as they come (``usual``), or send and compute beside each other (``overlapping``), in which parts
-of a round overlap by hand. Routes run in random order in each iteration, and each operator begins with all
-ranks. A time is the last rank out minus the first rank in; beside it is what all ranks took of their cores,
-which other work on the machine hardly changes.
+Both ways run on a buffer as it comes, one launch after the other, and on one that sends and computes beside
+each other: there parts of a round overlap by hand, and one round with the next in one call. Routes run in
+random order in each iteration, and each operator begins with all ranks. A time is the last rank out minus the
+first rank in; beside it is what all ranks took of their cores, which other work on the machine hardly
+changes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -43,8 +44,16 @@ from moe_triton.starting_line import StartingLine
 Operator = Literal["dispatch", "combine"]
 OPERATORS: tuple[Operator, ...] = ("dispatch", "combine")
 ONE_CALL, BY_HAND = "one call", "by hand"
-ROUTES = (ONE_CALL, BY_HAND)
-USUAL, OVERLAPPING = "usual", "overlapping"
+OVERLAPPING = "overlapping "
+"""Before the names of routes on a buffer that communicates beside computing."""
+ROUTES = (ONE_CALL, BY_HAND, OVERLAPPING + ONE_CALL, OVERLAPPING + BY_HAND)
+BESIDE: dict[str, Any] = {"num_blocks": 2, "tuning": Tuning(communication_blocks=1)}
+RATIOS = {
+    "by_hand_vs_one_call": (BY_HAND, ONE_CALL),
+    "overlapping_vs_overlapping": (OVERLAPPING + BY_HAND, OVERLAPPING + ONE_CALL),
+    "by_hand_vs_overlapping": (BY_HAND, OVERLAPPING + ONE_CALL),
+}
+"""Over which routes' times others are held, by metric."""
 WARM_UP = 3
 M_MMAP_MAX = -4  # of glibc's malloc.h
 
@@ -77,7 +86,6 @@ class Setting:
     Attributes:
         ranks, tokens, round_tokens, hidden: W, T, B, H.
         rows: how they are dispatched: "" or "int8".
-        streams: `USUAL` or `OVERLAPPING`.
         links: one after the other.
         iterations: of each.
         real_time: before other processes on the same cores.
@@ -86,7 +94,6 @@ class Setting:
     ranks: int
     rows: str
     iterations: int
-    streams: str = USUAL
     tokens: int = TOKENS
     round_tokens: int = ROUND_TOKENS
     hidden: int = HIDDEN
@@ -157,10 +164,10 @@ class OneCall:
         """Sends all tokens."""
         self._received = self._buffer.dispatch(self._inputs.x, self._inputs.ids, quantize=self._quantize)
 
-    def combine(self) -> torch.Tensor:
+    def combine(self) -> list[torch.Tensor]:
         """Combines what the experts answered, and lets go of what they had."""
         handle, self._received = self._received.handle, None
-        return self._buffer.combine(self._inputs.answers, handle, self._inputs.weights)
+        return [self._buffer.combine(self._inputs.answers, handle, self._inputs.weights)]
 
     def rows(self, inputs: Inputs) -> list[torch.Tensor]:
         """What the last dispatch brought, by round."""
@@ -192,19 +199,22 @@ class ByHand:
         return [each.tokens[: len(y)] for each, y in zip(self._received, inputs.of_round, strict=True)]
 
 
-def check(one: OneCall, hand: ByHand, inputs: Inputs) -> None:
-    """Runs both.
+def check(routes: Mapping[str, OneCall | ByHand], inputs: Inputs) -> None:
+    """Runs all.
 
     Raises:
-        AssertionError: they give different bits.
+        AssertionError: one gives other bits than by hand.
     """
-    one.dispatch()
-    hand.dispatch()
-    pairs = zip(one.rows(inputs), hand.rows(inputs), strict=True)
-    if not all(torch.equal(mine, theirs) for mine, theirs in pairs):
-        raise AssertionError("one call brings other rows than its rounds by hand: nothing to compare")
-    if not torch.equal(one.combine(), torch.cat(hand.combine())):
-        raise AssertionError("one call has other sums than its rounds by hand: nothing to compare")
+    reference = routes[BY_HAND]
+    for name, route in routes.items():
+        reference.dispatch()
+        route.dispatch()
+        pairs = zip(route.rows(inputs), reference.rows(inputs), strict=True)
+        if not all(torch.equal(mine, theirs) for mine, theirs in pairs):
+            raise AssertionError(f"{name} brings other rows: nothing to compare")
+        wanted = torch.cat(reference.combine())
+        if route is not reference and not torch.equal(torch.cat(route.combine()), wanted):
+            raise AssertionError(f"{name} has other sums: nothing to compare")
 
 
 @dataclass(frozen=True)
@@ -232,33 +242,35 @@ def measure(rank: int, num_ranks: int, setting: Setting) -> Times:
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
     usual = os.sched_getscheduler(0), os.sched_getparam(0)
     inputs = Inputs.random(rank, setting)
-    streams: dict[str, Any] = {}
-    if setting.streams == OVERLAPPING:
-        streams = {"num_blocks": 2, "tuning": Tuning(communication_blocks=1)}
+    quantize, size = setting.rows or None, setting.round_tokens
     line, shuffle = StartingLine(), random.Random(0)  # the same on every rank
     times = Times({}, {}, {})
     with ExitStack() as stack:
         link = stack.enter_context(paced(PacedLink(FAST)))
-        how = sizes(setting.round_tokens, setting.hidden) | {"comm_alg": "fullmesh_v1"} | streams
-        buffer = stack.enter_context(EPBuffer(**how))
-        one = OneCall(buffer, inputs, setting.rows or None)
-        hand = ByHand(buffer, inputs, setting.rows or None, setting.round_tokens)
+        routes: dict[str, OneCall | ByHand] = {}
+        usual_buffer, beside = (
+            stack.enter_context(EPBuffer(**sizes(size, setting.hidden), comm_alg="fullmesh_v1", **how))
+            for how in ({}, BESIDE)
+        )
+        for before, buffer in (("", usual_buffer), (OVERLAPPING, beside)):
+            routes[before + ONE_CALL] = OneCall(buffer, inputs, quantize)
+            routes[before + BY_HAND] = ByHand(buffer, inputs, quantize, size)
         for _ in range(WARM_UP):  # makes all plans: one for each zone
-            check(one, hand, inputs)
+            check(routes, inputs)
         if setting.real_time:
             keep_others_out()
-        loads = _calibrated(buffer, hand, link, line, setting)
+        loads = _calibrated(usual_buffer, routes[BY_HAND], link, line)
         for number, each in enumerate(setting.links):
             for iteration in range(1 + setting.iterations):
                 for name in shuffle.sample(ROUTES, len(ROUTES)):
                     for operator in OPERATORS:
                         _pace(link, each, loads[operator], setting.rounds)
-                        call = getattr({ONE_CALL: one, BY_HAND: hand}[name], operator)
+                        call = getattr(routes[name], operator)
                         line.wait()
                         _time(times, (number, name, operator), call, is_kept=iteration > 0)
         os.sched_setscheduler(0, *usual)
         link.set(FAST)
-        check(one, hand, inputs)
+        check(routes, inputs)
     os.sched_setaffinity(0, cores)
     return times
 
@@ -287,7 +299,7 @@ CALIBRATION = 5
 
 
 def _calibrated(
-    buffer: EPBuffer, hand: ByHand, link: PacedLink, line: StartingLine, setting: Setting
+    buffer: EPBuffer, hand: OneCall | ByHand, link: PacedLink, line: StartingLine
 ) -> dict[Operator, Load]:
     """What the operators by hand are without a link, all rounds together. Collective."""
     samples: dict[Operator, list[tuple[float, float, float]]] = {operator: [] for operator in OPERATORS}
@@ -327,20 +339,25 @@ class Measured:
         """The inverse of ``dataclasses.asdict`` and JSON."""
         return Measured(**{**loaded, "setting": Setting.from_json(loaded["setting"])})
 
-    def ratios(self, link: int, operators: Sequence[Operator], of: str = "seconds") -> list[float]:
-        """By hand over one call, in each iteration; of several operators, of their sum."""
+    def ratios(
+        self, link: int, metric: str, operators: Sequence[Operator] = OPERATORS, of: str = "seconds"
+    ) -> list[float]:
+        """One of `RATIOS` in each iteration; of several operators, of their sum."""
         by_route = getattr(self, of)[link]
-        hand, one = (_sums([by_route[name][each] for each in operators]) for name in (BY_HAND, ONE_CALL))
-        return [a / b for a, b in zip(hand, one, strict=True)]
+        over, under = (_sums([by_route[name][each] for each in operators]) for name in RATIOS[metric])
+        return [a / b for a, b in zip(over, under, strict=True)]
 
     def figures(self, link: int) -> dict[str, float]:
         """Medians with their intervals: of both operators, of each, and of core time."""
-        figures = harness.with_interval("by_hand_vs_one_call", self.ratios(link, OPERATORS))
-        for operator in OPERATORS:
-            figures |= harness.with_interval(f"{operator}_by_hand_vs_one_call", self.ratios(link, [operator]))
-        return figures | harness.with_interval(
-            "core_by_hand_vs_one_call", self.ratios(link, OPERATORS, "core_s")
-        )
+        figures: dict[str, float] = {}
+        for metric in RATIOS:
+            figures |= harness.with_interval(metric, self.ratios(link, metric))
+            for operator in OPERATORS:
+                of_one = self.ratios(link, metric, [operator])
+                figures |= harness.with_interval(f"{operator}_{metric}", of_one)
+            of_cores = self.ratios(link, metric, of="core_s")
+            figures |= harness.with_interval(f"core_{metric}", of_cores)
+        return figures
 
 
 def _sums(values: Sequence[Sequence[float]]) -> list[float]:

@@ -93,7 +93,6 @@ Phase = Literal[
     "hear",
     "starts",
     "count",
-    "rows",
     "entries",
     "fill",
     "refill",

@@ -218,7 +218,7 @@ class Scheme(SchemeFacts):
         """The plan of one phase of an operator in rounds.
 
         Args:
-            name: a method of what builds its plans: "routing", "announce", "hear", "starts", "count", "rows",
+            name: a method of what builds its plans: "routing", "announce", "hear", "starts", "count",
                 "entries", "fill", "refill", "fill_ahead", "refill_ahead" or "late_fill" of a dispatch,
                 "gather" of a combine.
             variant: what it is specialised for.

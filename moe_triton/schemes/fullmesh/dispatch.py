@@ -81,13 +81,8 @@ class Dispatch(DispatchSteps):
         """Of a call in rounds: sends a round, and waits until it is known what has come of it."""
         return self.plan([*self._until_sent(self._receive(1, is_same_launch=True))], phase="count")
 
-    def rows(self) -> Plan:
-        """Of a call in rounds: rows of a round, for slots that nobody looks at before `entries`."""
-        steps = [*self.before_routing(), *self.route_or_pack()]
-        return self.plan([*steps, self._send_rows(0, 1, posts=False)], phase="rows")
-
     def fill_ahead(self) -> Plan:
-        """Of a call in rounds: `fill`, beside the `rows` of the round behind it."""
+        """Of a call in rounds: `fill`, beside rows of the next round: nobody looks for them before `entries`."""
         return self._beside_next([self.find_places()], "fill ahead")
 
     def refill_ahead(self) -> Plan:
@@ -109,7 +104,7 @@ class Dispatch(DispatchSteps):
         return self.plan(launches, self.context.overlaps, phase)
 
     def entries(self) -> Plan:
-        """Of a call in rounds: what follows the `rows` of a round once the one before it is arranged."""
+        """Of a call in rounds: what follows rows that were sent ahead, once the round before is arranged."""
         phases = [self._send_rows(0, 1, sends=False), *self._receive(1, is_same_launch=True)]
         return self.plan(joined(phases, FUSED), phase="entries")
 
