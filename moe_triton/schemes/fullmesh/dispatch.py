@@ -82,7 +82,7 @@ class Dispatch(DispatchSteps):
         return self.plan([*self._until_sent(self._receive(1, is_same_launch=True))], phase="count")
 
     def fill_ahead(self) -> Plan:
-        """Of a call in rounds: `fill`, beside rows of the next round: nobody looks for them before `entries`."""
+        """Of a call in rounds: `fill`, beside rows of the next round, whose `entries` follow."""
         return self._beside_next([self.find_places()], "fill ahead")
 
     def refill_ahead(self) -> Plan:
