@@ -97,6 +97,7 @@ bench: $(VENV)/.installed $(VENV)/.bench
 	$(BIN)/python -m benchmarks.decode
 	$(BIN)/python -m benchmarks.operators
 	$(BIN)/python -m benchmarks.balance
+	$(BIN)/python -m benchmarks.serving
 	$(BIN)/python -m benchmarks.moves
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.python_time

@@ -9,6 +9,7 @@ from __future__ import annotations
 import timeit
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -22,6 +23,11 @@ from moe_triton.processes import RankGroup
 from moe_triton.tools.progress import progress
 
 BUDGET_US = {"dispatch": 10.0, "dispatch and combine": 20.0, "EPBuffer": 60.0}
+BUDGET_OF_OPTION_US = 10.0
+"""Of what an option adds to a plain pair."""
+PLAIN, WITH = "EPBuffer, dispatch and combine, fullmesh_v1", "EPBuffer with "
+EARLIER: Any = object()
+"""Stands for what an earlier dispatch of the same buffer gave."""
 # Short repeats and many: the machine has slow phases, and the fastest repeat is to lie between them.
 CALLS, REPEATS = 20, 2000
 
@@ -43,14 +49,16 @@ def measure(rank: int, num_ranks: int, tokens: int) -> dict[str, float]:
 
     routes: dict[str, Callable[[], object]] = {"dispatch": dispatch, "dispatch and combine": both}
     communicators = []
-    some = torch.ones(tokens, dtype=torch.bool)
     per_rank = EPBuffer(num_max_tokens_per_rank=tokens, **SIZES, comm_alg="fullmesh_v1")
     routes["EPBuffer, one row for each rank, fullmesh_v1"] = _per_rank(per_rank, inputs)
     communicators.append(per_rank._communicator)
-    for scheme, mask in (("fullmesh_v1", None), ("direct", None), ("fullmesh_v1", some)):
+    for scheme in ("fullmesh_v1", "direct"):
         buffer = EPBuffer(num_max_tokens_per_rank=tokens, **SIZES, comm_alg=scheme)
-        name = "EPBuffer, dispatch and combine" if mask is None else "EPBuffer with a mask"  # not native
-        routes[f"{name}, {scheme}"] = _pair(buffer, inputs, mask)
+        routes[f"EPBuffer, dispatch and combine, {scheme}"] = _pair(buffer, inputs)
+        communicators.append(buffer._communicator)
+    for name, options in with_options(inputs, num_ranks).items():
+        buffer = EPBuffer(num_max_tokens_per_rank=tokens, **SIZES, comm_alg="fullmesh_v1")
+        routes[f"{WITH}{name}"] = _pair(buffer, inputs, **options)
         communicators.append(buffer._communicator)
     for _ in range(4):  # both zones of both
         out = dispatch()
@@ -70,10 +78,35 @@ def measure(rank: int, num_ranks: int, tokens: int) -> dict[str, float]:
     }
 
 
-def _pair(buffer: EPBuffer, inputs: Inputs, mask: torch.Tensor | None = None) -> Callable[[], object]:
+def with_options(inputs: Inputs, num_ranks: int) -> dict[str, dict[str, Any]]:
+    """What dispatches of pairs are given beside tokens and ids, one thing each, by what it is called."""
+    tokens = len(inputs.x)
+    waited = torch.zeros(num_ranks, dtype=torch.int64)
+    return {
+        "a mask": {"active_mask": torch.ones(tokens, dtype=torch.bool)},
+        "out=": {"out": EARLIER},
+        "performance_info": {"performance_info": waited},
+        "num_recv_tokens='exact'": {"num_recv_tokens": "exact"},
+        "expert_alignment": {"expert_alignment": 16},
+        "layout='padded'": {"layout": "padded", "num_recv_tokens": "exact"},
+        "handle=": {"handle": EARLIER},
+    }
+
+
+def _pair(buffer: EPBuffer, inputs: Inputs, **options: Any) -> Callable[[], object]:
+    first: Any = None
+    if EARLIER in options.values():
+        first = buffer.dispatch(inputs.x, inputs.ids)
+        buffer.combine(buffer.expert_output(), first.handle, inputs.weights)
+    of_earlier = {"out": first, "handle": first and first.handle}
+    options = {name: of_earlier[name] if value is EARLIER else value for name, value in options.items()}
+    ids = None if "handle" in options else inputs.ids
+    has_places = options.keys() & {"num_recv_tokens", "expert_alignment", "layout"}
+
     def call() -> torch.Tensor:
-        output = buffer.dispatch(inputs.x, inputs.ids, active_mask=mask)
-        return buffer.combine(buffer.expert_output(), output.handle, inputs.weights)
+        output = buffer.dispatch(inputs.x, ids, **options)
+        y = output.tokens if has_places else buffer.expert_output()  # as many as there are places
+        return buffer.combine(y, output.handle, inputs.weights)
 
     return call
 
@@ -86,7 +119,9 @@ def _per_rank(buffer: EPBuffer, inputs: Inputs) -> Callable[[], object]:
     return call
 
 
-def _judged(name: str, us: float) -> str:
+def _judged(name: str, us: float, plain_us: float) -> str:
+    if name.startswith(WITH):
+        return f"{us - plain_us:+.1f} of {BUDGET_OF_OPTION_US:g} us"
     budget = BUDGET_US.get(name.split(",")[0])
     return "" if budget is None else f"{us / budget:.2f} of {budget:g} us"
 
@@ -101,7 +136,7 @@ def main() -> None:
         with progress(f"BS {tokens}"), RankGroup(2) as group:
             microseconds: dict[str, float] = group.run(measure, tokens)[0]
         for name, value in microseconds.items():
-            rows.append([f"{name}, BS {tokens}", f"{value:.1f}", _judged(name, value)])
+            rows.append([f"{name}, BS {tokens}", f"{value:.1f}", _judged(name, value, microseconds[PLAIN])])
             records += records_of("python_time", {"call": name, "tokens": tokens}, {"python_us": value})
     print_table("Python per call, plan cached", ["call", "us", "of the budget"], rows)
     write_records(options.json, records)

@@ -178,6 +178,17 @@ def plans(context: RankContext) -> list[Plan]:
     return found
 
 
+def plans_in_rounds(context: RankContext) -> list[Plan]:
+    """Those that send a round ahead."""
+    scheme = make_scheme(context)
+    if not scheme.sends_ahead:
+        return []
+    dispatches = [variant for variant in variants(context) if isinstance(variant, DispatchVariant)]
+    in_rounds = [replace(variant, placed=True, routed=True, given_ids=None) for variant in dispatches]
+    zones = range(scheme.rounds.num_zones)
+    return [scheme.phase("fill_ahead", variant, zone) for variant in in_rounds for zone in zones]
+
+
 def test_whatever_is_kept_between_launches_is_used_by_some_plan() -> None:
     kept: set[tuple[str, str]] = set()
     used: set[tuple[str, str]] = set()
@@ -189,7 +200,7 @@ def test_whatever_is_kept_between_launches_is_used_by_some_plan() -> None:
         }
         used |= {
             (name, placeholder)
-            for plan in plans(context)
+            for plan in (*plans(context), *plans_in_rounds(context))
             for placeholder in plan.placeholders
             for name in ("", scheme)
         }

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from benchmarks.sizes import HIDDEN
+
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_OUT = ROOT / "build" / "compare"
 
@@ -77,6 +79,9 @@ class Job:
         results: file that rank 0 appends its messages to, a line of JSON each.
         keeps_memory: malloc keeps what is freed (`benchmarks.harness.keep_freed_memory`).
         seed: of the routing and of the order of routes.
+        hidden: H.
+        round_tokens: most that our buffers take in a round, None for as many as there are.
+        only_both: time nothing but both operators in one go.
     """
 
     kind: Literal["compare", "tokens", "ranks"]
@@ -89,6 +94,9 @@ class Job:
     results: str
     keeps_memory: bool = True
     seed: int = 0
+    hidden: int = HIDDEN
+    round_tokens: int | None = None
+    only_both: bool = False
 
     @staticmethod
     def from_json(loaded: dict[str, Any]) -> Job:

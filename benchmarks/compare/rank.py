@@ -321,7 +321,7 @@ def _in_turn(routes: Sequence[Slots]) -> Callable[[], list[Span]]:
         def run() -> None:
             for route in routes:
                 _pair(route)
-                for step, us in named(route.steps_us()).items():
+                for step, us in named(route.steps_us() or {}).items():
                     steps[step] = steps.get(step, 0.0) + us
 
         span = timed("both", run)
@@ -364,9 +364,9 @@ def serve(rank: int, num_ranks: int, job: Job, comm: Any, no_mpi: str) -> None:
     # Without waiting is measured on the plans and the windows of slots.
     buffered = (wanted | ({"slots"} if "nowait" in wanted else set())) & COMM_ALGS.keys()
     for tokens in job.tokens:
-        inputs = Inputs.random(rank, num_ranks, tokens, job.seed)
+        inputs = Inputs.random(rank, num_ranks, tokens, job.seed, job.hidden)
         with contextlib.ExitStack() as stack:
-            buffers = Buffers.open(buffered, tokens, stack)
+            buffers = Buffers.open(buffered, job.round_tokens or tokens, job.hidden, stack)
             for quantize in job.quantize:
                 case = Case(num_ranks, tokens, quantize)
                 messages.send(kind="start", case=str(case))
@@ -388,8 +388,9 @@ def compare(
     for name, route in routes.items():
         if name in job.routes:
             runs.append(Run(name, case, functools.partial(together, route)))
+        if name in job.routes and not job.only_both:
             runs.append(Run(name, case, functools.partial(apart, route, line), APART_EVERY))
-        if name in job.routes and name in AT_TEMPERATURES:
+        if name in job.routes and name in AT_TEMPERATURES and not job.only_both:
             runs.append(Run(name, case, functools.partial(warm, route, line), TEMPERATURES_EVERY))
             runs.append(Run(name, case, functools.partial(cold, route, line, evict), TEMPERATURES_EVERY))
     iterations = job.iterations or iterations_within(runs, line, job.seconds)

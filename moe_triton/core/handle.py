@@ -67,6 +67,9 @@ class DispatchHandle(Unpickled):
         "Send the tensors of it that are needed; copies within the process work."
     )
 
+    made_when_read: ClassVar[frozenset[str]] = frozenset()
+    """Fields that nobody but their readers needs, and that take time to make."""
+
     buffer_id: int
     number: int
     dtype: torch.dtype
@@ -197,6 +200,8 @@ class PlacedHandle(DispatchHandle):
         stride: rows from one expert's to the next one's; 0 where they follow one another.
         tokens_per_expert: (E,) int64, rows of each local expert.
     """
+
+    made_when_read: ClassVar[frozenset[str]] = frozenset({"assist_info"})
 
     rounds: tuple[Round, ...]
     tokens_of_round: int

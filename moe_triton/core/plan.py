@@ -16,6 +16,17 @@ from moe_triton.core.kernel import AscendCKernel, FusedKernel, TritonKernel, fus
 Stream = Literal["compute", "communication"]
 
 
+NEXT = "next_"
+"""Before the names of placeholders that stand for what the round behind this one binds."""
+OF_ROUND = frozenset(
+    {
+        *("x", "topk_idx", "topk_weights", "mask", "given_ids", "num_tokens", "num_ids"),
+        *("first_token", "expand_idx", "send_counts"),
+    }
+)
+"""Placeholders of what sends a round's rows, which each round fills anew."""
+
+
 @dataclass(frozen=True)
 class Placeholder:
     """What a call fills in: a tensor's address plus ``offset`` bytes, or an integer."""

@@ -189,7 +189,7 @@ def check_handle(handle: DispatchHandle, buffer_id: int, communicator: Communica
         )
     names = HANDLE_FIELDS
     if isinstance(handle, PlacedHandle):
-        names = tuple(name for name in names if name != "assist_info")  # those of its rounds
+        names = tuple(name for name in names if name not in handle.made_when_read)
         _check_rounds(handle, communicator)
     handle_fields = {name: _field(handle, name) for name in names}
     for name in ("buffer_id", "number"):

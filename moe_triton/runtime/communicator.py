@@ -57,6 +57,10 @@ def bell_of(count: int) -> int:
     return count % _BELL_MASK + 1
 
 
+TURNING = frozenset({"fill", "refill", "fill_ahead", "refill_ahead"})
+"""Phases of a call in rounds that a round ends with."""
+
+
 class Communicator(Exclusive):
     """Runs dispatch, combine and barriers of one rank. Collective: every rank makes the same calls.
 
@@ -228,7 +232,7 @@ class Communicator(Exclusive):
         executable = self._executables.operator(variant, zone, phase, 1)
         number = self.counts[operator]
         try:
-            self._execute(operator, executable, bindings, turn=phase in ("fill", "refill"))
+            self._execute(operator, executable, bindings, turn=phase in TURNING)
         except BaseException as error:
             self._give_up_at(operator, number, error)
             raise

@@ -93,10 +93,11 @@ Phase = Literal[
     "hear",
     "starts",
     "count",
-    "rows",
     "entries",
     "fill",
     "refill",
+    "fill_ahead",
+    "refill_ahead",
     "late_fill",
     "gather",
 ]

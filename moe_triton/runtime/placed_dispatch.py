@@ -17,6 +17,7 @@ import torch
 
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.handle import DispatchOutput, PlacedHandle, Round
+from moe_triton.core.plan import NEXT, OF_ROUND
 from moe_triton.core.records import MAX_CALL_TOKENS
 from moe_triton.core.row_formats import RowFormat
 from moe_triton.operators.buffer import DISPATCH_OF_BUFFER
@@ -89,10 +90,7 @@ class PlacedDispatch:
             tensors = plans.with_ids_of_kernels(tensors)
         self._tensors = tensors
         self._check_request(tensors)
-        ahead = self._communicator.scheme.sends_ahead
-        # What is quantised for the round that is sent ahead takes the place of rows that stay here.
-        own = plans.bypasses(tensors) and not (ahead and row_format.is_quantized)
-        modes = plans.modes_of(tensors, row_format, own, known is not None)
+        modes = plans.modes_of(tensors, row_format, plans.bypasses(tensors), known is not None)
         is_announced = known is not None or request.is_announced
         modes |= {"is_routed": True, "is_placed": True, "is_announced": is_announced}
         self._plan = plans.find(DISPATCH_OF_BUFFER, DispatchOfBuffer, tensors, modes)
@@ -363,8 +361,11 @@ class PlacedDispatch:
             if number > begun or not is_counted:
                 self._run("entries" if ahead and number > begun else "count", bindings)
             if ahead and number + 1 < len(rounds):
-                self._run("rows", rounds[number + 1], communicator.zone("dispatch", 1))
-            self._run(fill, bindings)
+                behind = rounds[number + 1]
+                bindings |= {f"{NEXT}{name}": behind[name] for name in OF_ROUND & behind.keys()}
+                self._run("fill_ahead" if fill == "fill" else "refill_ahead", bindings)
+            else:
+                self._run(fill, bindings)
 
     def _outputs(self, size: Size) -> Outputs:
         return Outputs(self._plans, self._plan, self._tensors, self._request, self._out, size)

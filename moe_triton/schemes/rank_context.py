@@ -115,6 +115,11 @@ class SchemeFacts(ABC):
 
     @property
     @abstractmethod
+    def sends_ahead(self) -> bool:
+        """Whether rows of a round may be sent before the round ahead of it is arranged."""
+
+    @property
+    @abstractmethod
     def statuses(self) -> tuple[tuple[Operator, Region], ...]:
         """Entries that hold a call word, one for each rank, and the operator that posts them."""
 

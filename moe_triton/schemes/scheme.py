@@ -218,8 +218,9 @@ class Scheme(SchemeFacts):
         """The plan of one phase of an operator in rounds.
 
         Args:
-            name: a method of what builds its plans: "routing", "announce", "hear", "starts", "count", "rows",
-                "entries", "fill", "refill" or "late_fill" of a dispatch, "gather" of a combine.
+            name: a method of what builds its plans: "routing", "announce", "hear", "starts", "count",
+                "entries", "fill", "refill", "fill_ahead", "refill_ahead" or "late_fill" of a dispatch,
+                "gather" of a combine.
             variant: what it is specialised for.
             zone: that it is built for; 0 where kernels look it up.
         """
@@ -284,8 +285,16 @@ class Scheme(SchemeFacts):
         context, c = self.context, self.context.config
         tokens, results = c.num_max_tokens_per_rank, c.num_results_per_token
         packed = max(SlotLayout.of(c.hidden, r, torch.bfloat16).packed_bytes for r in QUANTIZED.values())
+        of_packed = {
+            "packed": Scratch(tokens * packed, torch.uint8),
+            "packed_results": Scratch(tokens * results * packed, torch.uint8),
+        }
+        # Of calls in rounds: of each zone, as a round is packed before the one ahead of it is arranged.
+        zones = range(self.rounds.num_zones)
+        of_packed |= {f"{name}_{zone}": scratch for name, scratch in of_packed.items() for zone in zones}
         counters = len(COUNTED) * context.num_blocks * TRAFFIC.num_words
         return {
+            **of_packed,
             "counts": Scratch(c.num_experts),
             "recv_counts": Scratch(context.num_entries),
             "all_counts": Scratch(context.num_entries),
@@ -293,8 +302,6 @@ class Scheme(SchemeFacts):
             "true_offsets": Scratch(context.num_entries),
             "barrier_counts": Scratch(c.num_ranks),
             "reduced_counts": Scratch(2),
-            "packed": Scratch(tokens * packed, torch.uint8),
-            "packed_results": Scratch(tokens * results * packed, torch.uint8),
             "active_ids": Scratch(tokens * c.num_topk),
             "active_index": Scratch(tokens),
             "num_active": Scratch(1),

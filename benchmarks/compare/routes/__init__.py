@@ -14,7 +14,7 @@ from benchmarks.compare.routes.collectives import AllGather, AllToAllV, Gloo, Mp
 from benchmarks.compare.routes.memcpy import Arena, Memcpy
 from benchmarks.compare.routes.mpi_native import MpiNative
 from benchmarks.compare.routes.ours import Direct, NoWait, Slots
-from benchmarks.sizes import SIZES
+from benchmarks.sizes import EXPERTS, TOPK
 from moe_triton import EPBuffer
 from moe_triton.core.errors import ArgumentError, WindowError
 from moe_triton.schemes import product_of
@@ -37,15 +37,18 @@ class Buffers:
     absent: dict[str, str]
 
     @staticmethod
-    def open(names: set[str], num_tokens: int, stack: contextlib.ExitStack) -> Buffers:
+    def open(names: set[str], num_tokens: int, hidden: int, stack: contextlib.ExitStack) -> Buffers:
         """Constructs those of these names; collective. They are closed with the stack."""
         made: dict[str, EPBuffer] = {}
         absent: dict[str, str] = {}
         num_ranks, left = dist.get_world_size(), MEMORY_SHARE * _memory_bytes()
         for name in sorted(names, key=list(COMM_ALGS).index):
             comm_alg = COMM_ALGS[name]
-            how = {"num_max_tokens_per_rank": num_tokens, "product": product_of(comm_alg)}
-            sizes = SIZES | how | {"comm_alg": comm_alg}
+            sizes: dict[str, Any] = {
+                **{"num_max_tokens_per_rank": num_tokens, "hidden": hidden},
+                **{"num_topk": TOPK, "num_experts": EXPERTS},
+                **{"product": product_of(comm_alg), "comm_alg": comm_alg},
+            }
             num_bytes = num_ranks * EPBuffer.get_buffer_size_hint(num_ranks, **sizes)
             left -= num_bytes
             if name == SPARED and left < 0:

@@ -45,6 +45,11 @@ class Inputs:
     answers: torch.Tensor
 
     @property
+    def hidden(self) -> int:
+        """Elements of a row, H."""
+        return self.x.shape[1]
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of this rank, T."""
         return self.x.shape[0]
@@ -65,14 +70,14 @@ class Inputs:
         return int((self.ids // (EXPERTS // self.num_ranks) == self.rank).sum())
 
     @staticmethod
-    def random(rank: int, num_ranks: int, num_tokens: int, seed: int = 0) -> Inputs:
+    def random(rank: int, num_ranks: int, num_tokens: int, seed: int = 0, hidden: int = HIDDEN) -> Inputs:
         """Normally distributed tokens, experts by the largest of random logits."""
         routing = [_routing(r, num_tokens, seed) for r in range(num_ranks)]
         weights, ids = routing[rank]
         local_experts = EXPERTS // num_ranks
         received = sum(int((other // local_experts == rank).sum()) for _, other in routing)
-        x = torch.randn(num_tokens, HIDDEN, generator=_generator(seed, 1, rank)).bfloat16()
-        answers = torch.randn(received, HIDDEN, generator=_generator(seed, 2, rank)).bfloat16()
+        x = torch.randn(num_tokens, hidden, generator=_generator(seed, 1, rank)).bfloat16()
+        answers = torch.randn(received, hidden, generator=_generator(seed, 2, rank)).bfloat16()
         return Inputs(rank, num_ranks, x, ids, ids.int(), weights, answers)
 
 

@@ -17,7 +17,6 @@ import numpy as np
 
 from benchmarks.compare.routes.base import Inputs, Route
 from benchmarks.compare.traffic import Scheme, Traffic, combine_traffic, dispatch_traffic
-from benchmarks.sizes import HIDDEN
 
 # What all ranks copy together and no cache holds: from here on it does not matter whether another copy has
 # just used the same memory.
@@ -83,7 +82,7 @@ class Memcpy(Route):
             "sent": inputs.num_sent,
             "received": inputs.num_received,
             "kept": inputs.num_kept,
-            "hidden": HIDDEN,
+            "hidden": inputs.hidden,
         }
         how = arena, inputs.num_ranks, whole
         self._dispatch = _Copy(dispatch_traffic(scheme, quantize=quantize, **sizes), *how)

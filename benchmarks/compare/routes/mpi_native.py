@@ -15,14 +15,14 @@ import torch
 
 from benchmarks.compare.routes.base import Delivered, Inputs, Route
 from benchmarks.compare.routes.gather import gather_kernel
-from benchmarks.sizes import EXPERTS, HIDDEN, TOPK
+from benchmarks.sizes import EXPERTS, TOPK
 from moe_triton.backends.cpu.triton import prepare
 from moe_triton.kernels.pack import pack_kernel
 from moe_triton.kernels.route import route_kernel
 from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
 from moe_triton.layout import WORD_BYTES, SlotLayout
 
-ANSWER_BYTES = 2 * HIDDEN
+ANSWER_ITEMSIZE = 2
 Call = Callable[[], None]
 
 
@@ -42,8 +42,9 @@ class MpiNative(Route):
         self._byte, self._int = mpi.BYTE, mpi.INT
         ranks, sent, received = inputs.num_ranks, inputs.num_sent, inputs.num_received
         self._shape = (ranks, EXPERTS // ranks)
-        self._slot = SlotLayout(HIDDEN, 1)
-        self._row_bytes = self._slot.packed_bytes if quantize else ANSWER_BYTES
+        hidden, answer_bytes = inputs.hidden, ANSWER_ITEMSIZE * inputs.hidden
+        self._slot = SlotLayout(hidden, 1)
+        self._row_bytes = self._slot.packed_bytes if quantize else answer_bytes
         i32, i8 = torch.int32, torch.int8
         self._entry_index = torch.empty(sent, dtype=i32)
         self._expert_counts = torch.empty(EXPERTS, dtype=i32)
@@ -53,16 +54,16 @@ class MpiNative(Route):
         self._ids = inputs.ids32.view(-1).numpy()
         self._packed = torch.zeros(inputs.num_tokens, self._slot.packed_bytes, dtype=i8)
         # What is sent by dispatch is gone by the time that combine uses the memory the other way.
-        own, peers = (torch.zeros(rows * ANSWER_BYTES, dtype=i8) for rows in (sent, received))
+        own, peers = (torch.zeros(rows * answer_bytes, dtype=i8) for rows in (sent, received))
         self._send = own[: sent * self._row_bytes].view(sent, self._row_bytes)
         self._receive = peers[: received * self._row_bytes].view(received, self._row_bytes)
         self._order, self._place_of_row = torch.empty(received, dtype=i32), torch.empty(received, dtype=i32)
         self._rows = torch.arange(received, dtype=i32).numpy()
-        self._tokens = torch.empty(received, HIDDEN, dtype=i8 if quantize else torch.bfloat16)
+        self._tokens = torch.empty(received, hidden, dtype=i8 if quantize else torch.bfloat16)
         self._scales = torch.empty(received if quantize else 0)
-        self._answers = peers.view(received, ANSWER_BYTES)
-        self._returned = own.view(sent, ANSWER_BYTES)
-        self._out = torch.empty(inputs.num_tokens, HIDDEN, dtype=torch.bfloat16)
+        self._answers = peers.view(received, answer_bytes)
+        self._returned = own.view(sent, answer_bytes)
+        self._out = torch.empty(inputs.num_tokens, hidden, dtype=torch.bfloat16)
         self._prepare()
 
     def _prepare(self) -> None:
@@ -76,7 +77,7 @@ class MpiNative(Route):
             stride = slot.packed_bytes
             numbers = [0, inputs.num_tokens, stride, stride // WORD_BYTES]
             self._pack = prepare(
-                pack_kernel(torch.bfloat16, HIDDEN), [inputs.x, self._packed, scales, *numbers]
+                pack_kernel(torch.bfloat16, inputs.hidden), [inputs.x, self._packed, scales, *numbers]
             )
             x = self._packed
         self._fill_send = _gather(x, self._token_of_place, self._send)
@@ -88,7 +89,9 @@ class MpiNative(Route):
             slot.scale_offset // WORD_BYTES,
         )
         self._fill_answers = _gather(inputs.answers, self._place_of_row, self._answers)
-        kernel = weighted_sum_kernel(torch.bfloat16, HIDDEN, TOPK, features=SumFeatures(by_expert=True))
+        kernel = weighted_sum_kernel(
+            torch.bfloat16, inputs.hidden, TOPK, features=SumFeatures(by_expert=True)
+        )
         # By expert, with all experts in one place: a result is found by its place alone.
         values: dict[str, torch.Tensor | int] = {
             "slots": self._returned.view(torch.bfloat16),
@@ -97,7 +100,7 @@ class MpiNative(Route):
             "expand_idx": self._place,
             "out": self._out,
             "expert_stride": 0,
-            "index_stride": HIDDEN,
+            "index_stride": inputs.hidden,
             "first_token": 0,
             "num_tokens": inputs.num_tokens,
             "num_experts": EXPERTS,

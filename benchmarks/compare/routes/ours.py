@@ -50,8 +50,10 @@ class Slots(Route):
         self.delivered = Delivered(received.tokens, received.scales, received.tokens_per_expert, out)
         self._received = None
 
-    def steps_us(self) -> Steps:
+    def steps_us(self) -> Steps | None:
         """Returns the microseconds of each step of the last dispatch and combine, as the buffer has them."""
+        if self.inputs.num_tokens > self.buffer.config.num_max_tokens_per_rank:
+            return None  # of a call in rounds it has none
         return {
             "dispatch": self.buffer.durations_us("dispatch"),
             "combine": self.buffer.durations_us("combine"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from operator import attrgetter
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from moe_triton.core import traffic
 from moe_triton.core.ascendc import DISPATCH_WAIT, POST_STATUS
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
-from moe_triton.core.plan import Launch, Part, Placeholder, Plan, Stream, Value, joined
+from moe_triton.core.plan import NEXT, OF_ROUND, Launch, Part, Placeholder, Plan, Stream, Value, joined
 from moe_triton.core.records import CALL_HEADER, TRAFFIC
 from moe_triton.core.region import REGION_DIMS, Region
 from moe_triton.kernels.arrange import arrange_kernel
@@ -48,6 +49,17 @@ def tokens_of(part: int, parts: int) -> dict[str, Value]:
 def matching(kernel: AscendCKernel, values: dict[str, Value]) -> dict[str, Value]:
     """What a kernel has arguments for, of values by argument name."""
     return {arg.name: values[arg.name] for arg in kernel.args if arg.name in values}
+
+
+def of_next_round(launch: Launch) -> Launch:
+    """The same launch on what the round behind this one binds."""
+
+    def renamed(value: Value) -> Value:
+        if isinstance(value, Placeholder) and value.name in OF_ROUND:
+            return replace(value, name=f"{NEXT}{value.name}")
+        return value
+
+    return replace(launch, values=tuple(map(renamed, launch.values)))
 
 
 class Steps:
@@ -303,7 +315,10 @@ class DispatchSteps(Steps):
         formats = self.config.hidden, variant.row_format, variant.dtype
         self.slot = context.scheme.slot_layout.of(*formats, is_flagged=self.has_flagged_stamps)
         self.is_quantized = variant.row_format.is_quantized
-        self.packed = Placeholder("packed_results" if variant.smooth else "packed")
+        packed = "packed_results" if variant.smooth else "packed"
+        # A round that is sent ahead is packed while the one before it still has own rows to arrange.
+        ahead = variant.placed and context.scheme.sends_ahead
+        self.packed = Placeholder(f"{packed}_{zone}" if ahead else packed)
         # A rank of V1's shared expert reports its own tokens split into pieces.
         self.keeps_own_tokens = context.is_version_1 and self.config.is_shared_rank(context.rank)
         self.true_offsets = Placeholder("true_offsets" if self.keeps_own_tokens else "recv_offsets")

@@ -15,13 +15,13 @@ from dataclasses import replace
 from typing import ClassVar
 
 from moe_triton.core.ascendc import DISPATCH_WAIT
-from moe_triton.core.plan import Launch, Placeholder, Plan, Value, joined, pipelined, split
+from moe_triton.core.plan import Launch, Placeholder, Plan, Stream, Value, joined, pipelined, split
 from moe_triton.kernels.arrange import OwnRows, arrange_kernel
 from moe_triton.kernels.returns import own_offsets_kernel
 from moe_triton.layout import STAMP_BYTES, WORD_BYTES
 from moe_triton.operators.variants import DispatchVariant
 from moe_triton.schemes.common.exchange import gather_steps
-from moe_triton.schemes.common.steps import DispatchSteps, tokens_of
+from moe_triton.schemes.common.steps import DispatchSteps, of_next_round, tokens_of
 from moe_triton.schemes.fullmesh.ascendc import (
     DISPATCH_POST,
     DISPATCH_RECEIVE,
@@ -36,6 +36,7 @@ from moe_triton.schemes.fullmesh.ascendc import (
 from moe_triton.schemes.fullmesh.layout import WindowLayout
 from moe_triton.schemes.rank_context import DISPATCH_WORD, RankContext
 
+STREAMS: tuple[Stream, Stream] = ("communication", "compute")
 MAX_RECEIVED_BYTES = 24 * 1024
 """Most bytes of a row: a receiving block has two in local memory, beside its tables (dispatch_receive.h)."""
 
@@ -80,13 +81,30 @@ class Dispatch(DispatchSteps):
         """Of a call in rounds: sends a round, and waits until it is known what has come of it."""
         return self.plan([*self._until_sent(self._receive(1, is_same_launch=True))], phase="count")
 
-    def rows(self) -> Plan:
-        """Of a call in rounds: rows of a round, for slots that nobody looks at before `entries`."""
-        steps = [*self.before_routing(), *self.route_or_pack()]
-        return self.plan([*steps, self._send_rows(0, 1, posts=False)], phase="rows")
+    def fill_ahead(self) -> Plan:
+        """Of a call in rounds: `fill`, beside rows of the next round, whose `entries` follow."""
+        return self._beside_next([self.find_places()], "fill ahead")
+
+    def refill_ahead(self) -> Plan:
+        """The same where places are known."""
+        return self._beside_next([], "refill ahead")
+
+    def _beside_next(self, places: list[Launch], phase: str) -> Plan:
+        """What the two rounds do lies in the slots of different zones, and in memory of their own."""
+        zone = (self.zone + 1) % self.context.scheme.rounds.num_zones
+        behind = type(self)(self.context, self.variant, zone)
+        communicating, computing = (self.context.blocks(stream, 2) for stream in STREAMS)
+        steps = [*behind.before_routing(), *behind.route_or_pack(), behind._send_rows(0, 1, posts=False)]
+        *packed, sent = (of_next_round(launch) for launch in steps)
+        arranged, *others = self.arrangement()
+        if arranged.stream != sent.stream:  # where rows are arranged as they are received, nothing computes
+            sent = replace(sent, blocks=communicating)
+            arranged = replace(arranged, blocks=computing, alongside=True)
+        launches = [*packed, *places, sent, arranged, *others]
+        return self.plan(launches, self.context.overlaps, phase)
 
     def entries(self) -> Plan:
-        """Of a call in rounds: what follows the `rows` of a round once the one before it is arranged."""
+        """Of a call in rounds: what follows rows that were sent ahead, once the round before is arranged."""
         phases = [self._send_rows(0, 1, sends=False), *self._receive(1, is_same_launch=True)]
         return self.plan(joined(phases, FUSED), phase="entries")
 
