@@ -31,7 +31,7 @@ from moe_triton.runtime.chosen_scheme import Asked, choose_scheme
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.construction import Order, meet, seconds_to_meet
 from moe_triton.runtime.expert_mapping import ExpertMapping
-from moe_triton.runtime.output_request import USUAL, OutputLayout, make_request
+from moe_triton.runtime.output_request import LAYOUTS, USUAL, OutputLayout, make_request
 from moe_triton.runtime.owner import Owner
 from moe_triton.runtime.peer_memory import OutBytes, PeerMemory, Wanted
 from moe_triton.runtime.placed_calls import PlacedCalls
@@ -41,6 +41,7 @@ from moe_triton.runtime.tuning_source import tuning_source
 from moe_triton.tables.schemes import Outputs
 
 _buffer_ids = itertools.count()
+_UNALIGNED, _ROWS = 1, LAYOUTS[0]
 
 
 @with_names_of_deepep
@@ -439,8 +440,9 @@ class EPBuffer(Owner, Uncopied):
             and active_mask is performance_info is out is None
             and handle is None
             and num_max_tokens_per_rank is num_recv_tokens is None
-            and expert_alignment == 1
-            and layout == "rows"
+            # What is equal to these need not be of their type: it is looked at elsewhere.
+            and expert_alignment is _UNALIGNED
+            and layout is _ROWS
             and do_zero_padding is False
             and (do_expand is True or do_expand is False)
             and wait is True

@@ -233,6 +233,7 @@ class Communicator(Exclusive):
         number = self.counts[operator]
         try:
             self._execute(operator, executable, bindings, turn=phase in TURNING)
+            self._last.pop(operator, None)  # of an operator in one piece
         except BaseException as error:
             self._give_up_at(operator, number, error)
             raise
@@ -528,9 +529,11 @@ class Communicator(Exclusive):
         """Microseconds that each step of this rank's last dispatch or combine took.
 
         Raises:
-            BufferStateError: it has not run yet.
+            BufferStateError: it has not run yet, or the last one was in rounds.
         """
         if operator not in self._last:
+            if self.counts[operator]:
+                raise BufferStateError(f"the last {operator} was in rounds: a trace has the steps of each")
             raise BufferStateError(f"there was no {operator} yet")
         return self._last[operator].durations_us()
 

@@ -14,12 +14,13 @@ import torch
 
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.handle import DispatchHandle, DispatchOutput, Pending, PlacedHandle
+from moe_triton.core.plain_tensors import fault_of
 from moe_triton.core.row_formats import RowFormat
 from moe_triton.runtime import arguments, rows_per_rank
 from moe_triton.runtime.buffer_plans import BufferPlans
 from moe_triton.runtime.output_request import Request
 from moe_triton.runtime.placed_combine import PlacedCombine
-from moe_triton.runtime.placed_dispatch import PlacedDispatch
+from moe_triton.runtime.placed_dispatch import PlacedDispatch, num_tokens_of
 from moe_triton.runtime.prepared_call import Named
 
 
@@ -67,7 +68,7 @@ class PlacedCalls:
                 return PlacedDispatch(self._plans, tensors, row_format, request, out, known).run()
             return self._plans.dispatch(tensors, row_format, out, wait, _as_it_is, known)
         x, most = tensors["x"], self._communicator.config.num_max_tokens_per_rank
-        tokens = len(x) if isinstance(x, torch.Tensor) and x.dim() else 0
+        tokens = num_tokens_of(x)
         if request.is_announced or tokens > most:
             name, value = ("x", f"of {tokens} tokens") if tokens > most else request.reason
             self._check_placed(name, value, wait)
@@ -121,7 +122,8 @@ class PlacedCalls:
                 )
         arguments.check_routing(known, self._communicator)
         x = tensors["x"]
-        if isinstance(x, torch.Tensor) and x.dim() and len(x) != known.num_tokens:
+        is_plain = isinstance(x, torch.Tensor) and fault_of(x) is None
+        if is_plain and x.dim() and len(x) != known.num_tokens:
             rule = f"the routing of handle is of {known.num_tokens}"
             remedy = "Pass as many, in their order."
             raise ArgumentError("x", f"of {len(x)} tokens", rule, remedy)

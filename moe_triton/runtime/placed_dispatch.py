@@ -17,6 +17,7 @@ import torch
 
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.handle import DispatchOutput, PlacedHandle, Round
+from moe_triton.core.plain_tensors import fault_of
 from moe_triton.core.plan import NEXT, OF_ROUND
 from moe_triton.core.records import MAX_CALL_TOKENS
 from moe_triton.core.row_formats import RowFormat
@@ -36,6 +37,12 @@ _BY_TOKEN = "x", "topk_idx", "topk_weights", "mask", "given_ids"
 _OF_ROUND = "assist_info", "recv_offsets", "tables"
 _LINE_WORDS = 16  # int32 of a cache line, at which each piece of memory begins
 _KEPT = "topk_idx", "expand_idx", "recv_offsets", "assist_info", "places", "send_counts"
+
+
+def num_tokens_of(x: object) -> int:
+    """Tokens of a dispatch whose arguments nobody has looked at; 0 of what is no tensor of any."""
+    is_plain = isinstance(x, torch.Tensor) and fault_of(x) is None
+    return len(x) if is_plain and x.dim() else 0  # type: ignore[arg-type, attr-defined]
 
 
 class Heard(NamedTuple):
@@ -118,7 +125,7 @@ class PlacedDispatch:
 
     def _check_request(self, tensors: Named) -> None:
         x, most = tensors["x"], self._request.max_tokens
-        tokens = len(x) if isinstance(x, torch.Tensor) and x.dim() else 0
+        tokens = num_tokens_of(x)
         if tokens > MAX_CALL_TOKENS:
             rule = f"a call has at most {MAX_CALL_TOKENS} of a rank"
             raise ArgumentError("x", f"of {tokens} tokens", rule, "Split the batch.")

@@ -66,7 +66,7 @@ def bad_values(argument: Argument, good: Any) -> Iterator[tuple[str, bool, Mutat
     if argument.kind is torch.Tensor:
         yield from _bad_tensors(argument, good)
         return
-    if argument.kind is DispatchHandle:
+    if argument.kind is DispatchHandle and not argument.optional:
         yield from _bad_handles(good)
         return
     makers: dict[type, Callable[[Any], dict[str, Any]]] = {
