@@ -92,8 +92,11 @@ def _sizes(setting: rounds.Setting | memory.Setting) -> dict[str, object]:
     return {name: getattr(setting, name) for name in ("ranks", "tokens", "round_tokens", "hidden")}
 
 
-def _verdict(target: Target | None, value: float) -> str:
-    return "" if target is None else f"{target}: {'met' if target.is_met(value) else 'missed'}"
+def _verdict(target: Target | None, value: float, is_shared: bool) -> str:
+    """What became of what is asked; where cores were shared, the figure tells of the machine."""
+    if target is None or is_shared:
+        return "" if target is None else str(target)
+    return f"{target}: {'met' if target.is_met(value) else 'missed'}"
 
 
 def _cells(figures: Mapping[str, float], metric: str, is_shared: bool) -> tuple[str, str]:
@@ -118,7 +121,7 @@ def rounds_table(report: Report, metric: str) -> TextTable:
             figures, is_shared = measured.figures(number), measured.is_shared[number]
             cells = [each for name in shown.values() for each in _cells(figures, name, is_shared)]
             about = (str(setting.ranks), setting.rows or "bf16", str(link))
-            rows.append((*about, *cells, _verdict(target_of(metric, link), figures[metric])))
+            rows.append((*about, *cells, _verdict(target_of(metric, link), figures[metric], is_shared)))
     columns = [numbers("ranks"), names("rows"), names("link")]
     for name in shown:
         columns += [numbers(name), numbers("95 %", alone=f"{name}, 95 %")]
@@ -138,7 +141,7 @@ def peers_table(report: Report) -> TextTable:
                 continue
             cells += _cells(figures, name, is_shared)
             if asked.target is not None:
-                cells.append(_verdict(asked.target, figures[name]))
+                cells.append(_verdict(asked.target, figures[name], is_shared))
         rows.append(cells)
     columns = [numbers("ranks"), names("rows")]
     for asked in peers.ASKED:
