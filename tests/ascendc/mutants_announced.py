@@ -145,11 +145,6 @@ ENTRIES = (
         (without(CALL_POST, "        Order<AscendC::HardEvent::S_MTE3>();\n"),),
         _CALLS,
     ),
-    Mutant(
-        "entries not cleared",
-        (without(CALL_POST, "        entry_.Clear();\n"),),
-        _CALLS,
-    ),
 )
 
 BELLS = (
@@ -161,6 +156,17 @@ BELLS = (
     Mutant(
         "nobody rung for",
         (without(CALL_POST, "                Ring(window);\n"),),
+        _CALLS,
+    ),
+    Mutant(
+        "only the first rank of a block rung for",
+        (
+            Patch(
+                CALL_POST,
+                "        if (args_.bell != 0) {\n",
+                "        if (args_.bell != 0 && window == peers_.WindowOf(share_.first)) {\n",
+            ),
+        ),
         _CALLS,
     ),
     Mutant(

@@ -5,11 +5,18 @@ from __future__ import annotations
 from .library import Patch
 from .mutants import COMBINE_SEND, MUTANT_TIMEOUT_US, Mutant, case_of
 from .mutants_inband import INBAND_RECEIVE
+from .mutants_posts import rows_of
 from .wrong_places import WrongPlaceCase
 
 _RESULTS = case_of(placed=True, tokens=(3, 4), hidden=64)
+_MANY_RESULTS = case_of(placed=True, tokens=(40, 40), hidden=32, blocks=1, rounds=1)
+_POSTED = rows_of(placed=True, tokens=(3, 4), hidden=64)
 _PARTS = case_of(placed=True, tokens=(9, 8), part_tokens=3, hidden=64)
 _ROWS = case_of(placed=True, inband=True, hidden=300, scaled=True, tokens=(4, 3), schedule="D")
+# 34 rows: two of them in a second batch.
+_MANY_ROWS = case_of(
+    placed=True, inband=True, hidden=300, tokens=(9, 8), skewed=True, schedule="D", blocks=1, rounds=2
+)
 _BELOW = WrongPlaceCase(tokens=(3, 4), timeout_us=MUTANT_TIMEOUT_US, is_below=True)
 _BEYOND = WrongPlaceCase(tokens=(3, 4), timeout_us=MUTANT_TIMEOUT_US)
 
@@ -26,6 +33,27 @@ RESULTS = (
         "results in parts taken from their own numbers",
         (Patch(COMBINE_SEND, _PLACE, "row;"),),
         _PARTS,
+    ),
+    Mutant(
+        "results to post taken from their own numbers",
+        (Patch(COMBINE_SEND, _PLACE, "row;"),),
+        _POSTED,
+    ),
+    Mutant(
+        "results to post left at their places",
+        (Patch(COMBINE_SEND, "args_->out_rows.At(zone, row);", "args_->out_rows.At(zone, place);"),),
+        _POSTED,
+    ),
+    Mutant(
+        "a table of places too short for a block's results",
+        (
+            Patch(
+                COMBINE_SEND,
+                "places_.Init(pipe, ORIGINS_PER_CHUNK);",
+                "places_.Init(pipe, ORIGINS_PER_CHUNK / 16);",
+            ),
+        ),
+        _MANY_RESULTS,
     ),
     Mutant(
         "results taken from the place of the row before",
@@ -153,6 +181,11 @@ ROWS = (
             ),
         ),
         _ROWS,
+    ),
+    Mutant(
+        "a table of places too short for a batch of rows",
+        (Patch(INBAND_RECEIVE, "places_.Init(pipe, MAX_ROWS);", "places_.Init(pipe, MAX_ROWS / 2);"),),
+        _MANY_ROWS,
     ),
     Mutant(
         "places read before they are loaded",
