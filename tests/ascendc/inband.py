@@ -34,7 +34,7 @@ def receive_inband(
     arguments: dict[str, object] = {
         "window": world.windows[rank].bytes,
         "recv_offsets": offsets,
-        "places": _places(world, rank, capacity) if case.placed else 0,
+        "places": places_of(world, rank, capacity) if case.placed else 0,
         "waited_us": waited.array if waited else 0,
         "num_entries": world.config.experts_on(rank) * world.config.num_ranks,
         "num_ranks": world.config.num_ranks,
@@ -57,7 +57,7 @@ def receive_inband(
     return outputs, report
 
 
-def _places(world: World, rank: int, rows: int) -> np.ndarray:
+def places_of(world: World, rank: int, rows: int) -> np.ndarray:
     """(rows,) where these go: to their own numbers, unless the case says otherwise."""
     if not world.case.placed:
         return np.arange(rows, dtype=np.int32)
@@ -72,7 +72,7 @@ def check_outputs(world: World, rank: int, number: int, outputs: dict[str, Guard
         for expert, source in np.ndindex(world.config.experts_on(rank), world.config.num_ranks)
         for row in sent_to(case, world.seed, number, source, rank, expert)
     ]
-    places = _places(world, rank, len(sent)).tolist()
+    places = places_of(world, rank, len(sent)).tolist()
     for n, (place, (source, row)) in enumerate(zip(places, sent, strict=True)):
         if outputs["out_origins"].array[n].tolist() != [source, row.token, row.k]:
             raise WrongResultError(f"origin {n} of rank {rank} differs")
