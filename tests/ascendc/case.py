@@ -67,6 +67,7 @@ class Case:
         full_wait: whether combine waits for whole ranks instead of single results.
         timed: whether waits keep the times of arrival.
         part_tokens: tokens of a part of a combine; 0 where it is in one part.
+        placed: whether rows with flags in band go to places, some of them nowhere, and results lie at places.
         timeout_us: deadline of each wait.
         slots_read_from: zone to look for slots in, where it is not the one that was asked for.
     """
@@ -94,6 +95,7 @@ class Case:
     full_wait: bool = False
     timed: bool = False
     part_tokens: int = 0
+    placed: bool = False
     timeout_us: int = PATIENT_US
     slots_read_from: int | None = None
 

@@ -18,6 +18,7 @@ from .inband import check_outputs, receive_inband
 from .library import Library, address
 from .memory import Guarded, Window, across_lines, inband_slots, peer_status, without_extents
 from .parts import CombineInParts
+from .placed import at_places, draw_places
 from .ranks import Ranks
 from .takes import dispatch_in_parts
 
@@ -379,6 +380,7 @@ class World:
             "recv_offsets": received["offsets"],
             "num_entries": c.experts_on(rank) * c.num_ranks,
             "capacity": len(rows),
+            **self.placed(rank, rows),
             "peers": self.peers,
             "num_ranks": c.num_ranks,
             "zone": zone,
@@ -397,6 +399,14 @@ class World:
             "status": without_extents(status) if self.case.full_wait else status,
         }
         return self.library.launch("combine_send", self.case.blocks, **{**arguments, **changes})
+
+    def placed(self, rank: int, rows: np.ndarray) -> dict[str, object]:
+        """Arguments that say where results lie; none where each lies at its own number."""
+        if not self.case.placed:
+            return {}
+        places = draw_places(self.seed, rank, len(rows))
+        placed = at_places(rows, places)
+        return {"rows": placed, "places": places, "capacity": len(placed)}
 
     def wait_for_results(
         self, rank: int, routing: Routing, zone: int, waited: Guarded | None = None, **changes: object

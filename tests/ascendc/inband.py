@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .case import WrongResultError, sent_to
-from .memory import Guarded
+from .memory import GARBAGE, Guarded
+from .placed import SPARE_ROWS, draw_places
 
 if TYPE_CHECKING:
     from .driver import World
+
+ABSENT = 0.25  # of the rows that have places: they go nowhere
 
 
 def receive_inband(
@@ -20,16 +23,18 @@ def receive_inband(
     case = world.case
     capacity = changes.get("capacity", int(offsets[-1]))
     assert isinstance(capacity, int)
+    num_places = capacity + SPARE_ROWS * case.placed
     outputs = {
-        "out_rows": Guarded((capacity, case.slot.row_bytes)),
-        "out_scales": Guarded((capacity, case.num_scales), np.float32),
+        "out_rows": Guarded((num_places, case.slot.row_bytes)),
+        "out_scales": Guarded((num_places, case.num_scales), np.float32),
         "out_origins": Guarded((capacity, 3), np.int32),
-        "out_weights": Guarded((capacity,), np.float32),
+        "out_weights": Guarded((num_places,), np.float32),
     }
     arrays: dict[str, object] = {name: output.array for name, output in outputs.items()}
     arguments: dict[str, object] = {
         "window": world.windows[rank].bytes,
         "recv_offsets": offsets,
+        "places": places_of(world, rank, capacity) if case.placed else 0,
         "waited_us": waited.array if waited else 0,
         "num_entries": world.config.experts_on(rank) * world.config.num_ranks,
         "num_ranks": world.config.num_ranks,
@@ -52,22 +57,37 @@ def receive_inband(
     return outputs, report
 
 
+def places_of(world: World, rank: int, rows: int) -> np.ndarray:
+    """(rows,) where these go: to their own numbers, unless the case says otherwise."""
+    if not world.case.placed:
+        return np.arange(rows, dtype=np.int32)
+    return draw_places(world.seed, rank, rows, ABSENT)
+
+
 def check_outputs(world: World, rank: int, number: int, outputs: dict[str, Guarded]) -> None:
-    """Rows, scales, origins and weights where in-band rows were put."""
+    """Rows, scales, origins and weights where in-band rows were put, and nothing where none was."""
     case, row_bytes = world.case, world.case.slot.row_bytes
     sent = [
         (source, row)
         for expert, source in np.ndindex(world.config.experts_on(rank), world.config.num_ranks)
         for row in sent_to(case, world.seed, number, source, rank, expert)
     ]
-    for n, (source, row) in enumerate(sent):
-        if not np.array_equal(outputs["out_rows"].array[n], row.row[:row_bytes]):
-            raise WrongResultError(f"row {n} of rank {rank} differs")
+    places = places_of(world, rank, len(sent)).tolist()
+    for n, (place, (source, row)) in enumerate(zip(places, sent, strict=True)):
         if outputs["out_origins"].array[n].tolist() != [source, row.token, row.k]:
             raise WrongResultError(f"origin {n} of rank {rank} differs")
-        if case.weighted and outputs["out_weights"].array[n] != np.float32(row.weight):
+        if place < 0:
+            continue
+        if not np.array_equal(outputs["out_rows"].array[place], row.row[:row_bytes]):
+            raise WrongResultError(f"row {n} of rank {rank} differs")
+        if case.weighted and outputs["out_weights"].array[place] != np.float32(row.weight):
             raise WrongResultError(f"weight {n} of rank {rank} differs")
         at = case.slot.scale_offset
-        scales = outputs["out_scales"].array[n].view(np.uint8)
+        scales = outputs["out_scales"].array[place].view(np.uint8)
         if case.scaled and not np.array_equal(scales, row.row[at : at + case.slot.scale_bytes]):
             raise WrongResultError(f"scales {n} of rank {rank} differ")
+    is_free = np.ones(len(sent) + SPARE_ROWS * case.placed, dtype=bool)
+    is_free[[place for place in places if place >= 0]] = False
+    for name in ("out_rows", "out_scales", "out_weights"):
+        if (outputs[name].array[is_free].view(np.uint8) != GARBAGE).any():
+            raise WrongResultError(f"{name} of rank {rank} has something at a place of no row")

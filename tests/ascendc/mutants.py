@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .announced import CallCase, TablesCase
 from .case import Case
 from .exchange import ExchangeCase
 from .library import Patch
@@ -23,7 +24,7 @@ STATUS_ENTRIES = "include/status_entries.h"
 WAITS = "include/waits.h"
 FLAGS = "include/flags.h"
 
-AnyCase = Case | ExchangeCase | OffsetsCase
+AnyCase = Case | ExchangeCase | OffsetsCase | CallCase | TablesCase
 
 # A wait that can no longer end should not take long to say so; the true kernels pass with it too.
 MUTANT_TIMEOUT_US = 1_000_000

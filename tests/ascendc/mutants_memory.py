@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .announced import CallCase, TablesCase
 from .direct import DirectCase
 from .exchange import ExchangeCase
 from .library import Patch
@@ -115,6 +116,8 @@ ENDS = (
     _without_barrier("combine_wait", case_of()),
     _without_barrier("post_status", _FULL_WAIT),
     _without_barrier("exchange_send", _EXCHANGE),
+    _without_barrier("call_post", CallCase(timeout_us=MUTANT_TIMEOUT_US)),
+    _without_barrier("tables_send", TablesCase(timeout_us=MUTANT_TIMEOUT_US)),
 )
 
 MEMORY_MUTANTS = CACHE + ENDS

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from .announced import CallCase, CallWorld, TablesCase, TablesWorld
 from .batches import build_batch, can_share, load_from_batch
 from .blocks import BlocksWorld
 from .blocks_case import BlocksCase
@@ -28,6 +29,7 @@ from .hierarchy_hostile import GoneCase, HostileRailCase, OddCase, check_gone, c
 from .hierarchy_words import HostileWordsCase, check_hostile_words
 from .library import LaunchError, Library, NoLauncherError, build
 from .mutants import MUTANTS, AnyCase, Mutant
+from .mutants_announced import ANNOUNCED_MUTANTS
 from .mutants_blocks import BLOCKS_MUTANTS
 from .mutants_calls import CALL_MUTANTS
 from .mutants_direct import DIRECT_MUTANTS
@@ -37,6 +39,7 @@ from .mutants_inband import INBAND_MUTANTS
 from .mutants_memory import MEMORY_MUTANTS
 from .mutants_offsets import OFFSETS_MUTANTS
 from .mutants_parts import PART_MUTANTS
+from .mutants_placed import PLACED_MUTANTS
 from .mutants_places import PLACE_MUTANTS
 from .mutants_posts import POST_MUTANTS
 from .mutants_receiving import RECEIVING_MUTANTS
@@ -48,6 +51,7 @@ from .offsets import OffsetsCase, check_offsets
 from .posts import PostingCase, PostingWorld
 from .receiving import MissingCase, ReceivingCase, ReceivingWorld, check_missing
 from .split import SplitCase, check_split
+from .wrong_places import WrongPlaceCase, check_wrong_place
 
 MOST_SEEDS = 300
 PER_BATCH = 12  # a quarter of the time that each would take by itself; more of them save little
@@ -63,12 +67,14 @@ KINDS = (
     PART_MUTANTS,
     OFFSETS_MUTANTS,
     PLACE_MUTANTS,
+    PLACED_MUTANTS,
     ROW_MUTANTS,
     FUSED_MUTANTS,
     RECEIVING_MUTANTS,
     BLOCKS_MUTANTS,
     POST_MUTANTS,
     HIERARCHY_MUTANTS,
+    ANNOUNCED_MUTANTS,
 )
 ALL = tuple(mutant for kind in KINDS for mutant in kind)
 PARAMETERS = [pytest.param(mutant, id=mutant.name.replace(" ", "_")) for mutant in ALL]
@@ -86,6 +92,8 @@ def run_case(library: Library, case: AnyCase, seed: int) -> None:
         check_missing_counts(library, case, seed)
     elif isinstance(case, MissingRowsCase):
         check_missing_rows(library, case, seed)
+    elif isinstance(case, WrongPlaceCase):
+        check_wrong_place(library, case, seed)
     elif isinstance(case, MissingCase):
         check_missing(library, case, seed)
     elif isinstance(case, ReceivingCase):
@@ -110,6 +118,10 @@ def run_case(library: Library, case: AnyCase, seed: int) -> None:
         HierarchyWorld(library, case, seed).run()
     elif isinstance(case, DirectCase):
         DirectWorld(library, case, seed).run()
+    elif isinstance(case, CallCase):
+        CallWorld(library, case, seed).run()
+    elif isinstance(case, TablesCase):
+        TablesWorld(library, case, seed).run()
     elif isinstance(case, Case):
         World(library, case, seed).run()
     else:

@@ -86,6 +86,7 @@ class CombineInParts:
             "recv_offsets": received["offsets"],
             "num_entries": c.experts_on(self.rank) * c.num_ranks,
             "capacity": len(rows),
+            **world.placed(self.rank, rows),
             "peers": world.peers,
             "num_ranks": c.num_ranks,
             "kept_rank": -1,

@@ -14,7 +14,7 @@ from moe_triton.layout import BLOCK_DATA_BYTES, STATUS_ENTRY_BYTES
 
 from .case import Case, check_reports, draw_routing, results_of, sent_to
 from .driver import NOTHING_EXPECTED, World
-from .inband import check_outputs, receive_inband
+from .inband import check_outputs, places_of, receive_inband
 from .library import Library
 from .memory import Guarded
 
@@ -129,8 +129,9 @@ def _earlier(world: World) -> Guarded:
     return waited
 
 
-def test_inband_receive_names_the_missing(library: Library) -> None:
-    case = Case(**{**INBAND.__dict__, "timeout_us": SHORT_US})
+@pytest.mark.parametrize("placed", [False, True])
+def test_inband_receive_names_the_missing(library: Library, placed: bool) -> None:
+    case = Case(**{**INBAND.__dict__, "timeout_us": SHORT_US, "placed": placed})
     world = World(library, case)
     # Of rank 1's three tokens only the first has come.
     offsets = _rows_from(world, {0: 4, 1: 1, 2: 4})
@@ -149,8 +150,13 @@ def test_inband_receive_names_the_missing(library: Library) -> None:
     expected = world.expected_rows(0, 0)["origins"]
     others = expected[:, 0] != 1
     assert np.array_equal(origins[others], expected[others])
+    places = iter(places_of(world, 0, len(expected)).tolist())
     for n in range(6):
         for index, row in enumerate(sent_to(case, 0, 0, n % 3, 0, n // 3)):
+            place = next(places)
+            if place >= 0 and n not in missing:
+                found = outputs["out_rows"].array[place]
+                assert np.array_equal(found, row.row[: len(found)])
             at = world.slots.offset(zone=0, source=n % 3, expert=n // 3, index=index)
             flag = world.windows[0].bytes[at + BLOCK_DATA_BYTES : at + BLOCK_DATA_BYTES + 32]
             if n not in missing or row.token > 0:

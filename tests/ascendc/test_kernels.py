@@ -57,6 +57,17 @@ CASES = {
         tokens=(2, 0, 2), inband=True, full_wait=True, schedule="DC", hidden=240 * 3 - 32
     ),
     "inband_skewed": Case(tokens=(6, 5), topk=4, inband=True, skewed=True, hidden=240 * 2 - 16, scaled=True),
+    "placed_results": Case(tokens=(3, 0, 4), topk=3, placed=True, absent=0.2, schedule="DCC"),
+    "inband_placed": Case(
+        tokens=(4, 3, 2),
+        topk=3,
+        inband=True,
+        placed=True,
+        scaled=True,
+        num_scales=9,
+        shared=(1, 1),
+        hidden=96,
+    ),
     "inband_long_row": Case(tokens=(1, 2), blocks=1, inband=True, hidden=512 * 7, scaled=True),
 }
 
