@@ -64,7 +64,8 @@ def test_ratios_are_taken_inside_an_iteration() -> None:
 
 def test_what_is_asked_is_judged() -> None:
     said = {metric: [row[-1] for row in rounds_table(some_report(), metric).rows] for metric in RATIOS}
-    assert list(said.values()) == [[">= 0.98: met", ""], ["", ""], ["", ">= 1.1: met"]]
+    # Over the link cores were shared.
+    assert list(said.values()) == [[">= 0.98: met", ""], ["", ""], ["", ">= 1.1"]]
 
 
 def test_a_report_comes_back_as_it_was(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_compile_fails_where_the_kernel_does_not_fit() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--kernel", "pak"], "kernel is 'pak', but must be one of add_rows, append"),
+        (["--kernel", "pak"], "kernel is 'pak', but must be one of add_counts, add_rows"),
         (["--kernel", "pack", "--soc", "A4"], "soc is 'A4', but must be one of Ascend910B3 (A2)"),
         (["--kernel", "route", "--hidden", "64"], "hidden is 64, but route does not depend on it"),
         (["--kernel", "pack", "--hidden", "65"], "hidden is 65, but must be a positive multiple of 32"),
