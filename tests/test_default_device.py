@@ -45,6 +45,11 @@ def sums_of_rounds(comm_alg: str, kernels: str) -> list[torch.Tensor]:
             y = buffer.expert_output(torch.bfloat16).copy_(received.tokens)
             sums += [buffer.combine(y, received.handle, WEIGHTS), received.handle.origins]
             if comm_alg != "direct":
+                many = buffer.dispatch(
+                    *(torch.cat([each, each]) for each in (X, IDS, WEIGHTS)), quantize=quantize
+                )
+                y = many.tokens.to(torch.bfloat16)
+                sums += [buffer.combine(y, many.handle), many.handle.origins, *many[:1]]
                 received = buffer.dispatch(X, IDS, active_mask=MASK, quantize=quantize, wait=False).wait()
                 y = received.tokens.to(torch.bfloat16)
                 sums += [buffer.combine(y, received.handle, comm_quantize="int8")]

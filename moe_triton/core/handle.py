@@ -238,7 +238,8 @@ class PlacedHandle(DispatchHandle):
             of_round = each.assist_info[: ORIGIN.num_words * count].view(-1, ORIGIN.num_words).clone()
             of_round[:, ORIGIN.word("token")] += number * self.tokens_of_round
             origins[each.places[:count].long()] = of_round
-        made[-TRAILER.num_words :] = torch.tensor([TRAILER_MARK, int(offsets[-1])], dtype=made.dtype)
+        made[-TRAILER.num_words] = TRAILER_MARK
+        made[-TRAILER.num_words + 1] = int(offsets[-1])
         return made
 
 

@@ -310,7 +310,7 @@ class BufferPlans:
             if len(self._headers) >= MAX_HEADERS:
                 self._headers.clear()
             words = [*values, *(0,) * (CALL_HEADER.num_words - len(values))]
-            header = torch.tensor(words, dtype=torch.int32).to(self.communicator.backend.device)
+            header = torch.tensor(words, dtype=torch.int32, device=self.communicator.backend.device)
             self._headers[values] = header
         return header
 
