@@ -18,7 +18,7 @@ from moe_triton.backends import make_backend, make_host
 from moe_triton.core.checks import check_choice, check_flag, check_text
 from moe_triton.core.config import Config, Product
 from moe_triton.core.deepep import with_names_of_deepep
-from moe_triton.core.errors import BufferStateError
+from moe_triton.core.errors import ArgumentError, BufferStateError
 from moe_triton.core.handle import DispatchHandle, DispatchOutput, Pending
 from moe_triton.core.replicas import ReplicaBy
 from moe_triton.core.row_formats import row_format_of
@@ -433,7 +433,10 @@ class EPBuffer(Owner, Uncopied):
             >>> received.tokens.dtype, int(received.tokens_per_expert.sum())
             (torch.int8, 128)
         """
-        if (eplb_table is not None or eplb_mode is not None) and handle is None:
+        if eplb_table is not None or eplb_mode is not None:
+            if handle is not None:
+                rule = "the ids of handle are those of physical experts"
+                raise ArgumentError("eplb_table", "given", rule, "Leave it out, and eplb_mode.")
             topk_idx = self._mapping.physical(topk_idx, active_mask, eplb_table, eplb_mode)
         if (
             self._calls is not None

@@ -199,6 +199,8 @@ class PlacedHandle(DispatchHandle):
         alignment: experts' rows begin at multiples of it.
         stride: rows from one expert's to the next one's; 0 where they follow one another.
         tokens_per_expert: (E,) int64, rows of each local expert.
+        first_starts: (E * EP,) int32, the row at which those of each expert and source begin.
+        limits: (E * EP,) int32, behind their last one.
     """
 
     made_when_read: ClassVar[frozenset[str]] = frozenset({"assist_info"})
@@ -209,6 +211,8 @@ class PlacedHandle(DispatchHandle):
     alignment: int
     stride: int
     tokens_per_expert: torch.Tensor
+    first_starts: torch.Tensor
+    limits: torch.Tensor
 
     def __getattr__(self, name: str) -> Any:
         if name in OF_RANKS:
@@ -219,7 +223,15 @@ class PlacedHandle(DispatchHandle):
         return made
 
     def _state(self) -> dict[str, Any]:
-        names = "rounds", "tokens_of_round", "num_rows", "alignment", "stride", "tokens_per_expert"
+        names: tuple[str, ...] = (
+            "rounds",
+            "tokens_of_round",
+            "num_rows",
+            "alignment",
+            "stride",
+            "tokens_per_expert",
+        )
+        names += "first_starts", "limits"
         return super()._state() | {name: getattr(self, name) for name in names}
 
     def __copy__(self) -> PlacedHandle:

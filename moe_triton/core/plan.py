@@ -16,6 +16,8 @@ from moe_triton.core.kernel import AscendCKernel, FusedKernel, TritonKernel, fus
 Stream = Literal["compute", "communication"]
 
 
+ENDING = frozenset({"fill", "fill_ahead"})
+"""Phases that a round ends with."""
 NEXT = "next_"
 """Before the names of placeholders that stand for what the round behind this one binds."""
 OF_ROUND = frozenset(
@@ -227,6 +229,11 @@ class Plan:
     def two_streams(self) -> bool:
         """Whether it gains by a second stream: without a launch alongside another, events would only cost."""
         return self.overlap and any(launch.alongside for launch in self.launches)
+
+    @property
+    def ends_run(self) -> bool:
+        """Whether a run of the operator is over with it: its number and its zone are then the next ones."""
+        return self.phase in ENDING if self.phase else self.half != " setup"
 
     @property
     def placeholders(self) -> tuple[str, ...]:

@@ -21,6 +21,8 @@ OPERATORS = ("none", "dispatch", "combine", "barrier", "tensor-parallel exchange
 ROW_FORMATS = ("none", "bf16", "fp16", *QUANTIZED)
 YES_NO = ("no", "yes")
 # What every rank passes, or none does: with one of them a call's counts go ahead of it.
+ANNOUNCED_NAMES = ("no", "yes", "the routing of a handle")
+BY_HANDLE = 2
 ANNOUNCED = "num_max_tokens_per_rank, num_recv_tokens or a layout"
 
 
@@ -56,7 +58,8 @@ class Kind:
         comm_quant_mode: of combine: how results are quantised on their way.
         weights: whether routing weights travel with a dispatch.
         elastic: whether there is an elastic_info.
-        announced: whether every rank says what the whole call has before it begins.
+        announced: 1 where every rank says what the whole call has before it begins, `BY_HANDLE` where that
+            is known.
         per_rank: of dispatch: whether a token is sent once to each rank (do_expand=False).
     """
 
@@ -64,7 +67,7 @@ class Kind:
     comm_quant_mode: int = 0
     weights: bool = False
     elastic: bool = False
-    announced: bool = False
+    announced: int = 0
     per_rank: bool = False
 
 
@@ -74,7 +77,7 @@ def _fields_of_kind(suffix: str, prefix: str) -> tuple[Field, ...]:
         Field(f"{prefix}comm_quant_mode", f"comm_quant_mode{suffix}", 3),
         Field(f"{prefix}weights", f"weights{suffix}", 1, YES_NO),
         Field(f"{prefix}elastic", f"elastic_info{suffix}", 1, YES_NO),
-        Field(f"{prefix}announced", f"{ANNOUNCED}{suffix}", 1, YES_NO),
+        Field(f"{prefix}announced", f"{ANNOUNCED}{suffix}", 2, ANNOUNCED_NAMES),
     )
 
 

@@ -100,7 +100,8 @@ DISPATCH_OF_BUFFER = replace(
         "local_bypass": lambda s: s["local_bypass"],
         "per_rank": lambda s: s["per_rank"],
         "keeps_tables": lambda s: s["table_words"] > 0,
-        **{name: _mode(name) for name in ("routed", "placed", "announced")},
+        **{name: _mode(name) for name in ("routed", "placed")},
+        "announced": lambda s: s.get("is_announced") or 0,
     },
     unreturned=(),
 )

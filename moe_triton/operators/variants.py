@@ -36,7 +36,7 @@ class DispatchVariant:
         routed: which expert's how manieth row each entry is, and how many rows each expert has, is known: no
             launch finds it out.
         placed: rows go to the places that are found for them (`moe_triton.kernels.places`); it is routed.
-        announced: every rank says what the whole call has before it begins.
+        announced: of `moe_triton.layout.call_word.Kind`.
         given_ids: dtype of the caller's ids, where the first kernel that reads them makes the int32 copy that
             all others read; None where they are int32 and no kernel writes them.
         per_rank: of a buffer: a token is sent once to each rank of its experts, and with it go all of its ids
@@ -57,7 +57,7 @@ class DispatchVariant:
     keeps_tables: bool = False
     routed: bool = False
     placed: bool = False
-    announced: bool = False
+    announced: int = 0
     given_ids: torch.dtype | None = None
     per_rank: bool = False
 

@@ -230,6 +230,10 @@ def _check_rounds(handle: PlacedHandle, communicator: Communicator) -> None:
     check_tensor(
         "handle.topk_idx", handle.topk_idx, shape=("T", config.num_topk), dtypes=(torch.int32,), device=device
     )
+    for name in ("first_starts", "limits"):
+        sizes_of_entries = (context.num_entries,)
+        value = _field(handle, name)
+        check_tensor(f"handle.{name}", value, shape=sizes_of_entries, dtypes=(torch.int32,), device=device)
     total = handle.num_tokens
     for number, each in enumerate(rounds):
         first, last = (min(n * config.num_max_tokens_per_rank, total) for n in (number, number + 1))

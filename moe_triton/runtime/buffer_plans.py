@@ -16,6 +16,7 @@ from moe_triton.core.errors import ArgumentError
 from moe_triton.core.handle import OF_RANKS, DispatchHandle, DispatchOutput, Pending
 from moe_triton.core.records import CALL_HEADER
 from moe_triton.core.row_formats import RowFormat
+from moe_triton.layout.call_word import BY_HANDLE
 from moe_triton.operators.buffer import COMBINE_OF_BUFFER, DISPATCH_OF_BUFFER, OF_HANDLE, attributes_of
 from moe_triton.operators.description import Operator, Symbols
 from moe_triton.runtime import arguments, given_outputs, rows_per_rank
@@ -351,6 +352,7 @@ class BufferPlans:
             "given_ids": getattr(tensors["topk_idx"], "dtype", None) if is_copied_there else None,
             "is_routed": is_known,
             "is_known": is_known,
+            "is_announced": BY_HANDLE if is_known else 0,
         }
 
     def _send_counts(self, known: DispatchHandle, plan: BufferPlan, bindings: Bindings) -> torch.Tensor:

@@ -23,6 +23,7 @@ from moe_triton.core.ascendc import REPORT_MISMATCH
 from moe_triton.core.endings import at_end
 from moe_triton.core.errors import BufferStateError, CommunicationTimeoutError
 from moe_triton.core.kernel import TritonKernel
+from moe_triton.core.plan import ENDING
 from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.rendezvous.notes import Notes, noted_after_s
@@ -55,10 +56,6 @@ def bell_of(count: int) -> int:
         count: which dispatch of the buffer its first round is, from 1 on.
     """
     return count % _BELL_MASK + 1
-
-
-TURNING = frozenset({"fill", "refill", "fill_ahead", "refill_ahead"})
-"""Phases of a call in rounds that a round ends with."""
 
 
 class Communicator(Exclusive):
@@ -232,7 +229,7 @@ class Communicator(Exclusive):
         executable = self._executables.operator(variant, zone, phase, 1)
         number = self.counts[operator]
         try:
-            self._execute(operator, executable, bindings, turn=phase in TURNING)
+            self._execute(operator, executable, bindings, turn=phase in ENDING)
             self._last.pop(operator, None)  # of an operator in one piece
         except BaseException as error:
             self._give_up_at(operator, number, error)

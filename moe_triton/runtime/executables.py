@@ -95,9 +95,8 @@ Phase = Literal[
     "count",
     "entries",
     "fill",
-    "refill",
+    "restart",
     "fill_ahead",
-    "refill_ahead",
     "late_fill",
     "gather",
 ]

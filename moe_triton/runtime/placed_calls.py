@@ -143,7 +143,13 @@ class PlacedCalls:
         """
         names = "x", "topk_idx", "topk_weights", "active_mask"
         nothing = {name: tensors[name][:0] for name in names if tensors.get(name) is not None}
-        return PlacedDispatch(self._plans, tensors | nothing, row_format, request, out, joined=first).run()
+        try:
+            sizes = self._plans, tensors | nothing, row_format, request, out
+            call = PlacedDispatch(*sizes, joined=first, inputs=tensors)
+        except BaseException as error:  # peers go on already
+            self._communicator.abandon("dispatch", error)
+            raise
+        return call.run()
 
 
 def _as_it_is(made: DispatchOutput) -> DispatchOutput:

@@ -156,4 +156,5 @@ def _flat(y: Any, handle: PlacedHandle) -> Any:
     if y.shape[:2] != shape:
         rule = f"dispatch's tokens are of {shape[0]} experts with {shape[1]} rows each"
         raise ArgumentError("y", f"of shape {tuple(y.shape)}", rule, "Pass as many rows of each expert.")
-    return y.flatten(0, 1) if y.is_contiguous() else y
+    is_block = y.stride(0) == y.shape[1] * y.stride(1)
+    return y.flatten(0, 1) if is_block or y.is_contiguous() else y

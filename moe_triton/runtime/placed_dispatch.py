@@ -21,6 +21,7 @@ from moe_triton.core.plain_tensors import fault_of
 from moe_triton.core.plan import NEXT, OF_ROUND
 from moe_triton.core.records import MAX_CALL_TOKENS
 from moe_triton.core.row_formats import RowFormat
+from moe_triton.layout.call_word import BY_HANDLE
 from moe_triton.operators.buffer import DISPATCH_OF_BUFFER
 from moe_triton.operators.variants import DispatchVariant
 from moe_triton.runtime.buffer_plans import BufferPlans, DispatchOfBuffer
@@ -39,6 +40,11 @@ _LINE_WORDS = 16  # int32 of a cache line, at which each piece of memory begins
 _KEPT = "topk_idx", "expand_idx", "recv_offsets", "assist_info", "places", "send_counts"
 
 
+def _or_none(number: int | None) -> int:
+    """A number in a header: 0 stands for none."""
+    return 0 if number is None else number + 1
+
+
 def num_tokens_of(x: object) -> int:
     """Tokens of a dispatch whose arguments nobody has looked at; 0 of what is no tensor of any."""
     is_plain = isinstance(x, torch.Tensor) and fault_of(x) is None
@@ -49,7 +55,8 @@ class Heard(NamedTuple):
     """What is known of a call once all ranks have said what they have.
 
     Attributes:
-        places: where each entry's rows begin and end: "starts" and "limits", as plans bind them.
+        places: where each entry's rows begin and end, as plans bind it: "starts", which move on with each
+            round, "first_starts" and "limits".
         offsets: inclusive prefix sums of all rows.
         per_expert: rows of each expert.
         rows: the same on the host, of this rank's own experts; None where it does not know.
@@ -72,6 +79,7 @@ class PlacedDispatch:
         out: of `EPBuffer.dispatch`.
         known: the handle whose routing it has.
         joined: what its first round gave, where that is over.
+        inputs: what the caller passed, where the tensors are others.
 
     Raises:
         ArgumentError: a bad argument. Nothing was sent.
@@ -86,6 +94,7 @@ class PlacedDispatch:
         out: Any,
         known: PlacedHandle | None = None,
         joined: DispatchOutput | None = None,
+        inputs: Named | None = None,
     ) -> None:
         self._plans, self._request, self._out = plans, request, out
         self._known, self._joined = known, joined
@@ -95,14 +104,14 @@ class PlacedDispatch:
         self._size, self._rank = self._config.num_max_tokens_per_rank, self._communicator.rank
         if known is None:
             tensors = plans.with_ids_of_kernels(tensors)
-        self._tensors = tensors
+        self._tensors, self._inputs = tensors, tensors if inputs is None else inputs
         self._check_request(tensors)
         modes = plans.modes_of(tensors, row_format, plans.bypasses(tensors), known is not None)
-        is_announced = known is not None or request.is_announced
+        is_announced = BY_HANDLE if known is not None else int(request.is_announced)
         modes |= {"is_routed": True, "is_placed": True, "is_announced": is_announced}
         self._plan = plans.find(DISPATCH_OF_BUFFER, DispatchOfBuffer, tensors, modes)
-        if out is not None:  # all but how many rows it needs, which nobody may know yet
-            asked(plans, self._plan, tensors, request, out, 0)
+        if out is not None and joined is None:  # all but how many rows it needs, which nobody may know yet
+            asked(plans, self._plan, self._inputs, request, out, 0)
         self._fitted = plans.fitted(self._plan, tensors)
         self._given: Bindings = self._plan.bind(self._fitted)
         self._routing_variant = cast(DispatchVariant, self._plan.variant)
@@ -114,12 +123,16 @@ class PlacedDispatch:
             "call_counts": self._of_kernels.num_experts,
             "call_shared_counts": self._of_kernels.num_shared_ranks,
         }
-        of_call |= dict.fromkeys(("starts", "limits", "call_offsets"), self._communicator.context.num_entries)
+        of_call |= dict.fromkeys(
+            ("starts", "limits", "first_starts", "call_offsets"), self._communicator.context.num_entries
+        )
         (self._of_call,) = self._ints(of_call, 1)
         self._expand_idx = self._of_call["expand_idx"]
         self._counts_of_round = self._backend.empty(*self._plan.made_specs["tokens_per_expert"])
         self._rounds: list[Bindings] = []
-        self._is_under_way = False
+        self._counters: dict[str, torch.Tensor] = {}
+        # Of a round that is over peers go on already.
+        self._is_under_way = joined is not None
         if joined is None:
             self._make_rounds(self._mine)
 
@@ -175,6 +188,7 @@ class PlacedDispatch:
             self._run("routing", bindings | totals)
         zone = self._communicator.zone("dispatch")
         self._is_under_way = True
+        self._keep_counts()
         self._announce(totals, zone)
         self._run("count", self._rounds[0])
         return self._deliver(zone, 0)
@@ -196,10 +210,27 @@ class PlacedDispatch:
         assert known is not None
         self._make_rounds(len(known.rounds))
         rows = None if self._host.is_asynchronous else known.tokens_per_expert_list
-        heard = Heard({}, known.recv_offsets, known.tokens_per_expert, rows)
+        places = {
+            "starts": self._of_call["starts"],
+            "limits": known.limits,
+            "first_starts": known.first_starts,
+        }
+        heard = Heard(places, known.recv_offsets, known.tokens_per_expert, rows)
         outputs = self._outputs(Size(known.num_rows, known.stride))
         self._is_under_way = True
+        self._run("restart", places)
         return self._received(0, outputs, heard, is_counted=False)
+
+    def _keep_counts(self) -> None:
+        """Keeps what counters of the caller's hold, for a call that delivers nothing."""
+        names = "recv_stats", "performance_info"
+        self._counters = {
+            name: self._given[name].clone() for name in names if self._given.get(name) is not None
+        }
+
+    def _take_back_counts(self) -> None:
+        for name, counts in self._counters.items():
+            self._given[name].copy_(counts)
 
     def _deliver(self, zone: int, begun: int) -> DispatchOutput:
         """Behind the announcement; where ``begun`` is 1 the first round is over."""
@@ -208,7 +239,8 @@ class PlacedDispatch:
         refusal: Exception | None = None
         if self._reads or not self._host.is_asynchronous:
             said = self._said(zone)
-            rounds, refusal = max(rounds, said.num_rounds), said.refusal(self._request)
+            most = -(-MAX_CALL_TOKENS // self._size)  # whatever a peer says
+            rounds, refusal = max(rounds, min(said.num_rounds, most)), said.refusal(self._request)
         rounds = 1 if refusal is not None else max(1, rounds)
         rows = None if said is None else said.rows[self._rank]
         size = size_of(self._request, self._config, self._rank, rows, rounds)
@@ -221,7 +253,8 @@ class PlacedDispatch:
         except (ArgumentError, MemoryError, RuntimeError):
             # Peers have sent rows, or will: they are received, and go nowhere.
             nowhere = {name: torch.zeros_like(places) for name, places in heard.places.items()}
-            self._fill(begun, self._written(None) | nowhere, is_counted=not begun)
+            self._fill(begun, rounds, self._written(None) | nowhere, is_counted=not begun)
+            self._take_back_counts()
             self._is_under_way = False
             raise
         return self._received(begun, outputs, heard, is_counted=not begun)
@@ -233,7 +266,7 @@ class PlacedDispatch:
         places = heard.places | self._written(outputs)
         if self._joined is not None:
             self._run("late_fill", self._rounds[0] | self._late_rows(self._joined) | places)
-        self._fill(begun, places, is_counted=is_counted)
+        self._fill(begun, len(self._rounds), places, is_counted=is_counted)
         if heard.rows is not None:
             outputs.zero_gaps(heard.rows)
         self._is_under_way = False
@@ -251,7 +284,7 @@ class PlacedDispatch:
     def _announce(self, totals: Bindings, zone: int) -> None:
         request, rounds = self._request, 1 if self._joined is not None else self._mine
         stride = PADDED if request.is_padded else 0
-        words = rounds, request.max_tokens or 0, request.capacity, request.alignment, stride
+        words = rounds, _or_none(request.max_tokens), request.capacity, request.alignment, stride
         # Who asks for what needs it, or was rung itself, rings nobody.
         is_expected = request.is_announced or self._host.is_asynchronous or self._joined is not None
         bell = 0 if is_expected else bell_of(self._communicator.counts["dispatch"] + 1)
@@ -263,7 +296,7 @@ class PlacedDispatch:
 
     def _starts(self, zone: int, size: Size, rows: list[int] | None) -> Heard:
         context = self._communicator.context
-        places = {name: self._of_call[name] for name in ("starts", "limits")}
+        places = {name: self._of_call[name] for name in ("starts", "limits", "first_starts")}
         offsets = self._of_call["call_offsets"]
         per_expert = self._backend.empty((context.num_local_experts,), torch.int64)
         written = {"call_offsets": offsets, "call_tokens_per_expert": per_expert}
@@ -281,8 +314,8 @@ class PlacedDispatch:
             for name in _OF_ROUND
             if name in self._plan.made_specs
         }
+        sizes["places"] = self._communicator.context.capacity
         if self._known is None:
-            sizes["places"] = self._communicator.context.capacity
             sizes["send_counts"] = self._of_kernels.num_experts
         if number > made:
             pieces = self._ints(sizes, number - made)
@@ -310,7 +343,7 @@ class PlacedDispatch:
         }
         if self._known is not None:
             routed = self._known.rounds[number]
-            bindings |= {name: getattr(routed, name) for name in ("expand_idx", "send_counts", "places")}
+            bindings |= {name: getattr(routed, name) for name in ("expand_idx", "send_counts")}
         else:
             bindings["expand_idx"] = self._expand_idx[first * topk : last * topk]
             if number >= self._mine:
@@ -351,31 +384,31 @@ class PlacedDispatch:
             found[f"round_{name}"] = rows
         return found
 
-    def _fill(self, begun: int, places: Bindings, *, is_counted: bool) -> None:
+    def _fill(self, begun: int, end: int, places: Bindings, *, is_counted: bool) -> None:
         """Receives rounds from ``begun`` on; each is sent before the one ahead of it is arranged, where that
         may be.
 
         Args:
             begun: the first round that is not arranged.
+            end: behind the last one that is to be.
             places: where rows go, and what of it is each entry's.
             is_counted: whether the first one is sent.
         """
         rounds, communicator = self._rounds, self._communicator
         ahead = communicator.scheme.sends_ahead
-        fill: Phase = "fill" if self._known is None else "refill"
-        for number in range(begun, len(rounds)):
+        for number in range(begun, end):
             bindings = rounds[number] | places
             if number > begun or not is_counted:
                 self._run("entries" if ahead and number > begun else "count", bindings)
-            if ahead and number + 1 < len(rounds):
+            if ahead and number + 1 < end:
                 behind = rounds[number + 1]
                 bindings |= {f"{NEXT}{name}": behind[name] for name in OF_ROUND & behind.keys()}
-                self._run("fill_ahead" if fill == "fill" else "refill_ahead", bindings)
+                self._run("fill_ahead", bindings)
             else:
-                self._run(fill, bindings)
+                self._run("fill", bindings)
 
     def _outputs(self, size: Size) -> Outputs:
-        return Outputs(self._plans, self._plan, self._tensors, self._request, self._out, size)
+        return Outputs(self._plans, self._plan, self._inputs, self._request, self._out, size)
 
     def _written(self, outputs: Outputs | None) -> Bindings:
         """Where rows go, as plans bind it; None for nowhere."""
@@ -436,4 +469,6 @@ class PlacedDispatch:
             alignment=self._request.alignment,
             stride=size.stride,
             tokens_per_expert=heard.per_expert,
+            first_starts=heard.places["first_starts"],
+            limits=heard.places["limits"],
         )

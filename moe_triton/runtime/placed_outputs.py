@@ -137,12 +137,10 @@ class Outputs:
                 else:
                     fitting.copied(made[name], tensor)
             made[name] = tensor
-        if size.stride:
-            made |= {
-                name: made[name].view(-1, size.stride, *made[name].shape[1:])
-                for name in BY_ROW
-                if name in made and len(made[name])
-            }
+        for name in BY_ROW if size.stride else ():
+            if name in made:
+                rows = made[name]
+                made[name] = rows.unflatten(0, (len(rows) // size.stride, size.stride))  # type: ignore[no-untyped-call]
         return made
 
 
@@ -162,13 +160,10 @@ def asked(
     Raises:
         ArgumentError: one is missing, too small, of another kind, or in the memory of another one.
     """
-    if request.is_padded:
-        is_all = isinstance(out, DispatchOutput)
-        out = (
-            out._replace(**{name: _rows_of(getattr(out, name)) for name in BY_ROW})
-            if is_all
-            else _rows_of(out)
-        )
+    if request.is_padded and isinstance(out, DispatchOutput):
+        out = out._replace(**{name: _rows_of(getattr(out, name), plan.specs.get(name)) for name in BY_ROW})
+    elif request.is_padded:
+        out = _rows_of(out, plan.specs["tokens"])
     return plans.asked(_with_rows(plan.specs, num_rows), tensors, out)
 
 
@@ -182,7 +177,9 @@ def _with_rows(specs: dict[str, TensorSpec], rows: int) -> dict[str, TensorSpec]
     return {name: of_rows(spec, rows) if name in BY_ROW else spec for name, spec in specs.items()}
 
 
-def _rows_of(tensor: Any) -> Any:
-    """Padded experts' rows as the rows that they are."""
-    is_padded = isinstance(tensor, torch.Tensor) and tensor.dim() > 1 and tensor.is_contiguous()
-    return tensor.flatten(0, 1) if is_padded else tensor
+def _rows_of(tensor: Any, spec: TensorSpec | None) -> Any:
+    """Padded experts' rows as the rows that they are; rows as they are."""
+    if spec is None or not isinstance(tensor, torch.Tensor) or tensor.dim() != len(spec[0]) + 1:
+        return tensor
+    is_block = tensor.is_contiguous() or tensor.stride(0) == tensor.shape[1] * tensor.stride(1)
+    return tensor.flatten(0, 1) if is_block else tensor

@@ -66,11 +66,12 @@ class Said(NamedTuple):
         """
         most = self.of("max_tokens")
         if len(set(most)) > 1:
-            shown = ", ".join(f"{number or None} on rank {rank}" for rank, number in enumerate(most))
+            said = [number - 1 if number > 0 else None for number in most]
+            shown = ", ".join(f"{number} on rank {rank}" for rank, number in enumerate(said))
             rule, remedy = f"it is {shown}", "Pass the same number on every rank."
             return ArgumentError("num_max_tokens_per_rank", request.max_tokens, rule, remedy)
-        said = zip(self.of("capacity"), self.of("alignment"), self.of("stride"), self.rows, strict=True)
-        for rank, (room, alignment, stride, rows) in enumerate(said):
+        asked = zip(self.of("capacity"), self.of("alignment"), self.of("stride"), self.rows, strict=True)
+        for rank, (room, alignment, stride, rows) in enumerate(asked):
             is_padded = stride == PADDED
             needed = max(rows, default=0) if is_padded else span_of(rows, max(1, alignment), 0)
             if 0 < room < needed:

@@ -28,7 +28,7 @@ from moe_triton.backends.base import Backend, TracedCall, TraceEvent
 from moe_triton.core import ascendc
 from moe_triton.core.config import Config
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
-from moe_triton.core.plan import Launch, Part, Placeholder
+from moe_triton.core.plan import NEXT, Launch, Part, Placeholder
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.schemes.fullmesh.ascendc import COMBINE_READY, COMBINE_WAIT
 from moe_triton.schemes.rank_context import RankContext
@@ -268,9 +268,9 @@ def _names(calls: Sequence[TracedCall], counts: Mapping[str, int]) -> list[str]:
     """Like "dispatch #3", or "dispatch #3 setup". Counted from the end, since old calls may be dropped."""
     left, names = dict(counts), []
     for call in reversed(calls):
-        operator, half = call.plan.operator, call.plan.half
-        left[operator] -= half != " setup"  # as the communicator counts
-        names.append(f"{operator} #{left[operator]}{half}")
+        operator = call.plan.operator
+        left[operator] -= call.plan.ends_run  # as the communicator counts
+        names.append(f"{operator} #{left[operator]}{call.plan.half}")
     return names[::-1]
 
 
@@ -319,6 +319,8 @@ def _bytes_moved(traced: TracedRank, launch: Launch, tokens: int) -> Json:
     for arg, value in zip(launch.kernel.args, launch.values, strict=True):
         if isinstance(value, int):
             known[arg.name] = value
+        elif isinstance(value, Placeholder) and value.name.startswith(NEXT):
+            return {}  # nobody has noted what the round behind this one brings
         elif isinstance(value, Placeholder) and value.name in brought:
             total = brought[value.name]
             known[arg.name] = value.of(total) if isinstance(value, Part) else total

@@ -563,15 +563,21 @@ class DispatchSteps(Steps):
             stride=Placeholder("expert_stride"),
             **self.in_memory(calls.counts.stride("zone") // WORD_BYTES, kept=False),
         )
-        return self.plan([starts], phase="starts")
+        return self.plan([starts, self._copied("starts", "first_starts")], phase="starts")
+
+    def restart(self) -> Plan:
+        """The same for a call whose routing is known: where rows belong is what it was."""
+        return self.plan([self._copied("first_starts", "starts")], phase="restart")
+
+    def _copied(self, source: str, to: str) -> Launch:
+        """Begins of entries, of which rounds make use."""
+        numbers = {"number": self.context.num_entries, "kept": 0}
+        tables = {"counts": Placeholder(source), "totals": Placeholder(to)}
+        return self.launch("copy starts", add_counts_kernel(), 1, **tables, **numbers)
 
     def fill(self) -> Plan:
         """Brings a round's rows to their places."""
         return self.plan([self.find_places(), *self.arrangement()], phase="fill")
-
-    def refill(self) -> Plan:
-        """The same where places are known."""
-        return self.plan(self.arrangement(), phase="refill")
 
     def arrangement(self) -> list[Launch]:
         """What brings received rows to where they belong, and what follows."""
@@ -606,7 +612,7 @@ class DispatchSteps(Steps):
             )
             for name, words, rows, out in moved
         ]
-        return self.plan([self.find_places(), *moves], phase="late fill")
+        return self.plan([self.find_places(), *moves], phase="late_fill")
 
     @property
     def _calls(self) -> CallRegions:

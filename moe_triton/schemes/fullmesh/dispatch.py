@@ -82,15 +82,10 @@ class Dispatch(DispatchSteps):
         return self.plan([*self._until_sent(self._receive(1, is_same_launch=True))], phase="count")
 
     def fill_ahead(self) -> Plan:
-        """Of a call in rounds: `fill`, beside rows of the next round, whose `entries` follow."""
-        return self._beside_next([self.find_places()], "fill ahead")
+        """Of a call in rounds: `fill`, beside rows of the next round, whose `entries` follow.
 
-    def refill_ahead(self) -> Plan:
-        """The same where places are known."""
-        return self._beside_next([], "refill ahead")
-
-    def _beside_next(self, places: list[Launch], phase: str) -> Plan:
-        """What the two rounds do lies in the slots of different zones, and in memory of their own."""
+        What the two rounds do lies in the slots of different zones, and in memory of their own.
+        """
         zone = (self.zone + 1) % self.context.scheme.rounds.num_zones
         behind = type(self)(self.context, self.variant, zone)
         communicating, computing = (self.context.blocks(stream, 2) for stream in STREAMS)
@@ -100,8 +95,8 @@ class Dispatch(DispatchSteps):
         if arranged.stream != sent.stream:  # where rows are arranged as they are received, nothing computes
             sent = replace(sent, blocks=communicating)
             arranged = replace(arranged, blocks=computing, alongside=True)
-        launches = [*packed, *places, sent, arranged, *others]
-        return self.plan(launches, self.context.overlaps, phase)
+        launches = [*packed, self.find_places(), sent, arranged, *others]
+        return self.plan(launches, self.context.overlaps, "fill_ahead")
 
     def entries(self) -> Plan:
         """Of a call in rounds: what follows rows that were sent ahead, once the round before is arranged."""
