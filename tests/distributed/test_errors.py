@@ -48,13 +48,15 @@ def bad_dispatches(
     beyond = ids.long()
     beyond[0, 1] = 2**32
     d = buffer.dispatch
+    # Others take any number of tokens, in rounds.
+    limited = {"x is of 5 tokens": lambda: d(many, many_ids)} if buffer.config.scheme == "direct" else {}
     return {
+        **limited,
         "x is of dtype torch.float32": lambda: d(x.float(), ids),
         "x is of shape (4, 128)": lambda: d(wide, ids),
         "x is strided": lambda: d(wide[:, ::2], ids),
         "x is on meta": lambda: d(x.to("meta"), ids),
         "x is a list": lambda: d([1], ids),
-        "x is of 5 tokens": lambda: d(many, many_ids),
         "topk_idx is of dtype torch.float32": lambda: d(x, ids.float()),
         "topk_idx is of shape (3, 2)": lambda: d(x, ids[:3]),
         "topk_idx is 99 at token 1, k 0": lambda: d(x, bad_id),
@@ -91,13 +93,14 @@ def refuse_everything(rank: int, num_ranks: int, scheme: str, before: int) -> li
                 lambda: buffer.combine(y, weights, output.handle)  # type: ignore[arg-type]
             ),
             "handle is of another buffer": lambda: buffer.combine(y, foreign.handle, weights),
-            f"handle is of dispatch {before}": lambda: buffer.combine(y, old.handle, weights),
             "y is of dtype torch.float16": lambda: buffer.combine(y.half(), output.handle, weights),
             "y is of shape": lambda: buffer.combine(y[:, :32].contiguous(), output.handle, weights),
             "y is strided": lambda: buffer.combine(y.t().contiguous().t(), output.handle, weights),
             f"y is of {rows - 1} rows": lambda: buffer.combine(y[: rows - 1], output.handle, weights),
             "topk_weights is of shape": lambda: buffer.combine(y, output.handle, weights[:1]),
         }
+        if scheme == "direct":  # whose later dispatches write over its outputs
+            bad_combines[f"handle is of dispatch {before}"] = lambda: buffer.combine(y, old.handle, weights)
         for start, call in bad_combines.items():
             message = message_of(call)
             if not message.startswith(start):

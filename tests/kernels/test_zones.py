@@ -29,6 +29,7 @@ def test_every_kernel_that_reads_a_window_is_looked_at() -> None:
         "append",
         "gather_counts",
         "inner_table",
+        "local_ids",
         "starts",
         "weighted_sum",
     }
