@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +14,9 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from moe_triton import BufferStateError, CommunicationTimeoutError, EPBuffer
+from moe_triton import ArgumentError, BufferStateError, CommunicationTimeoutError, EPBuffer
 from moe_triton.core.config import Config
+from moe_triton.core.errors import MoeTritonError
 from moe_triton.processes import RankGroup
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.schemes import product_of
@@ -282,7 +285,7 @@ CAPACITY = {"num_recv_tokens": 5}
 def test_what_all_ranks_refuse_leaves_the_buffer_usable(
     ranks: Groups, scheme: str, options: list[list[long_runs.Options]], names: list[str]
 ) -> None:
-    case = case_of(scheme, (13, 13))
+    case = case_of(scheme, (13, 5))  # of other numbers of rounds
     for said in ranks(2).run(long_runs.refused, case, options * 2, True, timeout_s=seconds(120.0)):
         assert len(said) == 2
         for text in said:
@@ -340,6 +343,67 @@ def test_options_on_some_ranks_only_are_named(ranks: Groups) -> None:
         (text,) = said
         assert text.startswith("ConfigMismatchError")
         assert "num_recv_tokens" in text
+
+
+def test_a_refused_call_counts_nothing(ranks: Groups) -> None:
+    assert ranks(2).run(counted, case_of("fullmesh_v1", (13, 5)), timeout_s=seconds(60.0)) == [True] * 2
+
+
+def counted(rank: int, num_ranks: int, case: Case) -> bool:
+    """Whether the caller's counts are what they were, and then those of a call that delivers."""
+    inputs, stats = long_runs.inputs_of(case, rank, 0), torch.zeros(2, dtype=torch.int32)
+    with long_runs.make_buffer(case) as buffer:
+        call = inputs.x, inputs.topk_idx, None, stats
+        with pytest.raises(ArgumentError, match="num_recv_tokens"):
+            buffer.dispatch(*call, num_recv_tokens=1)
+        is_untouched = not bool(stats.any())
+        output = buffer.dispatch(*call, num_recv_tokens="exact")
+        return is_untouched and stats.tolist() == output.tokens_per_expert.tolist()
+
+
+def test_a_handle_on_one_rank_only_is_named(ranks: Groups) -> None:
+    for said in ranks(2).run(mixed, case_of("fullmesh_v1", (13, 3)), timeout_s=seconds(60.0)):
+        assert said.startswith("ConfigMismatchError")
+        assert "the routing of a handle" in said
+
+
+def mixed(rank: int, num_ranks: int, case: Case) -> str:
+    inputs = long_runs.inputs_of(case, rank, 0)
+    with long_runs.make_buffer(case, timeout_s=seconds(5.0)) as buffer:
+        few = buffer.dispatch(inputs.x[:2], inputs.topk_idx[:2])
+        try:
+            if rank == 1:
+                buffer.dispatch(inputs.x[:2], handle=few.handle)
+            else:
+                buffer.dispatch(inputs.x, inputs.topk_idx)
+        except MoeTritonError as error:
+            return f"{type(error).__name__}: {error}"
+    return ""
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_traces_have_the_phases_of_rounds(ranks: Groups, tmp_path: Path, quantize: str | None) -> None:
+    path = tmp_path / "trace.json"
+    ranks(2).run(traced, case_of("fullmesh_v1", (13, 3), quantize), str(path), timeout_s=seconds(60.0))
+    events = json.loads(path.read_text())["traceEvents"]
+    names = {event["name"] for event in events if event.get("cat") == "operator"}
+    # A dispatch of rank 0 has four rounds: numbers 1 to 4 behind that of a call of one.
+    assert {
+        "dispatch #0",
+        "dispatch #1 count",
+        "dispatch #1 hear",
+        "dispatch #4 fill",
+        "dispatch #5",
+    } <= names
+
+
+def traced(rank: int, num_ranks: int, case: Case, path: str) -> None:
+    inputs = long_runs.inputs_of(case, rank, 0)
+    few = inputs.x[:2], inputs.topk_idx[:2]
+    with long_runs.make_buffer(case, trace=path) as buffer:
+        buffer.dispatch(*few, quantize=case.quantize)
+        long_runs.dispatched(buffer, case, inputs, num_recv_tokens="exact")
+        buffer.dispatch(*few, quantize=case.quantize)
 
 
 def test_handles_that_are_not_as_dispatch_made_them_are_refused(ranks: Groups) -> None:
