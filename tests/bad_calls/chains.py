@@ -98,9 +98,11 @@ def _of_buffer(rank: int, num_ranks: int, buffer: EPBuffer) -> Chain:
         y = experts_of(case, rank, outputs[0].tokens)
         return {"y": y, "topk_weights": own.topk_weights, "handle": outputs[0].handle}
 
+    # A count of rows larger than those received is kept to, and legal.
+    counts = accepted(num_recv_tokens="7")
     # Rows beyond those received need not be there, and may be.
     fits = accepted(y="longer; shorter")
-    return [Step(buffer.dispatch, dispatch), Step(buffer.combine, combine, fits)]
+    return [Step(buffer.dispatch, dispatch, counts), Step(buffer.combine, combine, fits)]
 
 
 def _tensors(rank: int, num_ranks: int) -> dict[str, torch.Tensor]:
