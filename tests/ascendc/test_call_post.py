@@ -5,18 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moe_triton.backends.cpu.nic import NicSettings
 from moe_triton.core.config import Config
-from moe_triton.core.reach import Queues
 from moe_triton.core.records import CALL_HEADER, FLAG_BITS, TRAFFIC
 from moe_triton.layout import CallRegions
 from moe_triton.schemes.fullmesh.layout import WindowLayout
 
-from .call_words import NOT_POSTING
-from .case import PATIENT_US, check_reports
-from .library import Library, address
-from .memory import GARBAGE, Guarded, across_lines
-from .nics import Nics
+from .case import check_reports
+from .library import Library
+from .memory import GARBAGE, Guarded
+from .one_sender import one_sender
 
 CALL = 77
 CASES = {
@@ -32,7 +29,7 @@ def layout_of(
     num_ranks: int, experts: int, shared: int, servers: tuple[int, ...] | None = None
 ) -> tuple[WindowLayout, CallRegions]:
     moe_ranks = num_ranks - shared
-    sizes = num_ranks, 4, 32, 2, experts * moe_ranks // moe_ranks * moe_ranks, min(shared, 1), shared
+    sizes = num_ranks, 4, 32, 2, experts * moe_ranks, min(shared, 1), shared
     layout = WindowLayout(Config(*sizes, is_of_buffer=True, relaxed=True, ranks_per_server=servers))
     assert layout.calls is not None
     return layout, layout.calls
@@ -50,27 +47,9 @@ def post(
     num_ranks, experts, shared, blocks = case
     layout, calls = layout_of(num_ranks, experts, shared, servers)
     rng = np.random.default_rng(sender)
-    windows = [Guarded((layout.window_bytes,), align=512) for _ in range(num_ranks)]
-    addresses = [address(window.array) for window in windows]
     words = rng.integers(0, 999, calls.counts.extent("entry"), dtype=np.int32)
     header, shared_counts, counts = np.split(words, [CALL_HEADER.num_words, CALL_HEADER.num_words + shared])
-    traffic = Guarded((blocks, TRAFFIC.num_words), np.int64, align=64)
-    posting, peers, nics = NOT_POSTING, addresses, None
-    if servers is not None:
-        topology, everyone = layout.config.topology, frozenset(range(num_ranks))
-        queued = [everyone - frozenset(topology.neighbours(rank)) for rank in range(num_ranks)]
-        queues = [Queues(others, topology.servers, layout.in_bytes) for others in queued]
-        settings = [NicSettings(seed=1 + sender + rank, ring_items=1) for rank in range(num_ranks)]
-        nics = Nics(library, addresses, layout.window_bytes, queues, settings)
-        nics.use(sender)
-        peers = nics.words[sender]
-        posting = {
-            "window": windows[sender].array,
-            "out_offset": layout.in_bytes,
-            "timeout_us": PATIENT_US,
-            "traffic": traffic.array,
-        }
-    try:
+    with one_sender(library, layout, sender, blocks, first_seed=1 + sender) as to:
         report = library.launch(
             "call_post",
             blocks,
@@ -79,24 +58,18 @@ def post(
             shared_counts=shared_counts.copy() if shared else 0,
             num_experts=len(counts),
             num_shared_ranks=shared,
-            peers=across_lines(peers),
-            num_ranks=num_ranks,
-            rank=sender,
             bell=bell,
             call=CALL,
             zone=zone,
             slots=calls.counts,
             status=calls.status,
             bells=calls.bell,
-            **posting,
+            **to.arguments,
         )
-    finally:
-        if nics is not None:
-            nics.close()
     check_reports(report)
-    for window in windows:
+    for window in to.windows:
         window.check_guards()
-    return windows, words, traffic.array
+    return to.windows, words, to.traffic
 
 
 def check(

@@ -5,17 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moe_triton.backends.cpu.nic import NicSettings
 from moe_triton.core.config import Config
-from moe_triton.core.reach import Queues
 from moe_triton.core.records import TRAFFIC
 from moe_triton.schemes.fullmesh.layout import WindowLayout
 
-from .call_words import NOT_POSTING
-from .case import PATIENT_US, check_reports
-from .library import Library, address
-from .memory import GARBAGE, Guarded, across_lines
-from .nics import Nics
+from .case import check_reports
+from .library import Library
+from .memory import GARBAGE, Guarded
+from .one_sender import one_sender
 
 CASES = {
     "usual": (4, 8, 3, 2),
@@ -43,30 +40,11 @@ def send(
     seed: int = 0,
 ) -> Sent:
     """What one rank sends to all: their windows, ids and weights, and what it has posted."""
-    num_ranks, topk, tokens, blocks = case
+    _, topk, tokens, blocks = case
     rng = np.random.default_rng(seed)
-    windows = [Guarded((layout.window_bytes,), align=512) for _ in range(num_ranks)]
-    addresses = [address(window.array) for window in windows]
     ids = rng.integers(-1, 64, (tokens, topk), dtype=np.int32)
     weights = rng.random((tokens, topk), dtype=np.float32)
-    traffic = Guarded((blocks, TRAFFIC.num_words), np.int64, align=64)
-    posting, peers, nics = NOT_POSTING, addresses, None
-    if servers is not None:
-        topology = layout.config.topology
-        everyone = frozenset(range(num_ranks))
-        queued = [everyone - frozenset(topology.neighbours(rank)) for rank in range(num_ranks)]
-        queues = [Queues(others, topology.servers, layout.in_bytes) for others in queued]
-        settings = [NicSettings(seed=1 + seed + rank, ring_items=1) for rank in range(num_ranks)]
-        nics = Nics(library, addresses, layout.window_bytes, queues, settings)
-        nics.use(sender)
-        peers = nics.words[sender]
-        posting = {
-            "window": windows[sender].array,
-            "out_offset": layout.in_bytes,
-            "timeout_us": PATIENT_US,
-            "traffic": traffic.array,
-        }
-    try:
+    with one_sender(library, layout, sender, blocks, first_seed=1 + seed) as to:
         report = library.launch(
             "tables_send",
             blocks,
@@ -74,20 +52,14 @@ def send(
             row_weights=weights if weighted else 0,
             num_tokens=tokens,
             topk=topk,
-            peers=across_lines(peers),
-            num_ranks=num_ranks,
-            rank=sender,
             zone=zone,
             tables=layout.row_tables,
-            **posting,
+            **to.arguments,
         )
-    finally:
-        if nics is not None:
-            nics.close()
     check_reports(report)
-    for window in windows:
+    for window in to.windows:
         window.check_guards()
-    return windows, ids, weights, traffic.array
+    return to.windows, ids, weights, to.traffic
 
 
 def check(
