@@ -173,7 +173,7 @@ class EPBuffer(Owner, Uncopied):
             self._sent, self._mapping = self._plans.sent.calls, ExpertMapping(self._communicator, self.config)
             self._calls, self._posts = None, self._communicator.memory.posts
             if exchange is None and not self.config.num_special_experts and not self._plans.is_fitted:
-                self._calls = self._communicator.make_calls(self._id, DispatchOutput, DispatchHandle)
+                self._calls = self._communicator.make_calls(self._id)
         except BaseException:
             self._communicator.close()
             raise
@@ -440,8 +440,6 @@ class EPBuffer(Owner, Uncopied):
             topk_idx = self._mapping.physical(topk_idx, active_mask, eplb_table, eplb_mode)
         if (
             self._calls is not None
-            and active_mask is performance_info is out is None
-            and handle is None
             and num_max_tokens_per_rank is num_recv_tokens is None
             # What is equal to these need not be of their type: it is looked at elsewhere.
             and expert_alignment is _UNALIGNED
@@ -451,15 +449,17 @@ class EPBuffer(Owner, Uncopied):
             and wait is True
             and not self._sent
         ):
-            run = self._calls.dispatch if do_expand else self._calls.dispatch_per_rank
-            output: DispatchOutput | None = run(
-                quantize, x, topk_idx, smooth_scales, topk_weights, cumulative_local_expert_recv_stats
-            )
+            usual = quantize, x, topk_idx, smooth_scales, topk_weights, cumulative_local_expert_recv_stats
+            output: DispatchOutput | None = None
+            if active_mask is performance_info is out is handle is None:
+                output = (self._calls.dispatch if do_expand else self._calls.dispatch_per_rank)(*usual)
+            elif do_expand:
+                output = self._calls.dispatch_with(usual, active_mask, performance_info, out, handle)
             if output is not None:
                 self._latest_dtype = x.dtype
                 if self._posts:
                     output.handle.note_traffic(self.traffic("dispatch"))
-                if not self._communicator.is_rung:
+                if handle is not None or not self._communicator.is_rung:
                     return output
         else:
             output = None
@@ -475,7 +475,7 @@ class EPBuffer(Owner, Uncopied):
             "cumulative_local_expert_recv_stats": cumulative_local_expert_recv_stats,
         }
         if output is not None:  # the first round of more, as another rank has said in the meantime
-            return self._placed.join(output, tensors, row_format, USUAL, None)
+            return self._placed.join(output, tensors, row_format, USUAL, out)
         self._communicator.check_usable()
         self._plans.sent.make_way_for("dispatch")
         sizes = num_max_tokens_per_rank, num_recv_tokens, expert_alignment, layout, do_zero_padding
@@ -571,13 +571,17 @@ class EPBuffer(Owner, Uncopied):
         """
         if (
             self._calls is not None
-            and comm_quantize is None
-            and performance_info is out is shared_expert_x is ori_x is None
+            and shared_expert_x is ori_x is None
             and const_expert_alpha_1 is const_expert_alpha_2 is const_expert_v is None
             and wait is True
             and not self._sent
         ):
-            result: torch.Tensor | None = self._calls.combine(y, handle, topk_weights)
+            result: torch.Tensor | None
+            if comm_quantize is performance_info is out is None:
+                result = self._calls.combine(y, handle, topk_weights)
+            else:
+                options = comm_quantize, performance_info, out
+                result = self._calls.combine_with(y, handle, topk_weights, *options)
             if result is not None:
                 return result
         self._communicator.check_usable()

@@ -48,6 +48,10 @@ PyObject* New(PyTypeObject* type, PyObject* args, PyObject* keywords) {
         return nullptr;
     }
     const size_t num_registers = Items<int64_t>(values).count;
+    if (made.num_arguments > MAX_ARGUMENTS) {
+        Refuse("a program has too many arguments");
+        return nullptr;
+    }
     if (!AreSteps(Items<Step>(steps), num_registers) || !AreIn(Items<uint16_t>(key), num_registers)) return nullptr;
     const std::pair<Ref*, PyObject*> held[] = {{&made.name, name},          {&made.values, values},
                                                {&made.steps, steps},        {&made.key, key},

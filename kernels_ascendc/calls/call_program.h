@@ -17,36 +17,43 @@
 
 namespace moe::calls {
 
-constexpr size_t MAX_REGISTERS = 256, MAX_KEPT = 20, MAX_HOLDS = 4;
+constexpr size_t MAX_REGISTERS = 256, MAX_KEPT = 20, MAX_HOLDS = 4, MAX_ARGUMENTS = 32;
 
-// The operations, by their names in Python. a to f are a step's operands: registers, or numbers where it says so. A
+// The operations, by their names in Python, and how many operands they have. a to h are a step's operands: registers, or numbers where it says so. A
 // check that fails ends the walk.
 // clang-format off
 #define MOE_OPERATIONS(each)                                                                                     \
-    each(TENSOR)       /* target...: address, dtype and sizes of argument number a, which has b dimensions */     \
-    each(GIVEN)        /* target: whether argument number a is not None; if not, the next b steps are left out */ \
-    each(CHOICE)       /* target: which of the c objects from number b on argument number a is */                \
-    each(KEPT)         /* target...: what the latest run of operator b left in its handle a; to hold number c */ \
-    each(ZONE)         /* target: of this run; checks that no full wait has to come first */                     \
-    each(EQUAL)        /* checks a == b */                                                                       \
-    each(EITHER)       /* checks a == b or a == c */                                                             \
-    each(AT_MOST)      /* checks a <= b */                                                                       \
-    each(MULTIPLY_ADD) /* target: a * b + c */                                                                   \
-    each(DIVIDE)       /* target: a / b */                                                                       \
-    each(MINIMUM)      /* target: the smaller of a and b */                                                      \
-    each(PARTS)        /* target: parts of at most b that a is cut into, at least one */                         \
-    each(PICK)         /* target: the register that stands as many behind a as b says */                         \
-    each(STARTS)       /* target: whether address a is b; checks that it is not in the c bytes from there on */  \
-    each(LOAD)         /* target: the int32 at address a */                                                      \
-    each(RESERVE)      /* target: where a elements of b bytes begin in the next block */                         \
-    each(ALLOCATE)     /* target: address of a block for what is reserved, from now on hold number a */          \
-    each(TAKE_IDS)     /* copies ids at a of dtype b to c, d rows of e; checks that they name f experts */           \
-    each(DIGEST)       /* target: what stands for the b int32 at address a */                                    \
-    each(MARKED)       /* checks that argument number a has mark b, if it has any */
+    each(TENSOR, 2)       /* target...: address, dtype and sizes of argument number a, which has b dimensions */     \
+    each(GIVEN, 2)        /* target: whether argument number a is not None; if not, the next b steps are left out */ \
+    each(NUMBER, 1)       /* target: the integer that argument number a is */                                       \
+    each(CHOICE, 3)       /* target: which of the c objects from number b on argument number a is */                \
+    each(KEPT, 4)         /* target...: what a run of operator b left in its handle a, its latest one unless d is   \
+                          1; to hold number c */                                                                 \
+    each(ZONE, 0)         /* target: of this run; checks that no full wait has to come first */                     \
+    each(EQUAL, 2)        /* checks a == b */                                                                       \
+    each(EITHER, 3)       /* checks a == b or a == c */                                                             \
+    each(AT_MOST, 2)      /* checks a <= b */                                                                       \
+    each(MULTIPLY_ADD, 3) /* target: a * b + c */                                                                   \
+    each(DIVIDE, 2)       /* target: a / b */                                                                       \
+    each(MINIMUM, 2)      /* target: the smaller of a and b */                                                      \
+    each(PARTS, 2)        /* target: parts of at most b that a is cut into, at least one */                         \
+    each(PICK, 2)         /* target: the register that stands as many behind a as b says */                         \
+    each(STARTS, 3)       /* target: whether address a is b; checks that it is not in the c bytes from there on */  \
+    each(LOAD, 1)         /* target: the int32 at address a */                                                      \
+    each(RESERVE, 2)      /* target: where a elements of b bytes begin in the next block */                         \
+    each(ALLOCATE, 1)     /* target: address of a block for what is reserved, from now on hold number a */          \
+    each(TAKE_IDS, 8)     /* copies ids at a of dtype b to c, d rows of e; checks that they name f experts where the    \
+                          mask at g says so, if that is not 0: of whole rows, if h is not 0 */                       \
+    each(DIGEST, 4)       /* target: what stands for the b int32 at address a that the mask at c, if that is not 0, \
+                          says count: a flag of it is for d of them */                                           \
+    each(COPY, 3)         /* copies c bytes at address a to address b */                                            \
+    each(READ, 3)         /* c bytes from address b on are read too: as if they were argument number a */           \
+    each(APART, 1)        /* checks that argument number a shares no memory with another one, or what is read */    \
+    each(MARKED, 2)       /* checks that argument number a has mark b, if it has any */
 // clang-format on
 
 enum class Operation : uint16_t {
-#define MOE_EACH(name) name,
+#define MOE_EACH(name, operands) name,
     MOE_OPERATIONS(MOE_EACH)
 #undef MOE_EACH
         COUNT
@@ -55,9 +62,9 @@ enum class Operation : uint16_t {
 struct Step {
     Operation operation;
     uint16_t target;
-    uint16_t operands[6];
+    uint16_t operands[8];
 };
-static_assert(sizeof(Step) == 16);
+static_assert(sizeof(Step) == 20);
 
 // A tensor in a hold's memory, by the registers of its address and sizes.
 struct TensorSpec {
@@ -68,6 +75,11 @@ struct TensorSpec {
     uint16_t sizes[4];
 };
 static_assert(sizeof(TensorSpec) == 16);
+
+// One of the call's arguments.
+struct ArgumentSpec {
+    uint16_t number;
+};
 
 // Items of a Python bytes object.
 template <typename Item>
@@ -96,13 +108,14 @@ struct PreparedPlan {
     Items<uint16_t> placeholders{At(3)};  // registers
     Items<uint64_t> plan{At(4)};          // address
     PyObject* executable = At(5);         // owns the plan
-    PyObject* outputs = At(6);  // tuple of specs and of objects as they are; the handle follows where there is one
+    PyObject* outputs = At(6);  // tuple of specs, `ArgumentSpec`s and objects as they are; the handle follows where
+                                // there is one
     PyObject* output_type = At(7);  // of a tuple; None for the only output itself
     PyObject* bindings = At(8);     // tuple of (name, spec or register): what tells why a run failed
     Items<uint16_t> kept{At(9)};    // registers that the handle keeps
     PyObject* kept_tensors = At(10);  // dict of what the handle makes: specs over what is kept, and numbers of its
                                       // registers; or None for no handle
-    PyObject* handle_fields = At(11);  // tuple of (name, object)
+    PyObject* handle_fields = At(11);  // tuple of (name, object), or of (name, `ArgumentSpec`)
     Items<uint16_t> mark{At(12)};      // which output is marked, and the register of its mark; or nothing
 };
 

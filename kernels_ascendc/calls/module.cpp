@@ -14,11 +14,11 @@ bool Add(PyObject* module, const char* name, PyTypeObject* type) {
 bool AddOperations(PyObject* module) {
     using moe::calls::Operation;
     const moe::calls::Ref numbers(PyDict_New());
-    const auto add = [&numbers](const char* name, Operation operation) {
-        const moe::calls::Ref number(PyLong_FromLong(static_cast<long>(operation)));
+    const auto add = [&numbers](const char* name, Operation operation, int operands) {
+        const moe::calls::Ref number(Py_BuildValue("(ii)", static_cast<int>(operation), operands));
         return number && numbers && PyDict_SetItemString(numbers.get(), name, number.get()) == 0;
     };
-#define MOE_EACH(name) add(#name, Operation::name) &&
+#define MOE_EACH(name, operands) add(#name, Operation::name, operands) &&
     return MOE_OPERATIONS(MOE_EACH) PyModule_AddObjectRef(module, "OPERATIONS", numbers.get()) == 0;
 #undef MOE_EACH
 }

@@ -20,6 +20,7 @@ enum class Dtype : uint16_t {
     FLOAT16 = 2 << 8 | 16,
     FLOAT32 = 2 << 8 | 32,
     BFLOAT16 = 4 << 8 | 16,
+    BOOL = 6 << 8 | 8,
 };
 
 constexpr size_t BytesOf(Dtype dtype) { return (static_cast<uint16_t>(dtype) & 0xff) / 8; }

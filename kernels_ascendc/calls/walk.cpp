@@ -1,4 +1,5 @@
 // A call: a walk over the steps of its program and of its plan.
+#include <algorithm>
 #include <cstring>
 
 #include "call_program.h"
@@ -9,12 +10,17 @@ namespace {
 
 using RunPlan = int64_t (*)(uint64_t plan, const uint64_t* placeholders);
 using TakeIds = int64_t (*)(int64_t ids, uint32_t id_bytes, int64_t taken, uint64_t num_tokens, uint64_t topk,
-                            int64_t num_experts, int32_t* rule);
+                            int64_t num_experts, const uint8_t* mask, uint32_t by_token, int32_t* rule);
 using DigestIds = int64_t (*)(int64_t ids, uint64_t count, const uint8_t* mask, uint64_t per_flag);
 
 bool IsSame(PyObject* one, PyObject* other) {
     return one == other || (PyUnicode_Check(one) && PyUnicode_Check(other) && PyUnicode_Compare(one, other) == 0);
 }
+
+// From an address up to another one.
+struct Extent {
+    uint64_t begin = 0, end = 0;
+};
 
 // What one call has found out so far, in registers, and the memory that it holds.
 class Frame {
@@ -58,9 +64,12 @@ public:
     int64_t operator[](size_t number) const { return registers_[number]; }
     const Hold& hold(size_t number) const { return holds_[number]; }
 
-    // A tensor of a spec; any other object as it is.
+    // A tensor of a spec, or an argument; any other object as it is.
     Ref Make(PyObject* item) const {
         if (!PyBytes_Check(item)) return Ref::Of(item);
+        if (PyBytes_GET_SIZE(item) == sizeof(ArgumentSpec)) {
+            return Ref::Of(arguments_[Items<ArgumentSpec>(item).data->number]);
+        }
         const auto memory = [this](uint16_t number) -> const Hold& { return holds_[number]; };
         return MakeTensor(*program_.torch, item, registers_, memory);
     }
@@ -70,9 +79,10 @@ private:
         const uint16_t* const number = step.operands;
         const auto in = [this, number](size_t operand) { return registers_[number[operand]]; };
         switch (step.operation) {
-            case Operation::TENSOR: return See(arguments_[number[0]], number[1], target);
+            case Operation::TENSOR: return See(number[0], number[1], target);
+            case Operation::NUMBER: return Count(arguments_[number[0]], target);
             case Operation::CHOICE: return Choose(arguments_[number[0]], number[1], number[2], target);
-            case Operation::KEPT: return TakeKept(arguments_[number[0]], number[1], number[2], target);
+            case Operation::KEPT: return TakeKept(arguments_[number[0]], number[1], number[2], number[3] != 0, target);
             case Operation::ZONE:
                 *target = static_cast<int64_t>(rounds_.Zone(program_.id));
                 return !rounds_.NeedsWait(program_.id, false);
@@ -99,32 +109,59 @@ private:
                 int32_t rule = 0;
                 const auto id_bytes = static_cast<uint32_t>(BytesOf(static_cast<Dtype>(in(1))));
                 const auto take_ids = reinterpret_cast<TakeIds>(program_.take_ids);
-                return take_ids(in(0), id_bytes, in(2), in(3), in(4), in(5), &rule) < 0;
+                const auto* const mask = reinterpret_cast<const uint8_t*>(in(6));
+                return take_ids(in(0), id_bytes, in(2), in(3), in(4), in(5), mask, in(7) != 0, &rule) < 0;
             }
             case Operation::DIGEST:
-                *target = reinterpret_cast<DigestIds>(program_.digest_ids)(in(0), in(1), nullptr, 1);
+                *target = reinterpret_cast<DigestIds>(program_.digest_ids)(
+                    in(0), in(1), reinterpret_cast<const uint8_t*>(in(2)), in(3));
                 return true;
+            case Operation::COPY:
+                std::memcpy(reinterpret_cast<void*>(in(1)), reinterpret_cast<const void*>(in(0)), in(2));
+                return true;
+            case Operation::READ:
+                extents_[number[0]] = {static_cast<uint64_t>(in(1)), static_cast<uint64_t>(in(1) + in(2))};
+                return true;
+            case Operation::APART: return IsApart(number[0]);
             case Operation::MARKED: return HasMark(arguments_[number[0]], in(1));
             default: return false;
         }
     }
 
-    bool See(PyObject* argument, int32_t ndim, int64_t* target) const {
+    bool See(size_t number, int32_t ndim, int64_t* target) {
         Seen seen;
-        if (!program_.torch->See(argument, &seen) || seen.ndim != ndim) return false;
+        if (!program_.torch->See(arguments_[number], &seen) || seen.ndim != ndim) return false;
         target[0] = static_cast<int64_t>(seen.address);
         target[1] = static_cast<int64_t>(seen.dtype);
-        for (int32_t i = 0; i < ndim; ++i) target[2 + i] = seen.shape[i];
+        uint64_t num_bytes = BytesOf(seen.dtype);
+        for (int32_t i = 0; i < ndim; ++i) num_bytes *= static_cast<uint64_t>(target[2 + i] = seen.shape[i]);
+        extents_[number] = {seen.address, seen.address + num_bytes};
         return true;
+    }
+
+    // Of what steps so far have seen.
+    bool IsApart(size_t number) const {
+        const Extent& own = extents_[number];
+        for (size_t other = 0; other < MAX_ARGUMENTS; ++other) {
+            const uint64_t begin = std::max(own.begin, extents_[other].begin);
+            if (other != number && begin < std::min(own.end, extents_[other].end)) return false;
+        }
+        return true;
+    }
+
+    static bool Count(PyObject* argument, int64_t* target) {
+        int overflow = 0;
+        if (!PyLong_Check(argument)) return false;
+        *target = PyLong_AsLongLongAndOverflow(argument, &overflow);
+        return overflow == 0;
     }
 
     bool HasMark(PyObject* argument, int64_t mark) const {
         const Ref found(PyObject_GetAttr(argument, program_.mark_name.get()));
         if (!found) PyErr_Clear();
         if (!found) return true;
-        int overflow = 0;
-        return PyLong_Check(found.get()) && PyLong_AsLongLongAndOverflow(found.get(), &overflow) == mark &&
-               overflow == 0;
+        int64_t number = 0;
+        return Count(found.get(), &number) && number == mark;
     }
 
     bool Choose(PyObject* argument, size_t first, size_t count, int64_t* target) const {
@@ -136,14 +173,14 @@ private:
         return false;
     }
 
-    bool TakeKept(PyObject* handle, size_t operator_id, size_t hold, int64_t* target) {
+    bool TakeKept(PyObject* handle, size_t operator_id, size_t hold, bool of_any, int64_t* target) {
         if (reinterpret_cast<PyObject*>(Py_TYPE(handle)) != program_.handle_type.get()) return false;
         const Ref found(PyObject_GenericGetAttr(handle, program_.product_name.get()));
         if (!found) PyErr_Clear();
         if (!found || Py_TYPE(found.get()) != &product_type) return false;
         const auto& product = BodyOf<Product>(found.get());
         if (product.owner != program_.owner || product.operator_id != operator_id) return false;
-        if (product.number + 1 != rounds_.counts[operator_id]) return false;  // another has run since
+        if (!of_any && product.number + 1 != rounds_.counts[operator_id]) return false;  // another has run since
         holds_[hold] = product.memory;
         std::memcpy(target, product.values, sizeof(product.values));
         return true;
@@ -154,6 +191,7 @@ private:
     PyObject* const* arguments_;
     size_t size_ = 0, reserved_ = 0;
     Hold holds_[MAX_HOLDS];
+    Extent extents_[MAX_ARGUMENTS];
     int64_t registers_[MAX_REGISTERS];
 };
 
@@ -201,7 +239,8 @@ Ref MakeHandle(const CallProgram& program, const PreparedPlan& plan, const Frame
     };
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(plan.handle_fields); ++i) {
         PyObject* const pair = PyTuple_GET_ITEM(plan.handle_fields, i);
-        if (!set(PyTuple_GET_ITEM(pair, 0), PyTuple_GET_ITEM(pair, 1))) return Ref();
+        const Ref value = frame.Make(PyTuple_GET_ITEM(pair, 1));
+        if (!value || !set(PyTuple_GET_ITEM(pair, 0), value.get())) return Ref();
     }
     if (!set(program.number_name.get(), count.get()) || !set(program.product_name.get(), product.get())) return Ref();
     return handle;

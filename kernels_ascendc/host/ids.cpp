@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <iterator>
+#include <vector>
 
 namespace {
 
@@ -79,9 +80,11 @@ int64_t moe_first_bad_id(const int32_t* ids, uint64_t num_tokens, uint64_t topk,
 }
 
 // Copies ids to 32 bits and checks them like `moe_first_bad_id`, so that a call reads its ids once. Wide ids are
-// clamped, so that an invalid one stays invalid.
+// clamped, so that an invalid one stays invalid. Of a mask's entries only active ones are looked at: it has a flag for
+// each token if `by_token`, and those behind the first that is not set have to be like it (`*rule` = 3); or for each
+// id. It may be null.
 int64_t moe_take_ids(const void* ids, uint32_t id_bytes, int32_t* taken, uint64_t num_tokens, uint64_t topk,
-                     int64_t num_experts, int32_t* rule) {
+                     int64_t num_experts, const uint8_t* mask, uint32_t by_token, int32_t* rule) {
     const uint64_t count = num_tokens * topk;
     if (id_bytes == sizeof(int32_t)) {
         std::memcpy(taken, ids, count * sizeof(int32_t));
@@ -91,7 +94,26 @@ int64_t moe_take_ids(const void* ids, uint32_t id_bytes, int32_t* taken, uint64_
             taken[i] = static_cast<int32_t>(std::clamp<int64_t>(wide[i], INT32_MIN, INT32_MAX));
         }
     }
-    return moe_first_bad_id(taken, num_tokens, topk, num_experts, rule);
+    if (mask == nullptr) return moe_first_bad_id(taken, num_tokens, topk, num_experts, rule);
+    if (by_token != 0) {
+        const uint8_t* const end = mask + num_tokens;
+        const uint8_t* const first = std::find(mask, end, uint8_t{0});
+        const uint8_t* const again = std::find_if(first, end, [](uint8_t flag) { return flag != 0; });
+        if (again != end) {
+            *rule = 3;
+            return (again - mask) * static_cast<int64_t>(topk);
+        }
+        return moe_first_bad_id(taken, static_cast<uint64_t>(first - mask), topk, num_experts, rule);
+    }
+    std::vector<int32_t> row(topk);
+    for (uint64_t token = 0; token < num_tokens; ++token) {
+        for (uint64_t k = 0; k < topk; ++k) {
+            row[k] = mask[token * topk + k] != 0 ? taken[token * topk + k] : -1;
+        }
+        const int64_t bad = moe_first_bad_id(row.data(), 1, topk, num_experts, rule);
+        if (bad >= 0) return static_cast<int64_t>(token * topk) + bad;
+    }
+    return -1;
 }
 
 // What stands for ids where a dispatch's are compared with those of its combine: a sum, with a factor for each place.

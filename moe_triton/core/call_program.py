@@ -16,7 +16,8 @@ import torch
 
 # Initial values of registers; a tensor stands for its address.
 Constant = int | torch.dtype | torch.Tensor
-MAX_KEPT = 20  # most registers that a handle keeps, as in call_program.h
+# As in call_program.h: most registers that a handle keeps, and the operands of a step.
+MAX_KEPT, NUM_OPERANDS = 20, 8
 
 
 class Step(NamedTuple):
@@ -47,6 +48,16 @@ class TensorAt(NamedTuple):
     sizes: tuple[int, ...]
     dtype: torch.dtype
     hold: int = 0
+
+
+class ArgumentAt(NamedTuple):
+    """One of the call's arguments, as it was passed.
+
+    Attributes:
+        slot: its number.
+    """
+
+    slot: int
 
 
 @dataclass(frozen=True)
@@ -228,7 +239,7 @@ class Kept:
         registers: passed to later runs, in this order.
         attributes: of the handle that are made on first access: tensors over ``registers``, and numbers, by
             their positions there.
-        fields: attributes that are set from the start.
+        fields: attributes that are set from the start; arguments by `ArgumentAt`.
     """
 
     registers: tuple[int, ...]
@@ -245,7 +256,7 @@ class PlanProgram:
         key: contents of the program's key registers for this plan.
         registers: following the program's.
         placeholders: the register of each of the plan's placeholders.
-        outputs: tensors, and other objects unchanged.
+        outputs: tensors, arguments, and other objects unchanged.
         output_type: type of the tuple of outputs; None for a single output.
         bindings: what the error of a failed run needs: tensors, and registers of numbers.
         kept: for later runs, or None.

@@ -20,6 +20,7 @@ from moe_triton.core.uncopied import Uncopied, Unpickled
 
 OF_RANKS = "results_idx", "local_topk_idx", "local_topk_weights"
 """Fields that a dispatch with ``do_expand=False`` sets."""
+_NOT_ALWAYS = (*OF_RANKS, "active_mask")
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -81,10 +82,10 @@ class DispatchHandle(Unpickled):
     num_ranks: int = field(repr=False)
     num_local_experts: int = field(repr=False)
     exchange_counts: torch.Tensor | None = field(default=None, repr=False)
-    active_mask: torch.Tensor | None = field(default=None, repr=False)
     tables: torch.Tensor | None = field(default=None, repr=False)
     traffic: Traffic | None = field(default=None, repr=False)
     # Without defaults: a plain dispatch does not set them, and `__getattr__` says that they are None.
+    active_mask: torch.Tensor | None = field(repr=False)  # type: ignore[misc]
     results_idx: torch.Tensor | None = field(repr=False)  # type: ignore[misc]
     local_topk_idx: torch.Tensor | None = field(repr=False)  # type: ignore[misc]
     local_topk_weights: torch.Tensor | None = field(repr=False)  # type: ignore[misc]
@@ -105,7 +106,7 @@ class DispatchHandle(Unpickled):
                 raise AttributeError(name, name=name, obj=self)
             made = memory.get(name)
         except AttributeError:
-            if name not in OF_RANKS:
+            if name not in _NOT_ALWAYS:
                 raise
             made = None
         self.__dict__[name] = made

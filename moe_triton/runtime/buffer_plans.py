@@ -197,6 +197,7 @@ class BufferPlans:
             exchange_counts=outputs.get("exchange_counts"),
             active_mask=bindings.get("mask"),
             tables=outputs.get("tables"),
+            **({} if known is None else {"send_counts": bindings["send_counts"]}),
             **{name: outputs[name] for name in OF_RANKS if name in outputs},
         )
         seen = outputs

@@ -22,6 +22,7 @@ from moe_triton.backends.waits import Waiting
 from moe_triton.core.ascendc import REPORT_MISMATCH
 from moe_triton.core.endings import at_end
 from moe_triton.core.errors import BufferStateError, CommunicationTimeoutError
+from moe_triton.core.handle import DispatchHandle
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.plan import ENDING
 from moe_triton.operators.variants import DispatchVariant, Variant
@@ -380,21 +381,19 @@ class Communicator(Exclusive):
         elif code:
             self._fail(Run(operator, number, bindings), executable, code)
 
-    def make_calls(self, buffer_id: int, output_type: type, handle_type: type) -> BufferCalls | None:
+    def make_calls(self, buffer_id: int) -> BufferCalls | None:
         """The native calls of a buffer, or None if the back end has none.
 
         Args:
             buffer_id: which buffer it is.
-            output_type: what its dispatch returns.
-            handle_type: of the handle in that.
         """
-        calls = self.native_calls(buffer_id, handle_type)
+        calls = self.native_calls(buffer_id, DispatchHandle)
         if calls is None or self.scheme.tables_of(
             self.context.config
         ):  # whose weights are compared in Python
             return None
         results = self._executables.results_in_window()
-        made = BufferCalls(self.context, calls, buffer_id, self.window_base, results, output_type)
+        made = BufferCalls(self.context, calls, buffer_id, self.window_base, results)
         self.use_calls(made)
         return made
 

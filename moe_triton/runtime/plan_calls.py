@@ -127,8 +127,10 @@ class PlanCall:
         ids, taken = self._placeholders["topk_idx"], made["topk_idx"]
         rows, columns = (registers.constant(size) for size in self._ids)
         limit = registers.constant(self._num_ids)
-        registers.check("TAKE_IDS", ids, ids + 1, taken.address, rows, columns, limit)  # the dtype follows
-        digest = registers.do("DIGEST", taken.address, registers.constant(math.prod(self._ids)))
+        unmasked = registers.constant(0), registers.constant(1)
+        # The dtype follows the address.
+        registers.check("TAKE_IDS", ids, ids + 1, taken.address, rows, columns, limit, *unmasked)
+        digest = registers.do("DIGEST", taken.address, registers.constant(math.prod(self._ids)), *unmasked)
         if self._looks:
             registers.check("MARKED", self._position, digest)
         placeholders = {placeholder: registers.new(value) for placeholder, value in self._constants.items()}

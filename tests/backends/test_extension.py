@@ -69,6 +69,18 @@ def test_a_module_of_other_sources_is_refused() -> None:
         native_calls().operator(program(registers))
 
 
+def test_a_step_that_lacks_an_operand_is_refused() -> None:
+    registers = Registers()
+    registers.do("DIGEST", 0, registers.constant(1))
+    with pytest.raises(ToolchainError, match="DIGEST has 4 operands, and 2 are given"):
+        native_calls().operator(program(registers))
+
+
+def test_a_program_of_too_many_arguments_is_refused() -> None:
+    with pytest.raises(ValueError, match="too many arguments"):
+        native_calls().operator(CallProgram(0, "dispatch", 33, Registers(), ()))
+
+
 @pytest.mark.parametrize("operand", [1, 300])
 def test_a_register_that_is_not_there_is_refused(operand: int) -> None:
     registers = Registers()
@@ -138,7 +150,7 @@ def test_a_plan_that_is_not_as_its_program_says_is_refused() -> None:
     parts = [bytes(8), b"", b"", b"", bytes(8), None, (), None, (), b"", None, (), b""]
     made.add(tuple(parts))
     assert len(made.swap([])) == 1
-    wrong = [(0, b""), (2, b"x" * 16), (3, bytes([9, 9])), (6, []), (9, bytes(64))]
+    wrong = [(0, b""), (2, b"x" * 20), (3, bytes([9, 9])), (6, []), (9, bytes(64))]
     wrong += [(12, bytes(2)), (12, bytes(4))]  # a mark without a register, and on no output
     for position, part in wrong:
         with pytest.raises((TypeError, ValueError)):

@@ -200,7 +200,7 @@ class CpuBackend:
         taken = self._outputs.empty((num_tokens, topk), torch.int32)
         source, width = topk_idx.data_ptr(), topk_idx.dtype.itemsize
         good = self._library.moe_take_ids(
-            source, width, taken.data_ptr(), num_tokens, topk, num_experts, self._unread_rule
+            source, width, taken.data_ptr(), num_tokens, topk, num_experts, None, 0, self._unread_rule
         )
         return taken, (None if good < 0 else self.first_bad_id(taken, num_experts))
 

@@ -16,7 +16,15 @@ from moe_triton.backends.cpu import native
 from moe_triton.backends.cpu.executable import NativeExecutable
 from moe_triton.backends.cpu.extension import DTYPE_CODES, FILE
 from moe_triton.backends.cpu.output_pool import OutputPool
-from moe_triton.core.call_program import CallProgram, Constant, PlanProgram, Registers, TensorAt
+from moe_triton.core.call_program import (
+    NUM_OPERANDS,
+    ArgumentAt,
+    CallProgram,
+    Constant,
+    PlanProgram,
+    Registers,
+    TensorAt,
+)
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.marks import MARK
 
@@ -96,7 +104,7 @@ class NativeCalls:
             tuple((name, _spec(item)) for name, item in plan.bindings.items()),
             _numbers(kept.registers if kept else ()),
             made,
-            tuple(kept.fields.items()) if kept else (),
+            tuple((name, _spec(item)) for name, item in kept.fields.items()) if kept else (),
             _numbers(plan.mark),
         )
         self._programs[plan.name].add(prepared)
@@ -110,11 +118,13 @@ class NativeCalls:
         return {name: made.swap(prepared.get(name, [])) for name, made in list(self._programs.items())}
 
     def _steps(self, registers: Registers) -> bytes:
-        numbers = self._module.OPERATIONS
-        return b"".join(
-            _numbers([numbers[step.operation], step.target, *step.operands, *[0] * (6 - len(step.operands))])
-            for step in registers.steps
-        )
+        numbers, made = self._module.OPERATIONS, []
+        for step in registers.steps:
+            number, count = numbers[step.operation]
+            if len(step.operands) != count:
+                raise TypeError(f"{step.operation} has {count} operands, and {len(step.operands)} are given")
+            made.append([number, step.target, *step.operands, *[0] * (NUM_OPERANDS - count)])
+        return b"".join(map(_numbers, made))
 
 
 def layout_of(record: type[ctypes.Structure]) -> str:
@@ -142,7 +152,9 @@ def _numbers(values: Sequence[int]) -> bytes:
 
 
 def _spec(item: object) -> object:
-    """A tensor as native code's ``TensorSpec``; any other object unchanged."""
+    """A tensor as native code's ``TensorSpec``, an argument as its ``ArgumentSpec``; any other object as it is."""
+    if isinstance(item, ArgumentAt):
+        return _numbers([item.slot])
     if not isinstance(item, TensorAt):
         return item
     sizes = [*item.sizes, *[0] * (4 - len(item.sizes))]

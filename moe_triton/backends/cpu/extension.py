@@ -41,6 +41,7 @@ DTYPE_CODES = {
     torch.float16: 2 << 8 | 16,
     torch.float32: 2 << 8 | 32,
     torch.bfloat16: 4 << 8 | 16,
+    torch.bool: 6 << 8 | 8,
 }
 
 

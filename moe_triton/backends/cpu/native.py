@@ -131,7 +131,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "moe_nic_post": (ctypes.c_int, POINTER, POINTER),
     "moe_nic_delivered": (U64, POINTER, U32),
     "moe_first_bad_id": (I64, POINTER, U64, U64, I64, ctypes.POINTER(I32)),
-    "moe_take_ids": (I64, POINTER, U32, POINTER, U64, U64, I64, ctypes.POINTER(I32)),
+    "moe_take_ids": (I64, POINTER, U32, POINTER, U64, U64, I64, POINTER, U32, ctypes.POINTER(I32)),
     "moe_digest_ids": (I64, POINTER, U64, POINTER, U64),
     "moe_last_error": (TEXT,),
     "moe_row_copy_name": (TEXT, U64),
