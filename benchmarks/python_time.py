@@ -57,9 +57,9 @@ def measure(rank: int, num_ranks: int, tokens: int) -> dict[str, float]:
         buffer = EPBuffer(num_max_tokens_per_rank=tokens, **SIZES, comm_alg=scheme)
         routes[f"EPBuffer, dispatch and combine, {scheme}"] = _pair(buffer, inputs)
         communicators.append(buffer._communicator)
-    for name, options in with_options(inputs, num_ranks).items():
+    for name, (options, of_combine) in with_options(inputs, num_ranks).items():
         buffer = EPBuffer(num_max_tokens_per_rank=tokens, **SIZES, comm_alg="fullmesh_v1")
-        routes[f"{WITH}{name}"] = _pair(buffer, inputs, **options)
+        routes[f"{WITH}{name}"] = _pair(buffer, inputs, options, of_combine)
         communicators.append(buffer._communicator)
     for _ in range(4):  # both zones of both
         out = dispatch()
@@ -83,23 +83,34 @@ def _repeats(name: str) -> int:
     return REPEATS_OF_OPTION if name.startswith(WITH) else REPEATS
 
 
-def with_options(inputs: Inputs, num_ranks: int) -> dict[str, dict[str, Any]]:
-    """What dispatches of pairs are given beside tokens and ids, one thing each, by what it is called."""
-    tokens = len(inputs.x)
-    waited = torch.zeros(num_ranks, dtype=torch.int64)
+Options = dict[str, Any]
+
+
+def with_options(inputs: Inputs, num_ranks: int) -> dict[str, tuple[Options, Options]]:
+    """What dispatches and combines of pairs are given besides, one thing each, by what it is called."""
+    tokens, topk = inputs.ids.shape
+    waited = {"performance_info": torch.zeros(num_ranks, dtype=torch.int64)}
+    sums = {"out": torch.empty_like(inputs.x)}
     return {
-        "a mask": {"active_mask": torch.ones(tokens, dtype=torch.bool)},
-        "out=": {"out": EARLIER},
-        "performance_info": {"performance_info": waited},
-        "num_recv_tokens='exact'": {"num_recv_tokens": "exact"},
-        "expert_alignment": {"expert_alignment": 16},
-        "layout='padded'": {"layout": "padded", "num_recv_tokens": "exact"},
-        "handle=": {"handle": EARLIER},
+        "a mask": ({"active_mask": torch.ones(tokens, dtype=torch.bool)}, {}),
+        "a mask of entries": ({"active_mask": torch.ones(tokens, topk, dtype=torch.bool)}, {}),
+        "out=": ({"out": EARLIER}, {}),
+        "out= of both": ({"out": EARLIER}, sums),
+        "performance_info": (waited, {}),
+        "performance_info of both": (waited, waited),
+        "comm_quantize='int8'": ({}, {"comm_quantize": "int8"}),
+        "num_recv_tokens='exact'": ({"num_recv_tokens": "exact"}, {}),
+        "expert_alignment": ({"expert_alignment": 16}, {}),
+        "layout='padded'": ({"layout": "padded", "num_recv_tokens": "exact"}, {}),
+        "handle=": ({"handle": EARLIER}, {}),
     }
 
 
-def _pair(buffer: EPBuffer, inputs: Inputs, **options: Any) -> Callable[[], object]:
+def _pair(
+    buffer: EPBuffer, inputs: Inputs, options: Options | None = None, of_combine: Options | None = None
+) -> Callable[[], object]:
     first: Any = None
+    options, of_combine = options or {}, of_combine or {}
     if EARLIER in options.values():
         first = buffer.dispatch(inputs.x, inputs.ids)
         buffer.combine(buffer.expert_output(), first.handle, inputs.weights)
@@ -111,7 +122,7 @@ def _pair(buffer: EPBuffer, inputs: Inputs, **options: Any) -> Callable[[], obje
     def call() -> torch.Tensor:
         output = buffer.dispatch(inputs.x, ids, **options)
         y = output.tokens if has_places else buffer.expert_output()  # as many as there are places
-        return buffer.combine(y, output.handle, inputs.weights)
+        return buffer.combine(y, output.handle, inputs.weights, **of_combine)
 
     return call
 

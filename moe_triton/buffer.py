@@ -25,7 +25,7 @@ from moe_triton.core.row_formats import row_format_of
 from moe_triton.core.topology import RanksPerServer
 from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.core.uncopied import Uncopied
-from moe_triton.runtime import arguments, buffer_calls
+from moe_triton.runtime import arguments
 from moe_triton.runtime.buffer_plans import BufferPlans
 from moe_triton.runtime.chosen_scheme import Asked, choose_scheme
 from moe_triton.runtime.communicator import Communicator
@@ -35,6 +35,8 @@ from moe_triton.runtime.output_request import LAYOUTS, USUAL, OutputLayout, make
 from moe_triton.runtime.owner import Owner
 from moe_triton.runtime.peer_memory import OutBytes, PeerMemory, Wanted
 from moe_triton.runtime.placed_calls import PlacedCalls
+from moe_triton.runtime.programs.placed import Begun
+from moe_triton.runtime.programs.shared import TOKEN_DTYPES
 from moe_triton.runtime.size_hint import get_buffer_size_hint
 from moe_triton.runtime.traces import TracePath
 from moe_triton.runtime.tuning_source import tuning_source
@@ -438,31 +440,39 @@ class EPBuffer(Owner, Uncopied):
                 rule = "the ids of handle are those of physical experts"
                 raise ArgumentError("eplb_table", "given", rule, "Leave it out, and eplb_mode.")
             topk_idx = self._mapping.physical(topk_idx, active_mask, eplb_table, eplb_mode)
-        if (
-            self._calls is not None
-            and num_max_tokens_per_rank is num_recv_tokens is None
-            # What is equal to these need not be of their type: it is looked at elsewhere.
-            and expert_alignment is _UNALIGNED
-            and layout is _ROWS
-            and do_zero_padding is False
-            and (do_expand is True or do_expand is False)
-            and wait is True
-            and not self._sent
-        ):
+        sizes = num_max_tokens_per_rank, num_recv_tokens, expert_alignment, layout, do_zero_padding
+        output: DispatchOutput | Begun | None = None
+        if self._calls is not None and wait is True and not self._sent:
             usual = quantize, x, topk_idx, smooth_scales, topk_weights, cumulative_local_expert_recv_stats
-            output: DispatchOutput | None = None
-            if active_mask is performance_info is out is handle is None:
-                output = (self._calls.dispatch if do_expand else self._calls.dispatch_per_rank)(*usual)
-            elif do_expand:
+            # What is equal to these need not be of their type: it is looked at elsewhere.
+            has_places = not (
+                num_max_tokens_per_rank is num_recv_tokens is None
+                and expert_alignment is _UNALIGNED
+                and layout is _ROWS
+                and do_zero_padding is False
+            )
+            has_options = not (active_mask is performance_info is None and out is None and handle is None)
+            if has_places and handle is None and out is None and do_expand is True:
+                asked = self._placed.asked(*sizes)
+                if asked is not None:
+                    output = self._calls.dispatch_to_places(usual, active_mask, performance_info, asked)
+            elif has_places:
+                pass
+            elif not has_options:
+                if do_expand is True:
+                    output = self._calls.dispatch(*usual)
+                elif do_expand is False:
+                    output = self._calls.dispatch_per_rank(*usual)
+            elif do_expand is True:
                 output = self._calls.dispatch_with(usual, active_mask, performance_info, out, handle)
-            if output is not None:
+            if type(output) is DispatchOutput:
                 self._latest_dtype = x.dtype
+                if has_places:
+                    return output
                 if self._posts:
                     output.handle.note_traffic(self.traffic("dispatch"))
                 if handle is not None or not self._communicator.is_rung:
                     return output
-        else:
-            output = None
         row_format = row_format_of(quantize)
         arguments.check_smoothing(smooth_scales, row_format)
         tensors: dict[str, Any] = {
@@ -474,11 +484,15 @@ class EPBuffer(Owner, Uncopied):
             "performance_info": performance_info,
             "cumulative_local_expert_recv_stats": cumulative_local_expert_recv_stats,
         }
-        if output is not None:  # the first round of more, as another rank has said in the meantime
+        if (
+            type(output) is DispatchOutput
+        ):  # the first round of more, as another rank has said in the meantime
             return self._placed.join(output, tensors, row_format, USUAL, out)
+        if type(output) is Begun:  # there is more to it than native code knows
+            self._latest_dtype = x.dtype
+            return self._placed.go_on(output, tensors, row_format, make_request(*sizes, do_expand))
         self._communicator.check_usable()
         self._plans.sent.make_way_for("dispatch")
-        sizes = num_max_tokens_per_rank, num_recv_tokens, expert_alignment, layout, do_zero_padding
         request = make_request(*sizes, do_expand)
         if handle is not None:
             arguments.check_handle(handle, self._id, self._communicator)
@@ -577,11 +591,12 @@ class EPBuffer(Owner, Uncopied):
             and not self._sent
         ):
             result: torch.Tensor | None
-            if comm_quantize is performance_info is out is None:
+            is_plain = comm_quantize is None and performance_info is out is None
+            if is_plain and type(handle) is DispatchHandle:
                 result = self._calls.combine(y, handle, topk_weights)
             else:
                 options = comm_quantize, performance_info, out
-                result = self._calls.combine_with(y, handle, topk_weights, *options)
+                result = self._calls.combine_with(y, handle, topk_weights, options)
             if result is not None:
                 return result
         self._communicator.check_usable()
@@ -627,7 +642,7 @@ class EPBuffer(Owner, Uncopied):
         """
         self._communicator.check_usable()
         if dtype is not None:
-            dtype = check_choice("dtype", dtype, buffer_calls.TOKEN_DTYPES)
+            dtype = check_choice("dtype", dtype, TOKEN_DTYPES)
         elif (dtype := self._latest_dtype) is None:
             raise BufferStateError("there was no dispatch yet. Pass a dtype.")
         if self._communicator.has_outputs_in_window:

@@ -34,17 +34,17 @@ bool AreSteps(Items<Step> steps, size_t num_registers) {
 
 PyObject* New(PyTypeObject* type, PyObject* args, PyObject* keywords) {
     static const char* const names[] = {
-        "operator_id", "name",        "num_arguments", "steps",     "values",     "key",    "objects", "pool",
-        "owner",       "rounds",      "run_plan",      "take_ids",  "digest_ids", "holder", "last",    "lock",
-        "handle_type", "number_name", "product_name",  "mark_name", "failed",     nullptr};
+        "operator_id", "name",   "num_arguments", "steps",       "values",       "key",         "objects",   "pool",
+        "owner",       "rounds", "run_plan",      "take_ids",    "digest_ids",   "calls_agree", "zero_gaps", "holder",
+        "last",        "lock",   "handle_type",   "number_name", "product_name", "mark_name",   "failed",    nullptr};
     CallProgram made;
     PyObject *name, *steps, *values, *key, *objects, *pool, *last, *lock, *handle_type, *number, *product, *mark,
         *failed;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "$IUHSSSO!O!KKKKKKO!OO!UUUO", const_cast<char**>(names), &made.id,
-                                     &name, &made.num_arguments, &steps, &values, &key, &PyTuple_Type, &objects,
-                                     &output_pool_type, &pool, &made.owner, &made.rounds, &made.run_plan,
-                                     &made.take_ids, &made.digest_ids, &made.holder, &PyDict_Type, &last, &lock,
-                                     &PyType_Type, &handle_type, &number, &product, &mark, &failed)) {
+    if (!PyArg_ParseTupleAndKeywords(
+            args, keywords, "$IUHSSSO!O!KKKKKKKKO!OO!UUUO", const_cast<char**>(names), &made.id, &name,
+            &made.num_arguments, &steps, &values, &key, &PyTuple_Type, &objects, &output_pool_type, &pool, &made.owner,
+            &made.rounds, &made.run_plan, &made.take_ids, &made.digest_ids, &made.calls_agree, &made.zero_gaps,
+            &made.holder, &PyDict_Type, &last, &lock, &PyType_Type, &handle_type, &number, &product, &mark, &failed)) {
         return nullptr;
     }
     const size_t num_registers = Items<int64_t>(values).count;
@@ -69,25 +69,39 @@ PyObject* New(PyTypeObject* type, PyObject* args, PyObject* keywords) {
     return Box(type, std::move(made)).Release();
 }
 
-// What can be checked of a plan before it is added.
-PyObject* AddPlan(PyObject* object, PyObject* tuple) {
-    const auto& program = BodyOf<CallProgram>(object);
+// What can be checked of a plan before it is added. Registers behind so many are its own.
+bool IsPlan(PyObject* tuple, size_t registers, size_t keys) {
     PyObject *key, *values, *steps, *placeholders, *plan, *executable, *outputs, *output_type, *bindings, *kept,
-        *tensors, *fields, *mark;
-    if (!PyArg_ParseTuple(tuple, "SSSSSOO!OO!SOO!S", &key, &values, &steps, &placeholders, &plan, &executable,
+        *tensors, *fields, *mark, *next;
+    if (!PyArg_ParseTuple(tuple, "SSSSSOO!OO!SOO!SO", &key, &values, &steps, &placeholders, &plan, &executable,
                           &PyTuple_Type, &outputs, &output_type, &PyTuple_Type, &bindings, &kept, &tensors,
-                          &PyTuple_Type, &fields, &mark)) {
-        return nullptr;
+                          &PyTuple_Type, &fields, &mark, &next)) {
+        return false;
     }
     const PreparedPlan read(tuple);
-    const size_t count = Items<int64_t>(program.values.get()).count + read.values.count;
-    if (!AreSteps(read.steps, count) || !AreIn(read.placeholders, count) || !AreIn(read.kept, count)) return nullptr;
+    const size_t count = registers + read.values.count;
+    if (!AreSteps(read.steps, count) || !AreIn(read.placeholders, count) || !AreIn(read.kept, count)) return false;
     if (read.mark.count != 0 &&
         (read.mark.count != 2 || read.mark[0] >= PyTuple_GET_SIZE(outputs) || read.mark[1] >= count)) {
-        return PyErr_Format(PyExc_ValueError, "one of the outputs is marked, with a register");
+        return Refuse("one of the outputs is marked, with a register");
     }
-    if (read.key.count != Items<uint16_t>(program.key.get()).count || read.kept.count > MAX_KEPT) {
-        return PyErr_Format(PyExc_ValueError, "a plan's key is of another size, or its handle keeps too much");
+    if (read.key.count != keys || read.kept.count > MAX_KEPT) {
+        return Refuse("a plan's key is of another size, or its handle keeps too much");
+    }
+    return true;
+}
+
+PyObject* AddPlan(PyObject* object, PyObject* tuple) {
+    const auto& program = BodyOf<CallProgram>(object);
+    const size_t count = Items<int64_t>(program.values.get()).count;
+    if (!IsPlan(tuple, count, Items<uint16_t>(program.key.get()).count)) return nullptr;
+    const PreparedPlan plan(tuple);
+    if (plan.next != Py_None) {
+        if (!PyTuple_Check(plan.next))
+            return PyErr_Format(PyExc_TypeError, "a plan goes on with a tuple, or with None");
+        if (!IsPlan(plan.next, count + plan.values.count, 0)) return nullptr;
+        if (PreparedPlan(plan.next).next != Py_None)
+            return PyErr_Format(PyExc_ValueError, "a run has two plans at most");
     }
     if (PyList_Append(program.plans.get(), tuple) != 0) return nullptr;
     Py_RETURN_NONE;

@@ -17,10 +17,10 @@
 
 namespace moe::calls {
 
-constexpr size_t MAX_REGISTERS = 256, MAX_KEPT = 20, MAX_HOLDS = 4, MAX_ARGUMENTS = 32;
+constexpr size_t MAX_REGISTERS = 320, MAX_KEPT = 32, MAX_HOLDS = 4, MAX_ARGUMENTS = 32, NUM_OPERANDS = 8;
 
-// The operations, by their names in Python, and how many operands they have. a to h are a step's operands: registers, or numbers where it says so. A
-// check that fails ends the walk.
+// The operations, by their names in Python, and how many operands they have. a to h are a step's operands: registers,
+// or numbers where it says so. A check that fails ends the walk.
 // clang-format off
 #define MOE_OPERATIONS(each)                                                                                     \
     each(TENSOR, 2)       /* target...: address, dtype and sizes of argument number a, which has b dimensions */     \
@@ -49,6 +49,9 @@ constexpr size_t MAX_REGISTERS = 256, MAX_KEPT = 20, MAX_HOLDS = 4, MAX_ARGUMENT
     each(COPY, 3)         /* copies c bytes at address a to address b */                                            \
     each(READ, 3)         /* c bytes from address b on are read too: as if they were argument number a */           \
     each(APART, 1)        /* checks that argument number a shares no memory with another one, or what is read */    \
+    each(AGREE, 2)     /* target, and behind it: rows that a call needs, by what ranks have said at a and what the    \
+                          table at b tells of that; checks that all agree, and have room */                         \
+    each(ZERO_GAPS, 6) /* zeroes gaps by that: of f rows of d bytes at address c, experts' e rows apart or aligned */ \
     each(MARKED, 2)       /* checks that argument number a has mark b, if it has any */
 // clang-format on
 
@@ -62,7 +65,7 @@ enum class Operation : uint16_t {
 struct Step {
     Operation operation;
     uint16_t target;
-    uint16_t operands[8];
+    uint16_t operands[NUM_OPERANDS];
 };
 static_assert(sizeof(Step) == 20);
 
@@ -117,6 +120,8 @@ struct PreparedPlan {
                                       // registers; or None for no handle
     PyObject* handle_fields = At(11);  // tuple of (name, object), or of (name, `ArgumentSpec`)
     Items<uint16_t> mark{At(12)};      // which output is marked, and the register of its mark; or nothing
+    PyObject* next = At(13);  // a plan with which the run goes on, the same of these; or None. Where a check of its
+                              // steps fails, what this one has made is returned, and the run is not over
 };
 
 // What a run keeps for later ones, as memory: tensors are made from it on first access.
@@ -134,8 +139,8 @@ struct CallProgram {
     unsigned int id;  // of the operator
     unsigned short num_arguments;
     unsigned long long owner;  // which buffer it is
-    unsigned long long rounds, run_plan, take_ids, digest_ids, holder;  // addresses; holder: of the number of who holds
-                                                                        // the lock
+    // Addresses; holder: of the number of who holds the lock.
+    unsigned long long rounds, run_plan, take_ids, digest_ids, calls_agree, zero_gaps, holder;
     Ref name;
     Ref values, steps, key;  // as a plan's; the key is of registers that tell plans apart
     Ref objects;  // tuple that choices are from

@@ -44,6 +44,8 @@ PyMODINIT_FUNC PyInit_moe_calls() {
         !Add(module.get(), "CallProgram", &call_program_type) || !Add(module.get(), "OutputPool", &output_pool_type) ||
         PyModule_AddStringConstant(module.get(), "ROUNDS", Rounds::Layout().c_str()) != 0 ||
         PyModule_AddIntConstant(module.get(), "KEPT_PER_SIZE", KEPT_PER_SIZE) != 0 ||
+        PyModule_AddIntConstant(module.get(), "MAX_KEPT", MAX_KEPT) != 0 ||
+        PyModule_AddIntConstant(module.get(), "NUM_OPERANDS", NUM_OPERANDS) != 0 ||
         PyModule_AddIntConstant(module.get(), "MAX_SIZES", MAX_SIZES) != 0) {
         return nullptr;
     }

@@ -11,6 +11,9 @@ namespace {
 using RunPlan = int64_t (*)(uint64_t plan, const uint64_t* placeholders);
 using TakeIds = int64_t (*)(int64_t ids, uint32_t id_bytes, int64_t taken, uint64_t num_tokens, uint64_t topk,
                             int64_t num_experts, const uint8_t* mask, uint32_t by_token, int32_t* rule);
+using CallsAgree = int64_t (*)(int64_t words, int64_t table, int64_t* needed);
+using ZeroGaps = void (*)(int64_t words, int64_t table, int64_t rows, int64_t row_bytes, int64_t stride,
+                          int64_t num_rows);
 using DigestIds = int64_t (*)(int64_t ids, uint64_t count, const uint8_t* mask, uint64_t per_flag);
 
 bool IsSame(PyObject* one, PyObject* other) {
@@ -123,6 +126,10 @@ private:
                 extents_[number[0]] = {static_cast<uint64_t>(in(1)), static_cast<uint64_t>(in(1) + in(2))};
                 return true;
             case Operation::APART: return IsApart(number[0]);
+            case Operation::AGREE: return reinterpret_cast<CallsAgree>(program_.calls_agree)(in(0), in(1), target) != 0;
+            case Operation::ZERO_GAPS:
+                reinterpret_cast<ZeroGaps>(program_.zero_gaps)(in(0), in(1), in(2), in(3), in(4), in(5));
+                return true;
             case Operation::MARKED: return HasMark(arguments_[number[0]], in(1));
             default: return false;
         }
@@ -195,17 +202,17 @@ private:
     int64_t registers_[MAX_REGISTERS];
 };
 
-int64_t Run(const CallProgram& program, const PreparedPlan& plan, const Frame& frame) {
+// Runs a plan, with which the operator's run is over, or not.
+int64_t Run(const CallProgram& program, const PreparedPlan& plan, const Frame& frame, bool is_over) {
     uint64_t placeholders[MAX_REGISTERS];
     uint64_t* next = placeholders;
     for (const uint16_t placeholder : plan.placeholders) *next++ = static_cast<uint64_t>(frame[placeholder]);
     const auto run = reinterpret_cast<RunPlan>(program.run_plan);
     int64_t result = 0;
-    frame.rounds().Begin(program.id);
     Py_BEGIN_ALLOW_THREADS;
     result = run(plan.plan[0], placeholders);
     Py_END_ALLOW_THREADS;
-    frame.rounds().End(program.id, result == 0, false);
+    if (is_over || result != 0) frame.rounds().End(program.id, result == 0, false);
     return result;
 }
 
@@ -267,6 +274,17 @@ bool Mark(const CallProgram& program, const PreparedPlan& plan, const Frame& fra
     return mark && PyObject_SetAttr(output, program.mark_name.get(), mark.get()) == 0;
 }
 
+// The second plan of a run, once it is known that it can be run; or what the first one has made, with which Python goes
+// on. Nobody asks for the times of a run in two plans.
+PyObject* GoOn(const CallProgram& program, const PreparedPlan& first, Frame* frame, uint64_t number) {
+    const PreparedPlan plan(first.next);
+    PyObject *const last = program.last.get(), *const name = program.name.get();
+    if (PyDict_Contains(last, name) == 1 && PyDict_DelItem(last, name) != 0) return nullptr;
+    if (!frame->Walk(plan.values, plan.steps)) return MakeOutput(program, first, *frame, number);
+    const int64_t result = Run(program, plan, *frame, true);
+    return result == 0 ? MakeOutput(program, plan, *frame, number) : Fail(program, plan, *frame, result);
+}
+
 }  // namespace
 
 PyObject* Call(PyObject* object, PyObject* const* arguments, Py_ssize_t count) {
@@ -283,8 +301,11 @@ PyObject* Call(PyObject* object, PyObject* const* arguments, Py_ssize_t count) {
     const PreparedPlan plan(found.get());
     if (!frame.Walk(plan.values, plan.steps)) Py_RETURN_NONE;
     const uint64_t number = frame.rounds().counts[program.id];
-    const int64_t result = Run(program, plan, frame);
+    frame.rounds().Begin(program.id);
+    const bool is_over = plan.next == Py_None;
+    const int64_t result = Run(program, plan, frame, is_over);
     if (result != 0) return Fail(program, plan, frame, result);
+    if (!is_over) return GoOn(program, plan, &frame, number);
     if (PyDict_SetItem(program.last.get(), program.name.get(), plan.executable) != 0) return nullptr;
     Ref made(MakeOutput(program, plan, frame, number));
     return made && Mark(program, plan, frame, made.get()) ? made.Release() : nullptr;

@@ -196,8 +196,13 @@ class Calls(Protocol):
             code does not handle; nothing has happened then.
         """
 
-    def add(self, plan: PlanProgram, executable: Executable) -> None:
-        """Registers a plan: from now on calls that need it take the native path."""
+    def add(self, plan: PlanProgram, *executables: Executable) -> None:
+        """Registers a plan: from now on calls that need it take the native path.
+
+        Args:
+            plan: how calls run it.
+            executables: itself, and those that it goes on with.
+        """
 
     def remove(self, label: str) -> None:
         """Forgets a program and its plans, if there is one of this label."""

@@ -17,7 +17,7 @@ import torch
 # Initial values of registers; a tensor stands for its address.
 Constant = int | torch.dtype | torch.Tensor
 # As in call_program.h: most registers that a handle keeps, and the operands of a step.
-MAX_KEPT, NUM_OPERANDS = 20, 8
+MAX_KEPT, NUM_OPERANDS = 32, 8
 
 
 class Step(NamedTuple):
@@ -220,6 +220,7 @@ class CallProgram:
         key: registers that select the plan.
         objects: that arguments are chosen from.
         label: distinguishes programs of one operator; "" if there is only one.
+        handle_type: of the handles that it makes or takes, where these are not the back end's usual ones.
     """
 
     operator_id: int
@@ -229,6 +230,7 @@ class CallProgram:
     key: tuple[int, ...]
     objects: tuple[object, ...] = ()
     label: str = ""
+    handle_type: type | None = None
 
 
 @dataclass(frozen=True)
@@ -262,6 +264,8 @@ class PlanProgram:
         kept: for later runs, or None.
         mark: which of the outputs is marked, and the register of its mark (`moe_triton.core.marks`); or
             nothing.
+        next: how it goes on with a second plan, without a key. Where a check of that fails, the call returns
+            what ``outputs`` says, and the run of the operator is not over.
     """
 
     name: str
@@ -273,3 +277,4 @@ class PlanProgram:
     bindings: Mapping[str, TensorAt | int] = field(default_factory=dict)
     kept: Kept | None = None
     mark: tuple[int, int] | tuple[()] = ()
+    next: PlanProgram | None = None

@@ -216,12 +216,22 @@ class PlacedHandle(DispatchHandle):
     limits: torch.Tensor
 
     def __getattr__(self, name: str) -> Any:
-        if name in OF_RANKS:
-            return None
-        if name != "assist_info":
-            raise AttributeError(name, name=name, obj=self)
-        made = self.__dict__[name] = self._assist_info()  # for users: combine takes the rounds'
+        made: Any
+        if name == "assist_info":  # for users: combine takes the rounds'
+            made = self._assist_info()
+        elif name == "rounds" and "_memory" in self.__dict__:
+            made = (self._only_round(),)
+        else:
+            return super().__getattr__(name)
+        self.__dict__[name] = made
         return made
+
+    def _only_round(self) -> Round:
+        """That of a native call, of whose memory it is made."""
+        own = {name: getattr(self, name) for name in ("topk_idx", "expand_idx", "active_mask", "tables")}
+        names = "recv_offsets", "assist_info", "places", "send_counts"
+        memory = self.__dict__["_memory"]
+        return Round(first_token=0, **own, **{name: memory.get(f"round_{name}") for name in names})
 
     def _state(self) -> dict[str, Any]:
         names: tuple[str, ...] = (

@@ -22,8 +22,8 @@ from moe_triton.limits import Call
 from moe_triton.limits.common import MAX_IDS
 from moe_triton.operators.description import Symbols, TensorArgument
 from moe_triton.runtime import rows_per_rank
-from moe_triton.runtime.buffer_calls import KEPT_TENSORS, TOKEN_DTYPES
 from moe_triton.runtime.communicator import Communicator
+from moe_triton.runtime.programs.shared import KEPT_TENSORS, TOKEN_DTYPES
 from moe_triton.schemes import rules, scheme_type
 
 SPECIAL = "num_zero_experts + num_copy_experts + num_const_experts"

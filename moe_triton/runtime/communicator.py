@@ -223,7 +223,7 @@ class Communicator(Exclusive):
             self._rounds.check_graph(capturing)
         if self._in_flight.variants:
             self._in_flight.check(operator, False, capturing)
-        if phase in ("count", "entries"):
+        if phase in ("ask", "count", "entries"):
             self._rounds.begin(operator)
         if zone is None:
             zone = self._rounds.zone(operator)
@@ -393,7 +393,7 @@ class Communicator(Exclusive):
         ):  # whose weights are compared in Python
             return None
         results = self._executables.results_in_window()
-        made = BufferCalls(self.context, calls, buffer_id, self.window_base, results)
+        made = BufferCalls(self.context, calls, buffer_id, self.window_base, results, self.layout.calls)
         self.use_calls(made)
         return made
 

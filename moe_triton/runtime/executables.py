@@ -88,6 +88,8 @@ Phase = Literal[
     "setup",
     "teardown",
     # of a call in rounds (`moe_triton.schemes.scheme.Scheme.phase`)
+    "ask",
+    "place",
     "routing",
     "announce",
     "hear",
@@ -127,6 +129,16 @@ class PlanCalls(ABC):
             zone: what it is built for.
             parts: what it is cut into.
             tokens: where a dispatch's rows arrive, where that is in the window.
+            executable: the plan.
+        """
+
+    def add_phase(self, variant: Variant, zone: int, phase: Phase, executable: Executable) -> None:  # noqa: B027
+        """Registers a plan that is a phase of an operator: none, where native calls have none of them.
+
+        Args:
+            variant: what the plan is specialised for.
+            zone: what it is built for.
+            phase: which one.
             executable: the plan.
         """
 
@@ -203,7 +215,10 @@ class Executables:
 
     def _prepare(self, key: Key, executable: Executable) -> None:
         variant, zone, phase, parts = key
-        if self.calls is None or phase != "whole" or variant is None or isinstance(variant, int):
+        if self.calls is None or variant is None or isinstance(variant, int):
+            return
+        if phase != "whole":
+            self.calls.add_phase(variant, zone, phase, executable)
             return
         tokens = None
         if isinstance(variant, DispatchVariant):

@@ -8,6 +8,7 @@ ring a bell in every rank's window, and whoever has ended an ordinary dispatch j
 
 from __future__ import annotations
 
+from types import NoneType
 from typing import Any
 
 import torch
@@ -18,10 +19,15 @@ from moe_triton.core.plain_tensors import fault_of
 from moe_triton.core.row_formats import RowFormat
 from moe_triton.runtime import arguments, rows_per_rank
 from moe_triton.runtime.buffer_plans import BufferPlans
-from moe_triton.runtime.output_request import Request
+from moe_triton.runtime.output_request import Request, make_request
 from moe_triton.runtime.placed_combine import PlacedCombine
-from moe_triton.runtime.placed_dispatch import PlacedDispatch, num_tokens_of
+from moe_triton.runtime.placed_dispatch import PlacedDispatch, header_of, num_tokens_of
+from moe_triton.runtime.placed_outputs import size_of
 from moe_triton.runtime.prepared_call import Named
+from moe_triton.runtime.programs.placed import Asked, Begun
+
+MAX_ASKED = 64
+_PLAIN_TYPES = (int, str, bool, NoneType)
 
 
 class PlacedCalls:
@@ -33,6 +39,7 @@ class PlacedCalls:
 
     def __init__(self, plans: BufferPlans) -> None:
         self._plans, self._communicator = plans, plans.communicator
+        self._asked: dict[tuple[tuple[Any, ...], tuple[type, ...]], Asked | None] = {}
 
     def any_dispatch(
         self,
@@ -128,6 +135,60 @@ class PlacedCalls:
             remedy = "Pass as many, in their order."
             raise ArgumentError("x", f"of {len(x)} tokens", rule, remedy)
         return tensors | {"topk_idx": known.topk_idx, "active_mask": known.active_mask}
+
+    def asked(self, *options: Any) -> Asked | None:
+        """What native code needs of a call with places, where it may run such a call.
+
+        Args:
+            options: num_max_tokens_per_rank, num_recv_tokens, expert_alignment, layout and do_zero_padding of
+                `EPBuffer.dispatch`, which nobody has looked at.
+        """
+        if not all(type(each) in _PLAIN_TYPES for each in options):
+            return None
+        # A number and a truth value may be equal, and are not the same to `make_request`.
+        key = options, tuple(map(type, options))
+        if key not in self._asked:
+            if len(self._asked) >= MAX_ASKED:
+                self._asked.clear()
+            self._asked[key] = self._make_asked(options)
+        return self._asked[key]
+
+    def _make_asked(self, options: tuple[Any, ...]) -> Asked | None:
+        communicator = self._communicator
+        config, size = communicator.config, communicator.config.num_max_tokens_per_rank
+        try:
+            most_tokens, received, alignment, layout, zeroes = options
+            request = make_request(most_tokens, received, alignment, layout, zeroes, True)
+            if request.is_announced:
+                self._check_placed(*request.reason, wait=True)
+        except ArgumentError:  # Python says it
+            return None
+        most = size if request.max_tokens is None else request.max_tokens
+        if not request.is_announced or most > size:
+            return None
+        header = self._plans.call_header(*header_of(request, rounds=1))
+        rows, stride = 0, 0
+        if request.received != "exact":
+            known = size_of(request, config, communicator.rank, None, 1)
+            rows, stride = (0, known.stride) if request.is_padded else (known.num_rows, 0)
+        numbers = request.alignment, rows, stride, int(request.is_padded)
+        return Asked(header, most, *numbers, int(request.zeroes and request.has_gaps))
+
+    def go_on(self, begun: Begun, tensors: Named, row_format: RowFormat, request: Request) -> DispatchOutput:
+        """Ends a call that native code has begun.
+
+        Args:
+            begun: what there is of it.
+            tensors: every one that it takes.
+            row_format: how its rows travel.
+            request: what was asked for.
+        """
+        try:
+            call = PlacedDispatch(self._plans, tensors, row_format, request, None, begun=begun)
+        except BaseException as error:  # peers go on already
+            self._communicator.abandon("dispatch", error)
+            raise
+        return call.run()
 
     def join(
         self, first: DispatchOutput, tensors: Named, row_format: RowFormat, request: Request, out: Any

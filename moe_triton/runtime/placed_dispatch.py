@@ -30,6 +30,7 @@ from moe_triton.runtime.executables import Phase
 from moe_triton.runtime.output_request import Request
 from moe_triton.runtime.placed_outputs import BY_ROW, Outputs, Size, asked, of_rows, size_of
 from moe_triton.runtime.prepared_call import Bindings, Named
+from moe_triton.runtime.programs.placed import Begun
 from moe_triton.runtime.said import PADDED, Said
 
 # What a call binds for each of its tokens.
@@ -43,6 +44,17 @@ _KEPT = "topk_idx", "expand_idx", "recv_offsets", "assist_info", "places", "send
 def _or_none(number: int | None) -> int:
     """A number in a header: 0 stands for none."""
     return 0 if number is None else number + 1
+
+
+def header_of(request: Request, rounds: int) -> tuple[int, ...]:
+    """What a rank says of a call besides counts: the first words of a `CALL_HEADER`.
+
+    Args:
+        request: what it is asked for.
+        rounds: that its tokens take.
+    """
+    stride = PADDED if request.is_padded else 0
+    return rounds, _or_none(request.max_tokens), request.capacity, request.alignment, stride
 
 
 def num_tokens_of(x: object) -> int:
@@ -80,6 +92,7 @@ class PlacedDispatch:
         known: the handle whose routing it has.
         joined: what its first round gave, where that is over.
         inputs: what the caller passed, where the tensors are others.
+        begun: what there is of it already, where it is under way.
 
     Raises:
         ArgumentError: a bad argument. Nothing was sent.
@@ -95,9 +108,10 @@ class PlacedDispatch:
         known: PlacedHandle | None = None,
         joined: DispatchOutput | None = None,
         inputs: Named | None = None,
+        begun: Begun | None = None,
     ) -> None:
         self._plans, self._request, self._out = plans, request, out
-        self._known, self._joined = known, joined
+        self._known, self._joined, self._begun = known, joined, begun
         self._communicator, self._host = plans.communicator, plans.host
         self._backend = self._communicator.backend
         self._config, self._of_kernels = self._communicator.config, self._communicator.context.config
@@ -132,9 +146,11 @@ class PlacedDispatch:
         self._rounds: list[Bindings] = []
         self._counters: dict[str, torch.Tensor] = {}
         # Of a round that is over peers go on already.
-        self._is_under_way = joined is not None
+        self._is_under_way = joined is not None or begun is not None
         if joined is None:
             self._make_rounds(self._mine)
+        if begun is not None:
+            self._take_over(begun)
 
     def _check_request(self, tensors: Named) -> None:
         x, most = tensors["x"], self._request.max_tokens
@@ -181,16 +197,35 @@ class PlacedDispatch:
 
     # Its ways.
 
+    def _take_over(self, begun: Begun) -> None:
+        """Binds what native code has left of the call's first round, and of counters before it."""
+        names = "topk_idx", "expand_idx", "send_counts", "recv_offsets"
+        self._rounds[0] |= {name: getattr(begun, name) for name in names} | {"origins": begun.assist_info}
+        self._rounds[0]["assist_info"] = begun.assist_info
+        self._given["topk_idx"], self._expand_idx = begun.topk_idx, begun.expand_idx
+        counters = {"recv_stats": begun.recv_stats, "performance_info": begun.performance_info}
+        self._counters = {
+            name: counts for name, counts in counters.items() if self._given.get(name) is not None
+        }
+
     def _whole(self) -> DispatchOutput:
         """All of it: routes, says what there is, and runs all rounds."""
+        if self._begun is not None:
+            return self._deliver(self._communicator.zone("dispatch"), 0)
         totals = {name: self._of_call[name] for name in ("call_counts", "call_shared_counts")}
+        zone = self._communicator.zone("dispatch")
+        if self._mine == 1:
+            self._keep_counts()
+            self._is_under_way = True
+            self._run("ask", self._rounds[0] | totals | self._header())
+            return self._deliver(zone, 0)
         for bindings in self._rounds:
             self._run("routing", bindings | totals)
-        zone = self._communicator.zone("dispatch")
         self._is_under_way = True
         self._keep_counts()
         self._announce(totals, zone)
         self._run("count", self._rounds[0])
+        self._run("hear", {}, zone)
         return self._deliver(zone, 0)
 
     def _behind(self) -> DispatchOutput:
@@ -202,6 +237,7 @@ class PlacedDispatch:
         if self._of_kernels.num_shared_ranks:
             totals["call_shared_counts"] = self._communicator.memory.bindings["shared_counts"].clone()
         self._announce(totals, zone)
+        self._run("hear", {}, zone)
         return self._deliver(zone, 1)
 
     def _again(self) -> DispatchOutput:
@@ -219,7 +255,7 @@ class PlacedDispatch:
         outputs = self._outputs(Size(known.num_rows, known.stride))
         self._is_under_way = True
         self._run("restart", places)
-        return self._received(0, outputs, heard, is_counted=False)
+        return self._received(0, outputs, heard, {}, is_counted=False)
 
     def _keep_counts(self) -> None:
         """Keeps what counters of the caller's hold, for a call that delivers nothing."""
@@ -233,8 +269,7 @@ class PlacedDispatch:
             self._given[name].copy_(counts)
 
     def _deliver(self, zone: int, begun: int) -> DispatchOutput:
-        """Behind the announcement; where ``begun`` is 1 the first round is over."""
-        self._run("hear", {}, zone)
+        """Behind what ranks have said; where ``begun`` is 1 the first round is over."""
         said, rounds = None, -(-(self._request.max_tokens or 0) // self._size)
         refusal: Exception | None = None
         if self._reads or not self._host.is_asynchronous:
@@ -244,7 +279,7 @@ class PlacedDispatch:
         rounds = 1 if refusal is not None else max(1, rounds)
         rows = None if said is None else said.rows[self._rank]
         size = size_of(self._request, self._config, self._rank, rows, rounds)
-        heard = self._starts(zone, size, rows)
+        heard, starts = self._starts(size, rows)
         self._make_rounds(rounds)
         try:
             if refusal is not None:
@@ -257,16 +292,32 @@ class PlacedDispatch:
             self._take_back_counts()
             self._is_under_way = False
             raise
-        return self._received(begun, outputs, heard, is_counted=not begun)
+        if len(self._rounds) > 1 or begun:
+            self._run("starts", starts, zone)
+            starts = {}
+        return self._received(begun, outputs, heard, starts, is_counted=not begun)
 
-    def _received(self, begun: int, outputs: Outputs, heard: Heard, *, is_counted: bool) -> DispatchOutput:
-        """Behind all that is to be known: receives what has not been received yet, each row at its place."""
+    def _received(
+        self, begun: int, outputs: Outputs, heard: Heard, starts: Bindings, *, is_counted: bool
+    ) -> DispatchOutput:
+        """Behind all that is to be known: receives what has not been received yet, each row at its place.
+
+        Args:
+            begun: the first round that is not arranged.
+            outputs: for the rows.
+            heard: what is known.
+            starts: what finds the places of the only round's rows first; nothing where they are found.
+            is_counted: whether the first of these rounds is sent.
+        """
         if heard.rows is None:
             outputs.zero_all()
         places = heard.places | self._written(outputs)
         if self._joined is not None:
             self._run("late_fill", self._rounds[0] | self._late_rows(self._joined) | places)
-        self._fill(begun, len(self._rounds), places, is_counted=is_counted)
+        if starts:
+            self._run("place", self._rounds[0] | places | starts)
+        else:
+            self._fill(begun, len(self._rounds), places, is_counted=is_counted)
         if heard.rows is not None:
             outputs.zero_gaps(heard.rows)
         self._is_under_way = False
@@ -282,27 +333,30 @@ class PlacedDispatch:
     # What ranks say.
 
     def _announce(self, totals: Bindings, zone: int) -> None:
-        request, rounds = self._request, 1 if self._joined is not None else self._mine
-        stride = PADDED if request.is_padded else 0
-        words = rounds, _or_none(request.max_tokens), request.capacity, request.alignment, stride
+        self._run("announce", totals | self._header(), zone)
+
+    def _header(self) -> Bindings:
+        """What an announcement says besides counts."""
+        request = self._request
+        words = header_of(request, 1 if self._joined is not None else self._mine)
         # Who asks for what needs it, or was rung itself, rings nobody.
         is_expected = request.is_announced or self._host.is_asynchronous or self._joined is not None
         bell = 0 if is_expected else bell_of(self._communicator.counts["dispatch"] + 1)
-        self._run("announce", totals | {"call_header": self._plans.call_header(*words), "bell": bell}, zone)
+        return {"call_header": self._plans.call_header(*words), "bell": bell}
 
     def _said(self, zone: int) -> Said:
         words = self._host.on_host(self._communicator.call_words(zone))
         return Said.of_words(words, self._config, self._of_kernels)
 
-    def _starts(self, zone: int, size: Size, rows: list[int] | None) -> Heard:
+    def _starts(self, size: Size, rows: list[int] | None) -> tuple[Heard, Bindings]:
+        """What will be known once begins of entries are found, and what finds them binds."""
         context = self._communicator.context
         places = {name: self._of_call[name] for name in ("starts", "limits", "first_starts")}
         offsets = self._of_call["call_offsets"]
         per_expert = self._backend.empty((context.num_local_experts,), torch.int64)
         written = {"call_offsets": offsets, "call_tokens_per_expert": per_expert}
         layout = {"alignment": self._request.alignment, "expert_stride": size.stride}
-        self._run("starts", places | written | layout, zone)
-        return Heard(places, offsets, per_expert, rows)
+        return Heard(places, offsets, per_expert, rows), places | written | layout
 
     # Rounds.
 

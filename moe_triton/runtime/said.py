@@ -47,9 +47,9 @@ class Said(NamedTuple):
         # As numbers of NumPy's: a loop of calls is not to take memory of torch's.
         headers, counts = np.split(words.numpy(), [CALL_HEADER.num_words], axis=1)
         columns = counts.clip(0, MAX_CALL_TOKENS).sum(0, dtype=np.int64)
-        shared, rows = config.num_shared_ranks, []
+        rows = []
         for rank in range(config.num_ranks):
-            first = rank if config.is_shared_rank(rank) else shared + of_kernels.first_expert_on(rank)
+            first = first_column_of(of_kernels, rank)
             rows.append(columns[first : first + config.experts_on(rank)].tolist())
         return cls(headers.tolist(), rows)
 
@@ -80,6 +80,33 @@ class Said(NamedTuple):
                 remedy = "Pass a larger number there, or 'exact'."
                 return ArgumentError("num_recv_tokens", request.received, rule, remedy)
         return None
+
+
+def said_table(config: Config, rank: int, source_bytes: int) -> torch.Tensor:
+    """By what native code looks at what ranks have said: ``Table`` in kernels_ascendc/host/calls_said.cpp.
+
+    Args:
+        config: as kernels have it.
+        rank: this one.
+        source_bytes: from what a rank says to what the next one does.
+    """
+    names = "rounds", "max_tokens", "capacity", "alignment", "stride"
+    words = [config.num_ranks, rank, source_bytes // CALL_HEADER.word_bytes, CALL_HEADER.num_words]
+    words += [*map(CALL_HEADER.word, names), PADDED, MAX_CALL_TOKENS]
+    for other in range(config.num_ranks):
+        words += [first_column_of(config, other), config.experts_on(other)]
+    return torch.tensor(words, dtype=torch.int64, device="cpu")
+
+
+def first_column_of(config: Config, rank: int) -> int:
+    """Where the counts of a rank's experts begin behind a header.
+
+    Args:
+        config: as kernels have it.
+        rank: whose they are.
+    """
+    shared = config.num_shared_ranks
+    return rank if config.is_shared_rank(rank) else shared + config.first_expert_on(rank)
 
 
 def span_of(rows: Sequence[int], alignment: int, stride: int) -> int:

@@ -218,8 +218,9 @@ class Scheme(SchemeFacts):
         """The plan of one phase of an operator in rounds.
 
         Args:
-            name: a method of what builds its plans: "routing", "announce", "hear", "starts", "restart",
-                "count", "entries", "fill", "fill_ahead" or "late_fill" of a dispatch, "gather" of a combine.
+            name: a method of what builds its plans: "ask", "place", "routing", "announce", "hear", "starts",
+                "restart", "count", "entries", "fill", "fill_ahead" or "late_fill" of a dispatch, "gather"
+                of a combine.
             variant: what it is specialised for.
             zone: that it is built for; 0 where kernels look it up.
         """

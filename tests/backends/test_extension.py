@@ -15,7 +15,7 @@ from moe_triton.backends.cpu.extension import DTYPE_CODES, extension, new_pool, 
 from moe_triton.backends.cpu.output_pool import OutputPool
 from moe_triton.backends.cpu.waits import NativeWaits
 from moe_triton.backends.waits import Waits
-from moe_triton.core.call_program import Argument, CallProgram, Output, PlanProgram, Registers
+from moe_triton.core.call_program import Argument, ArgumentAt, CallProgram, Output, PlanProgram, Registers
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.handle import DispatchHandle
 from moe_triton.core.plan import Plan
@@ -93,7 +93,7 @@ def test_a_register_that_is_not_there_is_refused(operand: int) -> None:
 
 def test_a_program_that_needs_too_many_registers_is_refused() -> None:
     registers = Registers()
-    for number in range(250):
+    for number in range(300):
         registers.constant(number)
     with pytest.raises(ValueError, match="too many registers"):
         native_calls().operator(program(registers))
@@ -120,9 +120,7 @@ def test_an_operator_of_the_tests_own_runs() -> None:
     of_plan = Registers(registers)
     outputs = Output("twice", ("T", 2), torch.int64), Output("once", ("T",), torch.bfloat16)
     made = of_plan.allocate(outputs, hold=0)
-    executable = NativeExecutable(
-        Plan("toy", 0, ()), torch.zeros(1, 16).int(), {}, settings_of(Tuning(), 1), NativeWaits()
-    )
+    executable = no_launches()
     results = made["twice"], "as it is", made["once"]
     calls.add(PlanProgram("toy", (1, 1, 0), of_plan, {}, results, tuple), executable)
     x, ones = torch.ones(3, 4), torch.ones(3)
@@ -141,17 +139,70 @@ def test_an_operator_of_the_tests_own_runs() -> None:
     assert call(x, ones, None) is None  # the other zone has no plan yet
 
 
+def no_launches() -> NativeExecutable:
+    """A plan that does nothing."""
+    return NativeExecutable(
+        Plan("toy", 0, ()), torch.zeros(1, 16).int(), {}, settings_of(Tuning(), 1), NativeWaits()
+    )
+
+
+def test_a_run_may_go_on_with_a_second_plan_or_leave_that_to_python() -> None:
+    rounds = Rounds(RoundFacts())
+    calls, registers = native_calls(rounds.record), Registers()
+    registers.tensor(0, Argument("x", ("T",), (torch.float32,)))
+    most = registers.do("NUMBER", 1)
+    call = calls.operator(CallProgram(1, "toy", 2, registers, (registers.do("ZONE"),)))
+    first = Registers(registers)
+    begun = first.allocate([Output("begun", ("T",), torch.int32)], hold=0)["begun"]
+    second = Registers(first)
+    second.check("AT_MOST", second.size("T"), most)
+    ended = second.allocate([Output("ended", ("T", 2), torch.int8)], hold=1)["ended"]
+    for zone in range(2):
+        rest = PlanProgram("toy", (), second, {}, (ended, begun), tuple)
+        calls.add(PlanProgram("toy", (zone,), first, {}, (begun,), tuple, next=rest), *[no_launches()] * 2)
+    assert rounds.counts["combine"] == 0
+    of_both = call(torch.ones(3), 3)
+    assert [(t.shape, t.dtype) for t in of_both] == [((3, 2), torch.int8), ((3,), torch.int32)]
+    assert rounds.counts["combine"] == 1
+    (of_first,) = call(torch.ones(4), 3)
+    assert (of_first.shape, of_first.dtype) == ((4,), torch.int32)
+    assert rounds.counts["combine"] == 1, "the run goes on in Python"
+    for unlike in (None, 2.0, torch.tensor(3), 1 << 70):
+        assert call(torch.ones(3), unlike) is None
+
+
+def test_outputs_may_be_arguments_that_share_no_memory_with_others() -> None:
+    calls, registers = native_calls(Rounds(RoundFacts()).record), Registers()
+    x = registers.tensor(0, Argument("x", ("T",), (torch.int32,)))
+    registers.tensor(1, Argument("out", ("T",), (torch.int32,)))
+    registers.check("READ", 5, x.address, registers.constant(64))
+    registers.check("APART", 1)
+    call = calls.operator(CallProgram(1, "toy", 2, registers, (registers.do("ZONE"),)))
+    for zone in range(2):
+        calls.add(PlanProgram("toy", (zone,), Registers(registers), {}, (ArgumentAt(1),)), no_launches())
+    memory = torch.zeros(32, dtype=torch.int32)
+    apart, inside = memory[16:20], memory[15:19]
+    assert call(memory[:4], apart) is apart
+    assert call(memory[:4], memory[:4]) is None
+    assert call(memory[:4], inside) is None, "in the last of the 64 bytes that are read"
+    assert call(memory[:0], memory[20:20]) is not None, "one without elements shares nothing"
+
+
 def test_a_plan_that_is_not_as_its_program_says_is_refused() -> None:
     assert MODULE is not None
     calls = native_calls()
     registers = Registers()
     calls.operator(program(registers, (registers.constant(1),)))
     made = calls._programs["dispatch"]
-    parts = [bytes(8), b"", b"", b"", bytes(8), None, (), None, (), b"", None, (), b""]
+    parts = [bytes(8), b"", b"", b"", bytes(8), None, (), None, (), b"", None, (), b"", None]
     made.add(tuple(parts))
     assert len(made.swap([])) == 1
-    wrong = [(0, b""), (2, b"x" * 20), (3, bytes([9, 9])), (6, []), (9, bytes(64))]
+    wrong = [(0, b""), (2, b"x" * 20), (3, bytes([9, 9])), (6, []), (9, bytes(66))]
     wrong += [(12, bytes(2)), (12, bytes(4))]  # a mark without a register, and on no output
+    behind = b"", *parts[1:]
+    wrong += [(13, 5), (13, tuple(parts)), (13, (*behind[:-1], behind))]  # a key, and more than two plans
+    made.add((*parts[:13], behind))
+    made.swap([])
     for position, part in wrong:
         with pytest.raises((TypeError, ValueError)):
             made.add((*parts[:position], part, *parts[position + 1 :]))

@@ -17,6 +17,7 @@ from moe_triton.backends.cpu.executable import NativeExecutable
 from moe_triton.backends.cpu.extension import DTYPE_CODES, FILE
 from moe_triton.backends.cpu.output_pool import OutputPool
 from moe_triton.core.call_program import (
+    MAX_KEPT,
     NUM_OPERANDS,
     ArgumentAt,
     CallProgram,
@@ -38,9 +39,12 @@ class NativeCalls:
 
     def __init__(self, setting: CallSetting, pool: OutputPool, native_module: ModuleType) -> None:
         self._module, tell = native_module, setting.failed
-        if getattr(native_module, "ROUNDS", "") != layout_of(type(setting.rounds)):
+        sizes = (getattr(native_module, name, 0) for name in ("MAX_KEPT", "NUM_OPERANDS"))
+        is_like = tuple(sizes) == (MAX_KEPT, NUM_OPERANDS)
+        if not is_like or getattr(native_module, "ROUNDS", "") != layout_of(type(setting.rounds)):
             raise ToolchainError(
-                f"{FILE} was built from other sources: its record of rounds differs. {native.REBUILD}"
+                f"{FILE} was built from other sources: its record of rounds differs, or its programs' sizes. "
+                f"{native.REBUILD}"
             )
 
         # Not a method: native code keeps it, and must not keep this object alive.
@@ -55,6 +59,8 @@ class NativeCalls:
             "run_plan": native.symbol_address("moe_run_plan"),
             "take_ids": native.symbol_address("moe_take_ids"),
             "digest_ids": native.symbol_address("moe_digest_ids"),
+            "calls_agree": native.symbol_address("moe_calls_agree"),
+            "zero_gaps": native.symbol_address("moe_zero_gaps"),
             "holder": ctypes.addressof(setting.waits.holder),
             "last": setting.last,
             "lock": setting.lock,
@@ -77,7 +83,7 @@ class NativeCalls:
                 values=_words(program.registers.values),
                 key=_numbers(program.key),
                 objects=program.objects,
-                **self._shared,
+                **(self._shared | ({"handle_type": program.handle_type} if program.handle_type else {})),
             )
         except (TypeError, KeyError) as error:
             raise ToolchainError(
@@ -86,13 +92,21 @@ class NativeCalls:
         call: Callable[..., Any] = made.call
         return call
 
-    def add(self, plan: PlanProgram, executable: Executable) -> None:
-        """Registers a plan that was compiled to native code; any other is left to Python."""
-        if not isinstance(executable, NativeExecutable):
-            return
+    def add(self, plan: PlanProgram, *executables: Executable) -> None:
+        """Registers a plan that was compiled to native code; any other is left to Python.
+
+        Args:
+            plan: how calls run it.
+            executables: itself, and those that it goes on with.
+        """
+        if all(isinstance(executable, NativeExecutable) for executable in executables):
+            self._programs[plan.name].add(self._prepared(plan, *executables))
+
+    def _prepared(self, plan: PlanProgram, executable: Any, *behind: Any) -> tuple[Any, ...]:
+        """A plan as `PreparedPlan` in kernels_ascendc/calls/call_program.h."""
         kept = plan.kept
         made = {name: _spec(each) for name, each in kept.attributes.items()} if kept else None
-        prepared = (
+        return (
             _words(plan.key),
             _words(plan.registers.values),
             self._steps(plan.registers),
@@ -106,8 +120,8 @@ class NativeCalls:
             made,
             tuple((name, _spec(item)) for name, item in kept.fields.items()) if kept else (),
             _numbers(plan.mark),
+            self._prepared(plan.next, *behind) if plan.next else None,
         )
-        self._programs[plan.name].add(prepared)
 
     def remove(self, label: str) -> None:
         """Forgets a program and its plans, if there is one of this label."""
@@ -152,7 +166,7 @@ def _numbers(values: Sequence[int]) -> bytes:
 
 
 def _spec(item: object) -> object:
-    """A tensor as native code's ``TensorSpec``, an argument as its ``ArgumentSpec``; any other object as it is."""
+    """A tensor as native code's ``TensorSpec``, an argument as ``ArgumentSpec``, others as they are."""
     if isinstance(item, ArgumentAt):
         return _numbers([item.slot])
     if not isinstance(item, TensorAt):

@@ -522,6 +522,21 @@ class DispatchSteps(Steps):
         ]
         return self.plan([*self.before_routing(), self.route(), *added], phase="routing")
 
+    def ask(self) -> Plan:
+        """Of a call in which this rank has one round: all up to where every rank is heard, in one plan."""
+        # The first launch has left the ids as all others read them.
+        sent = type(self)(self.context, replace(self.variant, given_ids=None), self.zone, self.parts)
+        plans = self.routing(), self.announce(), sent.count(), self.hear()
+        return self.plan([launch for plan in plans for launch in plan.launches], phase="ask")
+
+    def place(self) -> Plan:
+        """`starts` and `fill` of a call that has one round on every rank."""
+        return self.plan([*self.starts().launches, *self.fill().launches], phase="place")
+
+    def count(self) -> Plan:
+        """Sends a round, and waits until it is known what has come of it."""
+        raise NotImplementedError
+
     def announce(self) -> Plan:
         """Says to every rank what the call has."""
         calls = self._calls
