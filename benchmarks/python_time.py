@@ -119,8 +119,8 @@ def _pair(
     ids = None if "handle" in options else inputs.ids
     has_places = options.keys() & {"num_recv_tokens", "expert_alignment", "layout"}
 
-    def call() -> torch.Tensor:
-        output = buffer.dispatch(inputs.x, ids, **options)
+    def call() -> object:
+        output: Any = buffer.dispatch(inputs.x, ids, **options)
         y = output.tokens if has_places else buffer.expert_output()  # as many as there are places
         return buffer.combine(y, output.handle, inputs.weights, **of_combine)
 

@@ -487,7 +487,7 @@ class PlacedDispatch:
         return made
 
     def _run(self, phase: Phase, bindings: Bindings, zone: int | None = None) -> None:
-        variant = self._routing_variant if phase == "routing" else self._variant
+        variant = self._routing_variant if phase in ("ask", "routing") else self._variant
         self._communicator.run_phase(variant, bindings, phase, zone)
 
     def _handle(self, size: Size, heard: Heard) -> PlacedHandle:
