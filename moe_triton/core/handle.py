@@ -188,6 +188,12 @@ class Round(NamedTuple):
     exchange_counts: None = None
 
 
+def memory_of(rounds: tuple[Round, ...]) -> list[object]:
+    """Where the tensors of rounds are, and their sizes: the same for the same ones, until one is changed."""
+    tensors = (tensor for each in rounds for tensor in each if type(tensor) is torch.Tensor)
+    return [what for tensor in tensors for what in (tensor.data_ptr(), tensor.shape)]
+
+
 class PlacedHandle(DispatchHandle):
     """Of a dispatch in rounds, or one whose rows have places: with gaps, or experts' blocks of one size.
 

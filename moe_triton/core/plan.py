@@ -16,7 +16,7 @@ from moe_triton.core.kernel import AscendCKernel, FusedKernel, TritonKernel, fus
 Stream = Literal["compute", "communication"]
 
 
-ENDING = frozenset({"fill", "fill_ahead", "place"})
+ENDING = frozenset({"fill", "fill_ahead", "place", "round"})
 """Phases that a round ends with."""
 NEXT = "next_"
 """Before the names of placeholders that stand for what the round behind this one binds."""

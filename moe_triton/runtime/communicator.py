@@ -223,11 +223,16 @@ class Communicator(Exclusive):
             self._rounds.check_graph(capturing)
         if self._in_flight.variants:
             self._in_flight.check(operator, False, capturing)
-        if phase in ("ask", "count", "entries"):
+        if phase in ("ask", "ring", "round", "count", "entries"):
             self._rounds.begin(operator)
         if zone is None:
             zone = self._rounds.zone(operator)
-        executable = self._executables.operator(variant, zone, phase, 1)
+        parts = 1
+        if phase in ("ring", "round"):
+            tokens = bindings["num_tokens"]
+            assert isinstance(tokens, int)
+            parts = self.context.parts(operator, tokens)
+        executable = self._executables.operator(variant, zone, phase, parts)
         number = self.counts[operator]
         try:
             self._execute(operator, executable, bindings, turn=phase in ENDING)

@@ -89,11 +89,12 @@ Phase = Literal[
     "teardown",
     # of a call in rounds (`moe_triton.schemes.scheme.Scheme.phase`)
     "ask",
+    "ring",
     "place",
     "routing",
     "announce",
-    "hear",
     "starts",
+    "round",
     "count",
     "entries",
     "fill",
@@ -196,7 +197,7 @@ class Executables:
         if phase in HALVES:
             plan = cast(Plan, getattr(self._scheme, phase)(of, zone, parts))
         else:
-            plan = self._scheme.phase(phase, of, zone)
+            plan = self._scheme.phase(phase, of, zone, parts)
         return self._settings.tuned(plan)
 
     def compile(self, plan: Plan) -> Executable:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.handle import DispatchOutput, PlacedHandle, Round
+from moe_triton.core.handle import DispatchOutput, PlacedHandle, Round, memory_of
 from moe_triton.core.plain_tensors import fault_of
 from moe_triton.core.plan import NEXT, OF_ROUND
 from moe_triton.core.records import MAX_CALL_TOKENS
@@ -129,7 +129,9 @@ class PlacedDispatch:
         self._fitted = plans.fitted(self._plan, tensors)
         self._given: Bindings = self._plan.bind(self._fitted)
         self._routing_variant = cast(DispatchVariant, self._plan.variant)
-        self._variant = replace(self._routing_variant, given_ids=None)
+        self._variant = self._routing_variant
+        if self._variant.given_ids is not None:  # a new one takes time to be looked up
+            self._variant = replace(self._variant, given_ids=None)
         self._num_tokens = int(self._given["num_tokens"])
         self._mine = max(1, -(-self._num_tokens // self._size))  # rounds that this rank has tokens for
         of_call = {"expand_idx": self._num_tokens * self._of_kernels.num_topk}
@@ -219,14 +221,31 @@ class PlacedDispatch:
             self._is_under_way = True
             self._run("ask", self._rounds[0] | totals | self._header())
             return self._deliver(zone, 0)
-        for bindings in self._rounds:
-            self._run("routing", bindings | totals)
+        self._count_rows(totals)
         self._is_under_way = True
         self._keep_counts()
-        self._announce(totals, zone)
-        self._run("count", self._rounds[0])
-        self._run("hear", {}, zone)
+        self._run("ring", self._rounds[0] | totals | self._header())
         return self._deliver(zone, 0)
+
+    def _count_rows(self, totals: Bindings) -> None:
+        """Counts the rows of all rounds that this rank has tokens for."""
+        made = self._rounds[0]
+        if made.get("mask") is None and not self._of_kernels.num_shared_ranks and not self._sends_ahead:
+            # Numbers within rounds follow in each of them. Where tokens are left out, or shared experts'
+            # ranks are chosen, kernels have memory for one round only.
+            names = [name for name in ("topk_idx", "given_ids") if name in self._given]
+            whole: Bindings = {name: self._given[name] for name in names}
+            whole |= {"expand_idx": self._expand_idx, "num_tokens": self._num_tokens}
+            whole["num_ids"] = self._num_tokens * self._of_kernels.num_topk
+            self._run("routing", made | whole | totals)
+            return
+        for bindings in self._rounds:
+            self._run("routing", bindings | totals)
+
+    @property
+    def _sends_ahead(self) -> bool:
+        """Whether rows of a round go out beside the arranging of the one before it."""
+        return self._communicator.scheme.sends_ahead
 
     def _behind(self) -> DispatchOutput:
         """All but the first round, which is over: nobody here knew that there are more."""
@@ -237,7 +256,6 @@ class PlacedDispatch:
         if self._of_kernels.num_shared_ranks:
             totals["call_shared_counts"] = self._communicator.memory.bindings["shared_counts"].clone()
         self._announce(totals, zone)
-        self._run("hear", {}, zone)
         return self._deliver(zone, 1)
 
     def _again(self) -> DispatchOutput:
@@ -269,7 +287,7 @@ class PlacedDispatch:
             self._given[name].copy_(counts)
 
     def _deliver(self, zone: int, begun: int) -> DispatchOutput:
-        """Behind what ranks have said; where ``begun`` is 1 the first round is over."""
+        """Behind what ranks have said, with the first round sent; where ``begun`` is 1 it is over."""
         said, rounds = None, -(-(self._request.max_tokens or 0) // self._size)
         refusal: Exception | None = None
         if self._reads or not self._host.is_asynchronous:
@@ -448,11 +466,13 @@ class PlacedDispatch:
             places: where rows go, and what of it is each entry's.
             is_counted: whether the first one is sent.
         """
-        rounds, communicator = self._rounds, self._communicator
-        ahead = communicator.scheme.sends_ahead
+        rounds, ahead = self._rounds, self._sends_ahead
         for number in range(begun, end):
-            bindings = rounds[number] | places
-            if number > begun or not is_counted:
+            bindings, is_sent = rounds[number] | places, number == begun and is_counted
+            if not (ahead or is_sent or self._known):
+                self._run("round", bindings)
+                continue
+            if not is_sent:
                 self._run("entries" if ahead and number > begun else "count", bindings)
             if ahead and number + 1 < end:
                 behind = rounds[number + 1]
@@ -479,11 +499,10 @@ class PlacedDispatch:
         """
         steps = {name: -(-size // _LINE_WORDS) * _LINE_WORDS for name, size in sizes.items()}
         memory = self._backend.empty((count, sum(steps.values())), torch.int32)
-        made, begin = [dict[str, torch.Tensor]() for _ in range(count)], 0
-        for name, size in sizes.items():
-            for number, row in enumerate(memory):
-                made[number][name] = row[begin : begin + size]
-            begin += steps[name]
+        made = []
+        for row in memory.unbind():
+            pieces = torch.split(row, list(steps.values()))
+            made.append({name: piece[: sizes[name]] for name, piece in zip(sizes, pieces, strict=True)})
         return made
 
     def _run(self, phase: Phase, bindings: Bindings, zone: int | None = None) -> None:
@@ -504,6 +523,7 @@ class PlacedDispatch:
             for each in self._rounds
         )
         return PlacedHandle(
+            memory_of_rounds=memory_of(rounds),
             buffer_id=self._plans.buffer_id,
             number=self._communicator.counts["dispatch"] - 1,
             dtype=self._tensors["x"].dtype,

@@ -214,17 +214,18 @@ class Scheme(SchemeFacts):
         plan: Plan = self.plans[type(variant)](self.context, variant, zone, parts).whole()
         return plan
 
-    def phase(self, name: str, variant: Variant, zone: int) -> Plan:
+    def phase(self, name: str, variant: Variant, zone: int, parts: int = 1) -> Plan:
         """The plan of one phase of an operator in rounds.
 
         Args:
-            name: a method of what builds its plans: "ask", "place", "routing", "announce", "hear", "starts",
-                "restart", "count", "entries", "fill", "fill_ahead" or "late_fill" of a dispatch, "gather"
-                of a combine.
+            name: a method of what builds its plans: "ask", "ring", "place", "routing", "announce",
+                "starts", "restart", "round", "count", "entries", "fill", "fill_ahead" or "late_fill" of a
+                dispatch, "gather" of a combine.
             variant: what it is specialised for.
             zone: that it is built for; 0 where kernels look it up.
+            parts: that its tokens are cut into.
         """
-        plan: Plan = getattr(self.plans[type(variant)](self.context, variant, zone, 1), name)()
+        plan: Plan = getattr(self.plans[type(variant)](self.context, variant, zone, parts), name)()
         return plan
 
     def barrier(self, zone: int, timeout_us: int | None = None) -> Plan:

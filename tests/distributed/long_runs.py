@@ -11,11 +11,18 @@ import torch
 from moe_triton import EPBuffer
 from moe_triton.core.errors import ArgumentError, MoeTritonError
 from moe_triton.core.handle import DispatchOutput, PlacedHandle
+from moe_triton.core.tuning import Tuning
 from moe_triton.tools.selftest.cases import Inputs, difference, wrong_received
 from tests.distributed.cases import Case, experts_of, inputs_of, smooth_scales_of
 from tests.distributed.workers import by_turns, expected_round, make_buffer
 
 Options = dict[str, Any]
+
+
+def beside(case: Case) -> Tuning | None:
+    """One block of several communicates while the others compute: rounds are then sent ahead."""
+    has_streams = case.config.scheme in ("fullmesh_v1", "fullmesh_v2") and (case.num_blocks or 1) > 1
+    return Tuning(communication_blocks=1) if has_streams else None
 
 
 def compact(output: DispatchOutput) -> DispatchOutput:
@@ -89,7 +96,7 @@ def compare(
     """
     wrong = []
     expected = by_turns(lambda number: expected_round(case, number), len(options))
-    with make_buffer(case) as buffer:
+    with make_buffer(case, tuning=beside(case)) as buffer:
         done: list[tuple[DispatchOutput, torch.Tensor, torch.Tensor, Inputs]] = []
         for number, given in enumerate(options):
             inputs = inputs_of(case, rank, number)
@@ -133,7 +140,7 @@ def refused(
     """
     said = []
     inputs = inputs_of(case, rank, 0)
-    with make_buffer(case) as buffer:
+    with make_buffer(case, tuning=beside(case)) as buffer:
         for of_ranks in options:
             given = dict(of_ranks[rank % len(of_ranks)])
             call = inputs
@@ -184,7 +191,7 @@ def tampered(rank: int, num_ranks: int, case: Case) -> list[str]:
     Rank 0 has them. Nothing is sent, so that ranks are in step at the end.
     """
     wrong, inputs = [], inputs_of(case, rank, 0)
-    with make_buffer(case) as buffer:
+    with make_buffer(case, tuning=beside(case)) as buffer:
         output = dispatched(buffer, case, inputs)
         y = results_of(case, rank, output)
         good = output.handle

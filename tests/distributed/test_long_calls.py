@@ -82,6 +82,13 @@ def test_ranks_with_any_number_of_rounds(ranks: Groups, scheme: str, quantize: s
     check(ranks, case_of(scheme, (3, 4, 13, 0), quantize))
 
 
+@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2"])
+def test_rounds_that_are_sent_ahead(ranks: Groups, scheme: str, quantize: str | None) -> None:
+    case = replace(case_of(scheme, (3, 4, 13, 0), quantize), num_blocks=2)
+    check(ranks, case, USUAL, {"num_recv_tokens": "exact"}, USUAL)
+
+
 @pytest.mark.parametrize("scheme", SCHEMES[:3])
 def test_whole_rounds_and_one_token_more(ranks: Groups, scheme: str) -> None:
     check(ranks, case_of(scheme, (8, 9)), *(USUAL,) * 2, repeats=False)
@@ -390,9 +397,11 @@ def test_traces_have_the_phases_of_rounds(ranks: Groups, tmp_path: Path, quantiz
     # A dispatch of rank 0 has four rounds: numbers 1 to 4 behind that of a call of one.
     assert {
         "dispatch #0",
-        "dispatch #1 count",
-        "dispatch #1 hear",
-        "dispatch #4 fill",
+        "dispatch #1 routing",
+        "dispatch #1 ring",
+        "dispatch #1 starts",
+        "dispatch #1 fill",
+        "dispatch #4 round",
         "dispatch #5",
     } <= names
 
@@ -427,7 +436,7 @@ def interrupted(rank: int, num_ranks: int, case: Case, when: str) -> str:
 
         def stopped(self: Communicator, variant: Any, bindings: Any, phase: Any, zone: Any = None) -> None:
             phases.append(phase)
-            if rank == 0 and phases.count("entries") == (1 if when == "first" else 2):
+            if rank == 0 and phases.count("round") == (1 if when == "first" else 2):
                 raise KeyboardInterrupt
             run(self, variant, bindings, phase, zone)
 

@@ -89,7 +89,8 @@ class Programs:
     def __init__(self, context: RankContext, buffer_id: int, window_base: int) -> None:
         self.context, self.config = context, context.config
         self.buffer_id, self.window_base = buffer_id, window_base
-        self._ranks = torch.arange(context.config.num_ranks, dtype=torch.int32, device="cpu")  # native code has its address
+        # Native code has its address.
+        self._ranks = torch.arange(context.config.num_ranks, dtype=torch.int32, device="cpu")
 
     def symbols(self, operator: Operator, dtype: torch.dtype, **modes: Any) -> Symbols:
         """Sizes of a call whose number of tokens is not known yet."""

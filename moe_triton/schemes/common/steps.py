@@ -339,7 +339,7 @@ class DispatchSteps(Steps):
             "out_origins": Placeholder("origins"),
             "out_weights": Placeholder("weights") if variant.row_weights else 0,
         }
-        if variant.routed:
+        if variant.routed or variant.placed:
             self.usual["counts"] = Placeholder("send_counts")
         self.recv_stats = Placeholder("recv_stats") if variant.recv_stats else 0
         if variant.per_rank:
@@ -526,22 +526,34 @@ class DispatchSteps(Steps):
         """Of a call in which this rank has one round: all up to where every rank is heard, in one plan."""
         # The first launch has left the ids as all others read them.
         sent = type(self)(self.context, replace(self.variant, given_ids=None), self.zone, self.parts)
-        plans = self.routing(), self.announce(), sent.count(), self.hear()
-        return self.plan([launch for plan in plans for launch in plan.launches], phase="ask")
+        routed, counted = self.routing().launches, sent.count().launches
+        return self.plan([*routed, self._post_call(), *counted, self._hear()], phase="ask")
+
+    def ring(self) -> Plan:
+        """Of a call in which this rank has more: the same, once rows of all its rounds are counted.
+
+        The first round goes ahead of what ranks say: those that expect no more are waiting for it.
+        """
+        sent = type(self)(self.context, replace(self.variant, routed=False), self.zone, self.parts)
+        return self.plan([self._post_call(), *sent.count().launches, self._hear()], phase="ring")
 
     def place(self) -> Plan:
         """`starts` and `fill` of a call that has one round on every rank."""
         return self.plan([*self.starts().launches, *self.fill().launches], phase="place")
 
     def count(self) -> Plan:
-        """Sends a round, and waits until it is known what has come of it."""
+        """Of a call in rounds: sends a round, and waits until it is known what has come of it."""
         raise NotImplementedError
 
     def announce(self) -> Plan:
-        """Says to every rank what the call has."""
+        """Says to every rank what the call has, and waits for what they say."""
+        return self.plan([self._post_call(), self._hear()], phase="announce")
+
+    def _post_call(self) -> Launch:
+        """What the call has, to every rank."""
         calls = self._calls
         shared = Placeholder("call_shared_counts") if self.config.num_shared_ranks else 0
-        post = self.launch(
+        return self.launch(
             "announce",
             CALL_POST,
             1 if not self.context.capabilities.owns_cores else None,
@@ -554,11 +566,10 @@ class DispatchSteps(Steps):
             status=calls.status,
             bells=calls.bell,
         )
-        return self.plan([post], phase="announce")
 
-    def hear(self) -> Plan:
-        """Waits for what every rank has said of the call."""
-        return self.plan([self.wait_for_ranks("wait for calls", self._calls.status)], phase="hear")
+    def _hear(self) -> Launch:
+        """Until every rank has said what the call has."""
+        return self.wait_for_ranks("wait for calls", self._calls.status)
 
     def starts(self) -> Plan:
         """Finds where rows of the call belong, once all ranks are heard."""
@@ -589,6 +600,12 @@ class DispatchSteps(Steps):
         numbers = {"number": self.context.num_entries, "kept": 0}
         tables = {"counts": Placeholder(source), "totals": Placeholder(to)}
         return self.launch("copy starts", add_counts_kernel(), 1, **tables, **numbers)
+
+    def round(self) -> Plan:
+        """All of a round once places are known: it is routed here, whatever was counted before."""
+        sent = type(self)(self.context, replace(self.variant, routed=False), self.zone, self.parts)
+        launches = [*sent.count().launches, self.find_places(), *self.arrangement()]
+        return self.plan(launches, self.context.overlaps, "round")
 
     def fill(self) -> Plan:
         """Brings a round's rows to their places."""

@@ -71,8 +71,12 @@ class Fullmesh(SplitScheme):
 
     @property
     def sends_ahead(self) -> bool:
-        """Tells that rows may, where hosts know zones: entries follow, so zones are safe as ever."""
-        return not (self.context.zones_on_device or self.queued_peers)
+        """Tells that rows may, where hosts know zones: entries follow, so zones are safe as ever.
+
+        Where nothing computes meanwhile, it would only take longer until rows that have come are arranged,
+        and they would be in no cache any more.
+        """
+        return self.context.overlaps and not (self.context.zones_on_device or self.queued_peers)
 
     @property
     def sums_placed(self) -> bool:
