@@ -10,6 +10,7 @@
 #ifdef __GLIBC__
 #include <malloc.h>
 #endif
+#include <sys/mman.h>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -20,6 +21,9 @@
 namespace moe::calls {
 
 constexpr size_t ALIGNMENT = 64;  // torch's own
+// Rows go to places far from one another: on small pages nearly each one is a miss of the page table's cache. Of less
+// than some pages too much would be in none of them.
+constexpr size_t HUGE_BYTES = 2 << 20, LARGE_BYTES = 4 * HUGE_BYTES;
 // More than a round makes: small outputs share a size, and a loop that gives back more than are kept would take them
 // from the system each time.
 constexpr size_t KEPT_PER_SIZE = 16;
@@ -135,8 +139,13 @@ private:
     // Where there is no memory, what is kept is given up for it.
     Block* Allocate(size_t num_bytes) {
         for (;; DropOldest()) {
-            auto* const data = static_cast<std::byte*>(std::aligned_alloc(ALIGNMENT, num_bytes));
+            const bool is_large = num_bytes >= LARGE_BYTES;
+            auto* const data =
+                static_cast<std::byte*>(std::aligned_alloc(is_large ? HUGE_BYTES : ALIGNMENT, num_bytes));
             if (data != nullptr) {
+#ifdef MADV_HUGEPAGE
+                if (is_large) madvise(data, num_bytes, MADV_HUGEPAGE);  // where it cannot be, all is as it was
+#endif
                 ++allocations_;
                 return new Block{{0}, num_bytes, data, nullptr};
             }

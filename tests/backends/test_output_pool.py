@@ -55,6 +55,16 @@ def test_tensors_are_contiguous_and_of_the_shape_asked_for(
     assert tensor.is_contiguous()
 
 
+@pytest.mark.parametrize(
+    ("num_bytes", "alignment"), [((8 << 20) - 64, 64), (8 << 20, 2 << 20), (9 << 20, 2 << 20)]
+)
+def test_large_outputs_begin_where_huge_pages_do(num_bytes: int, alignment: int) -> None:
+    pool = OutputPool()
+    tensors = [pool.empty((num_bytes,), torch.int8) for _ in range(3)]
+    assert all(tensor.data_ptr() % alignment == 0 for tensor in tensors)
+    tensors[0][-1] = 1  # all of it is there
+
+
 def test_few_sizes_are_kept() -> None:
     pool = OutputPool()
     module = extension.extension()

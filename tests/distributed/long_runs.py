@@ -20,9 +20,9 @@ Options = dict[str, Any]
 
 
 def beside(case: Case) -> Tuning | None:
-    """One block of several communicates while the others compute: rounds are then sent ahead."""
+    """One block of several communicates while the others compute, in parts: rounds are then sent ahead."""
     has_streams = case.config.scheme in ("fullmesh_v1", "fullmesh_v2") and (case.num_blocks or 1) > 1
-    return Tuning(communication_blocks=1) if has_streams else None
+    return Tuning(communication_blocks=1, dispatch_tokens=1) if has_streams else None
 
 
 def compact(output: DispatchOutput) -> DispatchOutput:

@@ -79,7 +79,7 @@ class Dispatch(DispatchSteps):
 
     def count(self) -> Plan:
         """Of a call in rounds: sends a round, and waits until it is known what has come of it."""
-        return self.plan([*self._until_sent(self._receive(1, is_same_launch=True))], phase="count")
+        return self.plan([*self._until_sent(self._receive(self.parts, is_same_launch=True))], phase="count")
 
     def fill_ahead(self) -> Plan:
         """Of a call in rounds: `fill`, beside rows of the next round, whose `entries` follow.
