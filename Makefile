@@ -13,7 +13,7 @@ TORCH := torch==2.13.0
 # stays dead: xdist would give the test that killed it to the next one, and wait forever once all are.
 SPREAD := --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: demo test test-quick test-long test-bare chaos-short chaos-long lint gate gate-update docs bench clean
+.PHONY: demo test test-quick test-long test-bare test-aarch64 chaos-short chaos-long lint gate gate-update docs bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/moe-triton demo
@@ -37,6 +37,10 @@ test-bare:
 	@bare=$$(mktemp -d) && trap 'rm -rf "$$bare"' EXIT && git clone --quiet . "$$bare/moe_triton" && cd "$$bare/moe_triton" && \
 	  env -u PIP_FIND_LINKS PIP_CONFIG_FILE=/dev/null MOE_TRITON_CACHE="$$bare/cache" $(MAKE) demo PYTHON="$(PYTHON)" && \
 	  $(BIN)/python -m pip check && $(BIN)/moe-triton doctor --fix; du -sh "$$bare/moe_triton/$(VENV)"
+
+# On an emulated processor, in build/aarch64: what docs/aarch64.md lists. apt-get install qemu-user g++-aarch64-linux-gnu.
+test-aarch64: $(VENV)/.installed
+	$(BIN)/python -m tests.aarch64
 
 # Ranks that are killed, stopped, late, interrupted or wrong, at random moments: whether the others go on.
 chaos-short: $(VENV)/.installed

@@ -19,10 +19,10 @@ from moe_triton.core.checks import check_choice, check_flag, check_text
 from moe_triton.core.config import Config, Product
 from moe_triton.core.deepep import with_names_of_deepep
 from moe_triton.core.errors import ArgumentError, BufferStateError
+from moe_triton.core.group_sizes import RanksPerServer
 from moe_triton.core.handle import DispatchHandle, DispatchOutput, Pending
 from moe_triton.core.replicas import ReplicaBy
 from moe_triton.core.row_formats import row_format_of
-from moe_triton.core.topology import RanksPerServer
 from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.core.uncopied import Uncopied
 from moe_triton.runtime import arguments

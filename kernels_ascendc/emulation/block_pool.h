@@ -20,6 +20,8 @@ namespace moe {
 inline void CpuPause() {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("isb" ::: "memory");  // as in Rust's spin loops: to most cores `yield` is nothing
 #endif
 }
 

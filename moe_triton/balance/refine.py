@@ -21,8 +21,9 @@ from moe_triton.balance.loads import Loads, check_loads, rank_loads
 from moe_triton.balance.placement import Placement
 from moe_triton.core.checks import check_choice, check_number, check_positive
 from moe_triton.core.errors import ArgumentError
+from moe_triton.core.group_sizes import REMEDY, RanksPerServer
 from moe_triton.core.replicas import COUNTED_BY
-from moe_triton.core.topology import REMEDY, RanksPerServer, Topology, check_ranks_per_server, fits
+from moe_triton.core.topology import Topology, check_ranks_per_server, fits
 
 ENOUGH_SKEW = 1.02
 """Better balance is not worth a move: loads change more than that from one count to the next."""

@@ -11,8 +11,9 @@ from typing import Literal
 
 from moe_triton.core.checks import check_flag, check_integer, check_text, integers_of, shown
 from moe_triton.core.errors import ArgumentError
+from moe_triton.core.group_sizes import MAX_RANKS, RanksPerServer
 from moe_triton.core.records import UB_ALIGN
-from moe_triton.core.topology import MAX_RANKS, RanksPerServer, Topology, check_ranks_per_server
+from moe_triton.core.topology import Topology, check_ranks_per_server
 
 Product = Literal["A2", "A3"]
 Generation = Literal["v3", "v4"]

@@ -9,14 +9,7 @@ from functools import cached_property
 
 from moe_triton.core.checks import check_integer, is_listed, listed, shown
 from moe_triton.core.errors import ArgumentError
-
-RANKS_PER_SERVER = "ranks_per_server"
-MAX_RANKS = 1024  # more than any product's group has
-RanksPerServer = int | Sequence[int] | None
-REMEDY = (
-    "Servers are ranges of consecutive ranks: pass how many ranks a server has, as 8, or a list of how many "
-    "each of them has, as [3, 1]."
-)
+from moe_triton.core.group_sizes import MAX_RANKS, RANKS_PER_SERVER, REMEDY, RanksPerServer
 
 
 def check_ranks_per_server(value: object) -> int | tuple[int, ...] | None:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from moe_triton.core.config import Config
 from moe_triton.core.errors import INVALID_ARGUMENT, NULL_ARGUMENT
-from moe_triton.core.topology import RANKS_PER_SERVER, REMEDY, fits
+from moe_triton.core.group_sizes import RANKS_PER_SERVER, REMEDY
+from moe_triton.core.topology import fits
 from moe_triton.limits.call import Call
 from moe_triton.limits.rule import EITHER, CallRule, Rule, RuleSet, absent, between, only, value_of
 

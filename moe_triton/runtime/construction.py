@@ -16,10 +16,10 @@ from moe_triton.core.capabilities import Capabilities
 from moe_triton.core.checks import check_integer, check_seconds, shown
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
+from moe_triton.core.group_sizes import RANKS_PER_SERVER
 from moe_triton.core.hccl import check_window_limit, read_environment
 from moe_triton.core.kept_memory import kept_bytes
 from moe_triton.core.records import PROTOCOL_VERSION
-from moe_triton.core.topology import RANKS_PER_SERVER
 from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.rendezvous.agreement import KERNELS, agree
 from moe_triton.rendezvous.meeting import Meeting

@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 from moe_triton.core.config import Product
-from moe_triton.core.topology import RanksPerServer
+from moe_triton.core.group_sizes import RanksPerServer
 from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.runtime import arguments
 from moe_triton.runtime.chosen_scheme import Asked, choose_scheme

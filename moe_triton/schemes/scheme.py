@@ -13,13 +13,13 @@ from moe_triton.core import traffic
 from moe_triton.core.capabilities import Capabilities
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
+from moe_triton.core.group_sizes import RANKS_PER_SERVER
 from moe_triton.core.plan import Launch, Placeholder, Plan
 from moe_triton.core.reach import Queues
 from moe_triton.core.records import TRAFFIC
 from moe_triton.core.region import Region
 from moe_triton.core.row_formats import QUANTIZED, RowFormat
 from moe_triton.core.space import Space
-from moe_triton.core.topology import RANKS_PER_SERVER
 from moe_triton.core.tuning import usual_on_cpu
 from moe_triton.layout import NUM_ZONES, Layout, SlotLayout
 from moe_triton.limits.formula import Formula

@@ -11,7 +11,8 @@ from moe_triton.core.ascendc import MAX_BLOCKS
 from moe_triton.core.checks import check_choice, check_flag, check_integer, check_seconds
 from moe_triton.core.config import USUAL_RANKS_PER_SERVER, Generation, Product
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.topology import RanksPerServer, Topology, check_ranks_per_server
+from moe_triton.core.group_sizes import RanksPerServer
+from moe_triton.core.topology import Topology, check_ranks_per_server
 from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.limits import GENERATIONS
 from moe_triton.runtime.traces import TraceFile, TracePath

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from moe_triton.core.config import Config
+from moe_triton.core.group_sizes import RANKS_PER_SERVER
 from moe_triton.core.threads import in_thread
-from moe_triton.core.topology import RANKS_PER_SERVER
 from moe_triton.rendezvous.meeting import shared_store_of
 from moe_triton.rendezvous.membership import by_value
 from moe_triton.rendezvous.stores import Store, read_key

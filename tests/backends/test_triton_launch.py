@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 
 from moe_triton.backends.cpu.triton import launch, launch_fallback, load, overlaps, prepare
 from moe_triton.backends.cpu.triton.codegen import compile_object, link, undefined_symbols
-from moe_triton.backends.cpu.triton.toolchain import cpu_level
+from moe_triton.backends.cpu.triton.targets import TARGETS, cpu_flags, target_named, this_target
 from moe_triton.core.errors import ArgumentError, ToolchainError
 from moe_triton.core.installing import install
 from moe_triton.core.kernel import Arg, TritonKernel
@@ -116,10 +117,13 @@ def test_arguments_are_checked() -> None:
         launch(double_kernel(32), [x, x.clone(), 1], 0)
 
 
-@pytest.mark.parametrize("cpu", ["x86-64-v3", "x86-64-v4"])
-def test_both_cpu_levels_give_the_same_bits(cpu: str) -> None:
-    if cpu > cpu_level():
-        pytest.skip("this CPU has no AVX-512")
+LEVELS = [each.name for each in TARGETS if platform.machine() in each.machines]
+
+
+@pytest.mark.parametrize("cpu", LEVELS)
+def test_all_levels_give_the_same_bits(cpu: str) -> None:
+    if not target_named(cpu).needs <= cpu_flags():
+        pytest.skip("this CPU has another level")
     generator = torch.Generator().manual_seed(0)
     for dtype in (torch.bfloat16, torch.float16):
         slots = torch.randn((3, 4, 96), generator=generator).to(dtype)
@@ -138,7 +142,7 @@ def test_both_cpu_levels_give_the_same_bits(cpu: str) -> None:
 
 def _sqrt_module(callee: str) -> str:
     return (
-        'module attributes {llvm.target_triple = "x86_64-unknown-linux-gnu"} {\n'
+        f'module attributes {{llvm.target_triple = "{this_target().triple}"}} {{\n'
         f"  llvm.func @{callee}(f32) -> f32\n"
         "  llvm.func @moe_triton_entry(%x: f32) -> f32 {\n"
         f"    %0 = llvm.call @{callee}(%x) : (f32) -> f32\n"
@@ -147,7 +151,7 @@ def _sqrt_module(callee: str) -> str:
 
 
 def test_code_that_calls_the_unknown_is_not_linked() -> None:
-    code = compile_object(_sqrt_module("memrefCopy"), "x86-64-v3")
+    code = compile_object(_sqrt_module("memrefCopy"), this_target())
     assert undefined_symbols(code) == {"memrefCopy"}
     with pytest.raises(ToolchainError, match="memrefCopy"):
         link(code)

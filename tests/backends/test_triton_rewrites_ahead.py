@@ -24,7 +24,7 @@ from moe_triton.backends.cpu.triton.rewrite_ahead import (
     read_ahead,
 )
 from moe_triton.backends.cpu.triton.rewrite_llvm import set_target_triple
-from moe_triton.backends.cpu.triton.toolchain import TARGET_TRIPLE, cpu_level
+from moe_triton.backends.cpu.triton.targets import this_target
 from moe_triton.kernels.arrange import arrange_kernel
 from moe_triton.kernels.pack import pack_kernel
 from moe_triton.kernels.rms_norm import rms_norm_kernel
@@ -64,8 +64,8 @@ FUNCTION = """module {{
 
 
 def compiles(tree: ir.Operation) -> None:
-    set_target_triple(tree, TARGET_TRIPLE)
-    assert compile_object(str(tree), cpu_level())
+    set_target_triple(tree, this_target().triple)
+    assert compile_object(str(tree), this_target())
 
 
 def function(start: int = 0, stop: int = ITERATIONS, base: str = "%arg0[%arg2]", index: str = "%5") -> str:
@@ -293,7 +293,7 @@ def test_a_copy_asks_for_both_sides_of_each_piece() -> None:
     ids=lambda kernel: kernel.name,
 )
 def test_kernels_over_rows_ask_ahead(kernel: object) -> None:
-    text = lower(tensor_ir(kernel, named_ops=False), kernel, noalias=True)  # type: ignore[arg-type]
+    text = lower(tensor_ir(kernel, named_ops=False), kernel, noalias=True, target=this_target())  # type: ignore[arg-type]
     assert PREFETCH in text
 
 

@@ -17,6 +17,7 @@ from moe_triton.backends.cpu.triton import (
 )
 from moe_triton.backends.cpu.triton.frontend import tensor_ir
 from moe_triton.backends.cpu.triton.ir import Operation
+from moe_triton.backends.cpu.triton.targets import this_target
 from moe_triton.kernels import Sizes, kernel_cases
 
 REWRITES = [
@@ -86,7 +87,7 @@ def test_rewrites_change_the_kernels_that_they_are_for(
     cases = [case for hidden in (0, 7168) for case in kernel_cases(Sizes(), hidden, "cpu")]
     kernel = next(case.kernel for case in cases if case.name == name)
     kernel = replace(kernel, constants={**kernel.constants, **SETTINGS.get(name, {})})
-    lowering.lower(tensor_ir(kernel, named_ops=False), kernel, noalias=True)
+    lowering.lower(tensor_ir(kernel, named_ops=False), kernel, noalias=True, target=this_target())
     assert rewrites <= applied
 
 

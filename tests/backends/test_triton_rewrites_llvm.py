@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import pytest
 
@@ -33,7 +34,8 @@ def test_set_target_triple_with_and_without_attributes() -> None:
 
 def test_prefer_wide_vectors_marks_every_function() -> None:
     text = LLVM_FUNCTION.replace("}\n}\n", "}\n  llvm.func @g(%arg0: i64) {\n    llvm.return\n  }\n}\n")
-    assert rewritten(rewrites.prefer_wide_vectors, text).count("prefer-vector-width") == 2
+    assert rewritten(rewrites.prefer_wide_vectors, text, 512).count('"prefer-vector-width", "512"') == 2
+    assert is_left(partial(rewrites.prefer_wide_vectors, bits=0), text)
 
 
 def test_append_packed_entry_loads_each_argument_from_its_word() -> None:
@@ -70,11 +72,12 @@ def _loop(conversion: str) -> str:
     "conversion", ["%3 = llvm.fpext %arg2 : f16 to f32", "%3 = llvm.fptrunc %arg3 : f32 to f16"]
 )
 def test_widen_fp16_loops(conversion: str) -> None:
-    text = rewritten(rewrites.widen_fp16_loops, _loop(conversion))
+    text = rewritten(rewrites.widen_fp16_loops, _loop(conversion), 16)
+    assert is_left(partial(rewrites.widen_fp16_loops, lanes=0), _loop(conversion))
     assert text.count("width = 16") == 1
     assert re.search(r"llvm\.br \^bb1\(%\d+ : i64\) \{loop_annotation", text)
 
 
 def test_widen_fp16_loops_leaves_other_loops() -> None:
     text = _loop("%3 = llvm.fadd %arg3, %arg3 : f32")
-    assert is_left(rewrites.widen_fp16_loops, text)
+    assert is_left(partial(rewrites.widen_fp16_loops, lanes=16), text)

@@ -4,11 +4,14 @@ import platform
 
 import pytest
 
-from moe_triton.backends.cpu.triton import probe, toolchain
+from moe_triton.backends.cpu.triton import probe, targets, toolchain
+from moe_triton.backends.cpu.triton.loader import load
 from moe_triton.core.errors import ToolchainError
+from moe_triton.core.kernel import TritonKernel
+from moe_triton.kernels.places import move_rows_kernel
 
-V3 = toolchain._LEVEL_FLAGS["x86-64-v3"]
-V4 = V3 | toolchain._LEVEL_FLAGS["x86-64-v4"]
+V4, V3, ARM = targets.TARGETS
+A_KERNEL: TritonKernel = move_rows_kernel(8, False)
 
 
 def test_probe_names_every_component() -> None:
@@ -17,22 +20,48 @@ def test_probe_names_every_component() -> None:
     assert all(p.ok and p.version and p.how_to_get for p in components.values())
 
 
-def test_cpu_level_follows_the_features(monkeypatch: pytest.MonkeyPatch) -> None:
-    for flags, level in ((V3, "x86-64-v3"), (V4, "x86-64-v4"), (V4 - {"avx512vl"}, "x86-64-v3")):
-        monkeypatch.setattr(toolchain, "_cpu_flags", lambda flags=flags: frozenset(flags))
-        assert toolchain.cpu_level() == level
+@pytest.mark.parametrize(
+    ("machine", "flags", "level"),
+    [
+        ("x86_64", V3.needs, V3),
+        ("AMD64", V4.needs | {"avx512_bf16"}, V4),
+        ("x86_64", V4.needs - {"avx512vl"}, V3),
+        ("aarch64", ARM.needs | {"sve"}, ARM),
+        ("arm64", ARM.needs, ARM),
+    ],
+)
+def test_the_level_follows_the_features(machine: str, flags: frozenset[str], level: targets.Target) -> None:
+    assert targets.choose_target(machine, flags) is level
 
 
-def test_an_old_cpu_and_another_architecture_are_told_of_the_fallback(
+@pytest.mark.parametrize(
+    ("machine", "flags", "said"),
+    [
+        ("x86_64", V3.needs - {"avx2"}, r"needs x86-64-v3 on x86_64; this CPU lacks avx2\."),
+        ("aarch64", ARM.needs - {"asimddp", "fphp"}, r"lacks asimddp, fphp\."),
+        ("riscv64", ARM.needs, r"code for x86_64 and aarch64 and this CPU is riscv64\."),
+    ],
+)
+def test_another_cpu_is_told_of_the_fallback(machine: str, flags: frozenset[str], said: str) -> None:
+    with pytest.raises(ToolchainError, match=said + r'.*kernels="torch"'):
+        targets.choose_target(machine, flags)
+
+
+def test_another_machines_level_is_refused_before_anything_is_compiled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(toolchain, "_cpu_flags", lambda: frozenset(V3 - {"avx2"}))
-    with pytest.raises(ToolchainError, match=r'lacks avx2.*kernels="torch"'):
-        toolchain.cpu_level()
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    with pytest.raises(ToolchainError, match=r'aarch64.*kernels="torch"'):
-        toolchain.cpu_level()
+    """LLVM without the target would end the process."""
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    with pytest.raises(ToolchainError, match=r"of aarch64 and this CPU is x86_64: .*own machine only"):
+        load(A_KERNEL, cpu=ARM.name)
+    with pytest.raises(ToolchainError, match="no level 'x86-64-v9'; there are x86-64-v4, x86-64-v3, armv8"):
+        load(A_KERNEL, cpu="x86-64-v9")
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     assert not {p.component: p for p in probe()}["CPU level"].ok
+
+
+def test_this_machine_has_a_level() -> None:
+    assert targets.this_target().needs <= targets.cpu_flags()
 
 
 def test_missing_parts_are_all_named(monkeypatch: pytest.MonkeyPatch) -> None:

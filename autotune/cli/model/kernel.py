@@ -16,7 +16,7 @@ from autotune.model.constants import Machine
 from autotune.model.kernel_costs.replay import Replayed
 from autotune.model.kernel_costs.replay import case as cases
 from autotune.npu_compiler.socs import soc_named
-from moe_triton.core.topology import MAX_RANKS
+from moe_triton.core.group_sizes import MAX_RANKS
 from moe_triton.kernels import Case, Sizes
 from moe_triton.runtime.traces import TraceFile
 from moe_triton.tools.cli.options import MOST_EXPERTS, MOST_TOKENS

@@ -17,9 +17,10 @@ from autotune.model.traffic import Traffic, traffic_of
 from moe_triton.backends import CAPABILITIES
 from moe_triton.core.config import Config, Product
 from moe_triton.core.errors import ArgumentError
+from moe_triton.core.group_sizes import RANKS_PER_SERVER, RanksPerServer
 from moe_triton.core.plan import Plan
 from moe_triton.core.row_formats import row_format_of
-from moe_triton.core.topology import RANKS_PER_SERVER, RanksPerServer, check_ranks_per_server
+from moe_triton.core.topology import check_ranks_per_server
 from moe_triton.core.tuning import POSTS, Posts, Tuning
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes import make_scheme, scheme_type

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from moe_triton.core.config import USUAL_RANKS_PER_SERVER, Config
-from moe_triton.core.topology import RANKS_PER_SERVER
+from moe_triton.core.group_sizes import RANKS_PER_SERVER
 from moe_triton.limits.common import HIDDEN_STEP, MAX_EXPERTS_OF_BUFFER
 from moe_triton.limits.rule import EITHER, NONE_CHOSEN, ConfigRule, Generations, Rule, between, one_of
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from moe_triton.core.config import Config
 from moe_triton.core.errors import NULL_ARGUMENT
+from moe_triton.core.group_sizes import RANKS_PER_SERVER
 from moe_triton.core.hccl import MEGABYTE
-from moe_triton.core.topology import RANKS_PER_SERVER
 from moe_triton.layout import SLOT_ALIGN, align
 from moe_triton.limits.common import experts_per_rank, topk_of_experts
 from moe_triton.limits.formula import ITEM_BYTES, Formula

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 import moe_triton
-from moe_triton.core.topology import MAX_RANKS
+from moe_triton.core.group_sizes import MAX_RANKS
 from moe_triton.schemes import SCHEMES
 from moe_triton.tools.cli.extensions import Extended
 from moe_triton.tools.cli.options import MOST_EXPERTS, MOST_HIDDEN, MOST_TOKENS, SERVERS_HELP

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.topology import RANKS_PER_SERVER, REMEDY, RanksPerServer
+from moe_triton.core.group_sizes import RANKS_PER_SERVER, REMEDY, RanksPerServer
 
 MOST_TOKENS, MOST_EXPERTS, MOST_HIDDEN = 1 << 16, 1 << 14, 1 << 20
 """A group's routing is held in memory."""

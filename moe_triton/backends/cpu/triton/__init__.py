@@ -1,4 +1,4 @@
-"""Triton kernels as native code on an x86-64 CPU: front end, lowering, code, disk cache, launch."""
+"""Triton kernels as native code on a CPU: front end, lowering, code, disk cache, launch."""
 
 from moe_triton.backends.cpu.triton.launch import launch, launch_fallback, overlaps, prepare
 from moe_triton.backends.cpu.triton.loader import CompiledKernel, load

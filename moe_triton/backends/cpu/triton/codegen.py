@@ -6,18 +6,17 @@ import struct
 import tempfile
 from pathlib import Path
 
-from moe_triton.backends.cpu.triton.toolchain import TARGET_TRIPLE, find_toolchain, run_tool
+from moe_triton.backends.cpu.triton.targets import Target
+from moe_triton.backends.cpu.triton.toolchain import find_toolchain, run_tool
 from moe_triton.core.errors import ToolchainError
 
 # What LLVM makes of copies and fills. Anything else would be an operation without native code, such as
 # a soft-float helper, found here rather than as an unresolved symbol at the first call.
 _ALLOWED_EXTERNALS = frozenset({"memcpy", "memmove", "memset"})
-# Asking for a line to write is no part of any level, and means nothing to a processor without it.
-_FEATURES = "+prfchw"
 
 
-def compile_object(text: str, cpu: str) -> bytes:
-    """Relocatable object code for a CPU level, without contraction or any other fast-math freedom."""
+def compile_object(text: str, target: Target) -> bytes:
+    """Relocatable object code for a level of this machine, without contraction or other fast-math freedom."""
     from triton._C.libtriton import ir, llvm
 
     with tempfile.TemporaryDirectory(prefix="moe_triton_") as folder:
@@ -30,9 +29,10 @@ def compile_object(text: str, cpu: str) -> bytes:
     llvm.init_targets()
     llvm_context = llvm.context()
     llvm_module = llvm.to_module(module, llvm_context)
-    llvm.attach_datalayout(llvm_module, TARGET_TRIPLE, cpu, _FEATURES)
-    llvm.optimize_module(llvm_module, llvm.OPTIMIZE_O3, cpu, _FEATURES, [], False)
-    code = llvm.translate_to_asm(str(llvm_module), TARGET_TRIPLE, cpu, _FEATURES, [], False, True)
+    triple, processor = target.triple, (target.processor, target.features)
+    llvm.attach_datalayout(llvm_module, triple, *processor)
+    llvm.optimize_module(llvm_module, llvm.OPTIMIZE_O3, *processor, [], False)
+    code = llvm.translate_to_asm(str(llvm_module), triple, *processor, [], False, True)
     assert isinstance(code, bytes)
     return code
 

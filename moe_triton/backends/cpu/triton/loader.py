@@ -15,7 +15,8 @@ from moe_triton.backends.cpu.triton.codegen import compile_object, link
 from moe_triton.backends.cpu.triton.frontend import source_key, tensor_ir
 from moe_triton.backends.cpu.triton.lowering import lower
 from moe_triton.backends.cpu.triton.rewrite_llvm import ENTRY_SYMBOL
-from moe_triton.backends.cpu.triton.toolchain import cpu_level, find_toolchain, versions
+from moe_triton.backends.cpu.triton.targets import target_named, this_target
+from moe_triton.backends.cpu.triton.toolchain import find_toolchain, versions
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import TritonKernel
 
@@ -55,11 +56,11 @@ def load(kernel: TritonKernel, noalias: bool = True, cpu: str | None = None) -> 
 
     Args:
         noalias: build for calls in which no written argument overlaps another one (see `overlaps`).
-        cpu: x86-64 level; this machine's by default.
+        cpu: name of a level (`moe_triton.backends.cpu.triton.targets`); this machine's by default.
     """
     if known := _by_id.get((id(kernel), noalias, cpu)):
         return known[1]
-    level = cpu or cpu_level()
+    level = cpu or this_target().name
     constants = repr(sorted(kernel.constants.items()))
     identity = (kernel, constants, noalias, level)
     with _loading:
@@ -90,8 +91,9 @@ def _load(kernel: TritonKernel, constants: str, noalias: bool, cpu: str) -> Comp
     def build() -> bytes:
         logger.info(COMPILING, kernel.name)
         find_toolchain()  # all that is missing in one message, before the first step fails
-        text = lower(tensor_ir(kernel, named_ops=False), kernel, noalias=noalias)
-        return link(compile_object(text, cpu))
+        target = target_named(cpu)
+        text = lower(tensor_ir(kernel, named_ops=False), kernel, noalias=noalias, target=target)
+        return link(compile_object(text, target))
 
     with cache.fetch(cache.cache_folder(), key, build, of=f"the kernel {kernel.name}") as entry:
         path = entry.path

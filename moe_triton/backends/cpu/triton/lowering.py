@@ -11,7 +11,8 @@ from moe_triton.backends.cpu.triton import rewrite_llvm as llvm
 from moe_triton.backends.cpu.triton import rewrite_tensors as tensors
 from moe_triton.backends.cpu.triton.rewrite_fusion import fuse_loops
 from moe_triton.backends.cpu.triton.rewrite_vectors import narrow_by_shuffles, vectorize_rows
-from moe_triton.backends.cpu.triton.toolchain import TARGET_TRIPLE, find_toolchain, run_tool
+from moe_triton.backends.cpu.triton.targets import Target
+from moe_triton.backends.cpu.triton.toolchain import find_toolchain, run_tool
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import TritonKernel
 
@@ -60,13 +61,16 @@ _TO_LLVM = (
 )
 
 
-def lower(text: str, kernel: TritonKernel, *, noalias: bool) -> str:
+def lower(text: str, kernel: TritonKernel, *, noalias: bool, target: Target) -> str:
     """LLVM-dialect text with the packed entry, from the adapter's text (``named_ops=False``).
 
     Between passes, no pass does these things, or one drops information.
 
     Args:
+        text: the adapter's.
+        kernel: whose it is.
         noalias: no two pointer arguments of any call overlap, unless none of them is written.
+        target: what it is for.
     """
     module = ir.read(text)
     tensors.drop_annotations(module)
@@ -83,7 +87,7 @@ def lower(text: str, kernel: TritonKernel, *, noalias: bool) -> str:
     _check_buffers(module, kernel)
     if noalias:
         buffers.store_in_place(module)
-    vectorize_rows(module)
+    vectorize_rows(module, target.tile_elements)
     narrow_by_shuffles(module)
     if noalias:
         fuse_loops(module)
@@ -94,9 +98,9 @@ def lower(text: str, kernel: TritonKernel, *, noalias: bool) -> str:
     ahead.read_ahead(module)
     ahead.copy_ahead(module)
     llvm.append_packed_entry(module, kernel.fn.__name__, [arg.type for arg in kernel.args])
-    llvm.widen_fp16_loops(module)
-    llvm.prefer_wide_vectors(module)
-    llvm.set_target_triple(module, TARGET_TRIPLE)
+    llvm.widen_fp16_loops(module, target.fp16_lanes)
+    llvm.prefer_wide_vectors(module, target.vector_bits)
+    llvm.set_target_triple(module, target.triple)
     return str(module)
 
 

@@ -11,13 +11,11 @@ ENTRY_SYMBOL = "moe_triton_entry"
 _HIDDEN_POINTERS = 2  # lock and workspace, put first by the Triton adapter
 
 
-def widen_fp16_loops(module: Operation) -> None:
-    """Ask for 16 lanes in loops that convert fp16.
-
-    LLVM's cost table charges a conversion of 16 lanes as if it were taken apart, and settles for 4 lanes,
-    although F16C and AVX-512 convert 8 and 16 in one instruction.
-    """
-    wide = "#llvm.loop_annotation<vectorize = <disable = false, width = 16 : i32>>"
+def widen_fp16_loops(module: Operation, lanes: int) -> None:
+    """Ask for so many lanes in loops that convert fp16; 0 asks for nothing."""
+    if not lanes:
+        return
+    wide = f"#llvm.loop_annotation<vectorize = <disable = false, width = {lanes} : i32>>"
     for function in module.walk("llvm.func"):
         seen: set[str] = set()
         for block in function.regions[0]:
@@ -29,10 +27,10 @@ def widen_fp16_loops(module: Operation) -> None:
                 last.attributes["loop_annotation"] = wide
 
 
-def prefer_wide_vectors(module: Operation) -> None:
-    """Ask for 512-bit vectors: LLVM's default for x86-64-v4 is 256 bits, half the lanes of these loops."""
-    for function in module.walk("llvm.func"):
-        function.attributes.setdefault("passthrough", '[["prefer-vector-width", "512"]]')
+def prefer_wide_vectors(module: Operation, bits: int) -> None:
+    """Ask for vectors of so many bits; 0 asks for nothing."""
+    for function in module.walk("llvm.func") if bits else ():
+        function.attributes.setdefault("passthrough", f'[["prefer-vector-width", "{bits}"]]')
 
 
 def mark_noalias(module: Operation) -> None:

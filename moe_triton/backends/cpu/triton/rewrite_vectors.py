@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from moe_triton.backends.cpu.triton.ir import Operation
 
 _ROW_ELEMENTS = (8, 16, 32)
-_MOST_ELEMENTS = 64  # four vectors of fp32 at 512 bits; more would not stay in registers
 _FEWEST_ELEMENTS = 32  # what every hidden size is a multiple of
 
 _ORDERLESS = frozenset({"arith.maxsi", "arith.minsi", "arith.maxui", "arith.minui"})
@@ -40,10 +39,15 @@ class _Operand:
         return _line("", "vector.store", [value, self.name, *self.indices], types)
 
 
-def vectorize_rows(module: Operation) -> None:
-    """Replace generics over tiles of short rows by loops over vectors."""
+def vectorize_rows(module: Operation, most_elements: int) -> None:
+    """Replace generics over tiles of short rows by loops over vectors.
+
+    Args:
+        module: on buffers.
+        most_elements: of a vector; more would not stay in registers.
+    """
     for number, generic in enumerate(module.walk("linalg.generic")):
-        lines = _loop(generic, f"%rows{number}_")
+        lines = _loop(generic, f"%rows{number}_", most_elements)
         if lines is not None:
             generic.replace("\n".join(lines))
 
@@ -92,9 +96,9 @@ def _vector(element: str, count: int) -> str:
     return f"vector<{count}x{element}>"
 
 
-def _rows_per_turn(rows: int, row_elements: int) -> int:
+def _rows_per_turn(rows: int, row_elements: int, most_elements: int) -> int:
     """How many rows a vector takes; 0 if their number does not allow for vectors."""
-    for elements in (_MOST_ELEMENTS, _FEWEST_ELEMENTS):
+    for elements in (most_elements, _FEWEST_ELEMENTS):
         per_turn = elements // row_elements
         # a row of many elements goes on its own, so that columns can be carried from row to row
         if rows % per_turn == 0 and (row_elements < _FEWEST_ELEMENTS or per_turn == 1):
@@ -102,13 +106,13 @@ def _rows_per_turn(rows: int, row_elements: int) -> int:
     return 0
 
 
-def _loop(generic: Operation, prefix: str) -> list[str] | None:
+def _loop(generic: Operation, prefix: str, most_elements: int) -> list[str] | None:
     """The loop that stands for a generic, or None where it is not over short rows."""
     iterators = re.findall(r"<(\w+)>", generic.attributes["iterator_types"])
     results = re.findall(r"-> \((.*?)\)>", generic.attributes["indexing_maps"])
     placed = list(zip(generic.operands, generic.operand_types, results, strict=True))
     rows, row_elements = _tile_shape(len(iterators), placed)
-    per_turn = _rows_per_turn(rows, row_elements) if rows else 0
+    per_turn = _rows_per_turn(rows, row_elements, most_elements) if rows else 0
     operands = [_operand(*each, len(iterators), row_elements, prefix) for each in placed]
     known = [operand for operand in operands if operand is not None]
     if len(known) < len(operands) or not per_turn:

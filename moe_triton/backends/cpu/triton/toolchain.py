@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.metadata
 import importlib.util
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moe_triton.backends.cpu.triton.cache import sources_digest
+from moe_triton.backends.cpu.triton.targets import this_target
 from moe_triton.core import triton_package
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.installing import check_triton, install
@@ -22,15 +22,9 @@ from moe_triton.core.installing import check_triton, install
 INSTALL = install("cpu")
 _REMEDY = f'Install the toolchain with {INSTALL}, or choose the torch fallback by name: kernels="torch".'
 
+_LEAST = ("an x86-64 CPU with AVX2 and F16C", "an Armv8.2 one with fp16 and dot product")
 LAST_PYTHON = (3, 11)
 """For which the public index has wheels of triton-ascend."""
-
-TARGET_TRIPLE = "x86_64-unknown-linux-gnu"
-
-_LEVEL_FLAGS = {
-    "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
-    "x86-64-v3": {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"},
-}
 
 
 class Probe(NamedTuple):
@@ -51,7 +45,10 @@ class Toolchain(NamedTuple):
 
 def run_tool(command: Sequence[str | Path], text: str | None = None) -> str:
     """Run a compiler program on text; its messages become a ToolchainError."""
-    done = subprocess.run([str(part) for part in command], input=text, capture_output=True, text=True)
+    try:
+        done = subprocess.run([str(part) for part in command], input=text, capture_output=True, text=True)
+    except OSError as error:
+        raise ToolchainError(f"{command[0]} cannot be run: {error.strerror}. {_REMEDY}") from error
     if done.returncode:
         message = done.stderr.strip()[:2000]
         raise ToolchainError(f"{Path(command[0]).name} failed with status {done.returncode}: {message}")
@@ -87,35 +84,6 @@ def _find_linker() -> tuple[str, ...]:
     return ()
 
 
-@functools.cache
-def _cpu_flags() -> frozenset[str]:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("flags"):
-                return frozenset(line.split(":", 1)[1].split())
-    return frozenset()
-
-
-def cpu_level() -> str:
-    """The x86-64 micro-architecture level to compile for."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        raise ToolchainError(
-            f"the Triton CPU runtime generates x86-64 code and this CPU is {platform.machine()}. "
-            'Choose the torch fallback by name: kernels="torch".'
-        )
-    flags = _cpu_flags()
-    has_v3 = flags >= _LEVEL_FLAGS["x86-64-v3"]
-    if has_v3 and flags >= _LEVEL_FLAGS["x86-64-v4"]:
-        return "x86-64-v4"
-    if has_v3:
-        return "x86-64-v3"
-    missing = ", ".join(sorted(_LEVEL_FLAGS["x86-64-v3"] - flags))
-    raise ToolchainError(
-        f"the Triton CPU runtime needs an x86-64-v3 CPU (AVX2, F16C); this one lacks {missing}. "
-        'Choose the torch fallback by name: kernels="torch".'
-    )
-
-
 def has_wheels() -> bool:
     """Whether the public index has triton-ascend for this Python."""
     return sys.version_info[:2] <= LAST_PYTHON
@@ -135,7 +103,7 @@ def probe() -> list[Probe]:
     bishengir = find_program("ascendnpuir", "bin/bishengir-opt")
     linker = _find_linker()
     try:
-        level, level_ok = cpu_level(), True
+        level, level_ok = this_target().name, True
     except ToolchainError:
         level, level_ok = platform.machine(), False
     problem = triton_package.ownership().problem
@@ -149,14 +117,14 @@ def probe() -> list[Probe]:
         Probe("pybind11", package_folder("pybind11") is not None, distribution_version("pybind11"), INSTALL),
         Probe("ascendnpu-ir", bishengir is not None, distribution_version("ascendnpu-ir"), INSTALL),
         Probe("linker", bool(linker), linker[0] if linker else "", "install binutils (ld) or a C compiler"),
-        Probe("CPU level", level_ok, level, "an x86-64 CPU with AVX2 and F16C"),
+        Probe("CPU level", level_ok, level, " or ".join(_LEAST)),
     ]
 
 
 @functools.cache
 def find_toolchain() -> Toolchain:
     """The compile chain's programs, or an error that says what is missing and how to get it."""
-    cpu_level()
+    this_target()
     check_triton()
     if missing := [p for p in probe() if not p.ok]:
         wanted = "; ".join(

@@ -1,0 +1,243 @@
+"""An aarch64 machine of Debian's and PyPI's packages, in a folder, whose programs run in qemu.
+
+Nothing outside of the folder changes. Programs run in a user namespace of their own, where its libraries lie
+over this machine's, and where binfmt_misc, mounted there too, starts qemu for them (Linux 6.7 and later).
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+TOOLS = {"qemu-aarch64": "qemu-user", "aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu", "apt-get": "apt"}
+SYSTEM = (
+    *("python3.11", "libpython3.11-dev", "libgomp1", "libstdc++6", "binutils", "libgfortran5"),
+    *("python3-distutils", "libexpat1"),
+)
+PYTHON = "3.11"
+# The last release whose aarch64 wheel is built for CPUs alone.
+TORCH = "torch==2.10.0"
+WHEELS = (
+    *(TORCH, "triton-ascend==3.2.0", "ascendnpu-ir", "numpy", "pybind11", "setuptools<81"),
+    *("filelock", "fsspec", "jinja2", "markupsafe", "mpmath", "networkx", "sympy", "typing-extensions"),
+    *("typer", "rich", "click", "shellingham", "pygments", "markdown-it-py", "mdurl", "packaging"),
+    *("pydantic", "pydantic-core", "annotated-types", "typing-inspection"),
+    *("annotated-doc", "pytest", "pluggy", "iniconfig", "pytest-timeout", "pytest-xdist", "execnet"),
+    *("hypothesis", "sortedcontainers", "attrs"),
+)
+PLATFORMS = (
+    "manylinux_2_34",
+    "manylinux_2_31",
+    "manylinux_2_28",
+    "manylinux_2_27",
+    "manylinux_2_17",
+    "manylinux2014",
+)
+# The least that is supported has no more than this one has (`moe_triton.backends.cpu.triton.targets`).
+CPU = "neoverse-n1"
+# An ELF file for aarch64, whatever its flavour: Linux's documentation of binfmt_misc has the form.
+MAGIC = r"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00"
+MASK = r"\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff"
+
+
+class MissingError(Exception):
+    """Something that it takes is missing; the message says what, and how to get it."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One of them.
+
+    Attributes:
+        folder: where everything of it is.
+        checkout: whose code runs.
+    """
+
+    folder: Path
+    checkout: Path
+
+    @property
+    def root(self) -> Path:
+        """Debian's files."""
+        return self.folder / "root"
+
+    @property
+    def site(self) -> Path:
+        """Python's packages."""
+        return self.folder / "site"
+
+    @property
+    def package(self) -> Path:
+        """What an installation of this project would bring: its native libraries, and that it is there."""
+        return self.folder / "package"
+
+    @property
+    def python(self) -> Path:
+        """What starts Python there, from here or from there."""
+        return self.folder / "bin" / "python3"
+
+    @property
+    def _constraints(self) -> str:
+        """The versions that this project is tested with, but for torch's."""
+        lines = (self.checkout / "constraints.txt").read_text().splitlines()
+        return "\n".join(line for line in lines if not line.startswith("torch=="))
+
+    def check_tools(self) -> None:
+        """Looks whether this machine has what it takes.
+
+        Raises:
+            MissingError: it has not.
+        """
+        missing = [package for tool, package in TOOLS.items() if shutil.which(tool) is None]
+        if missing:
+            raise MissingError(f"apt-get install {' '.join(missing)}")
+        if sys.platform != "linux":
+            raise MissingError("this takes Linux")
+
+    def prepare(self) -> None:
+        """Makes it, where it is not made yet; native libraries are built anew where sources have changed."""
+        self.check_tools()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._once("root", self._unpack_system, SYSTEM)
+        self._once("site", self._install_wheels, (*WHEELS, self._constraints))
+        self._make_programs()
+        self._build()
+
+    def _once(self, name: str, make: object, of: Sequence[str]) -> None:
+        stamp, wanted = self.folder / f"{name}.made", "\n".join(of)
+        if stamp.exists() and stamp.read_text() == wanted:
+            return
+        shutil.rmtree(self.folder / name, ignore_errors=True)
+        make()  # type: ignore[operator]
+        stamp.write_text(wanted)
+
+    def _unpack_system(self) -> None:
+        apt = self.folder / "apt"
+        for each in ("state/lists/partial", "cache/archives/partial"):
+            (apt / each).mkdir(parents=True, exist_ok=True)
+        (apt / "state" / "status").touch()
+        settings = {
+            "APT::Architecture": "arm64",
+            "APT::Architectures": "arm64",
+            "Dir::State": apt / "state",
+            "Dir::State::status": apt / "state" / "status",
+            "Dir::Cache": apt / "cache",
+            "APT::Sandbox::User": "root" if os.geteuid() == 0 else "",
+        }
+        config = apt / "apt.conf"
+        config.write_text("".join(f'{name} "{value}";\n' for name, value in settings.items()))
+        environment = {**os.environ, "APT_CONFIG": str(config)}
+        _run(["apt-get", "update", "-qq"], env=environment)
+        command = ["apt-get", "install", "-y", "-qq", "--download-only", "--no-install-recommends", *SYSTEM]
+        _run(command, env=environment)
+        for package in sorted((apt / "cache" / "archives").glob("*.deb")):
+            _run(["dpkg-deb", "-x", str(package), str(self.root)])
+
+    def _install_wheels(self) -> None:
+        platforms = [part for each in PLATFORMS for part in ("--platform", f"{each}_aarch64")]
+        abis = [part for each in ("cp311", "abi3", "none") for part in ("--abi", each)]
+        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-compile", "--target"]
+        command += [
+            str(self.site),
+            "--only-binary=:all:",
+            "--implementation",
+            "cp",
+            "--python-version",
+            PYTHON,
+        ]
+        constraints = self.folder / "constraints.txt"
+        constraints.write_text(self._constraints)
+        _run([*command, "--constraint", str(constraints), *platforms, *abis, *WHEELS])
+
+    def _make_programs(self) -> None:
+        programs = self.folder / "bin"
+        programs.mkdir(exist_ok=True)
+        linker, own = self.root / "usr/bin/aarch64-linux-gnu-ld.bfd", programs / "ld"
+        own.unlink(missing_ok=True)
+        own.symlink_to(linker)
+        path = ":".join(map(str, (self.checkout, self.package, self.site)))
+        root, python = self.root, self.root / "usr" / "bin" / f"python{PYTHON}"
+        # Python believes that it is this script: so what it starts as itself comes here again.
+        self.python.write_text(
+            "#!/bin/sh\n"
+            f"export PYTHONHOME={shlex.quote(str(root / 'usr'))} PYTHONPATH={shlex.quote(path)}\n"
+            f"exec qemu-aarch64 -cpu {CPU} -0 {shlex.quote(str(self.python))} "
+            f'{shlex.quote(str(python))} "$@"\n'
+        )
+        self.python.chmod(0o755)
+
+    def _build(self) -> None:
+        """The native libraries, by the cross compiler with every warning an error."""
+        sources, build = self.checkout / "kernels_ascendc", self.folder / "build"
+        toolchain = self.folder / "toolchain.cmake"
+        toolchain.write_text(
+            "set(CMAKE_SYSTEM_NAME Linux)\nset(CMAKE_SYSTEM_PROCESSOR aarch64)\n"
+            "set(CMAKE_CXX_COMPILER aarch64-linux-gnu-g++)\n"
+        )
+        headers = self.root / "usr/include"
+        _run(
+            [
+                *("cmake", "-S", str(sources), "-B", str(build), "-G", "Ninja", "-Wno-dev"),
+                *("--log-level=WARNING", f"-DCMAKE_TOOLCHAIN_FILE={toolchain}"),
+                *(f"-DPython_EXECUTABLE={sys.executable}", f"-DPython_INCLUDE_DIR={headers}/python{PYTHON}"),
+                f"-DCMAKE_CXX_FLAGS=-Werror -idirafter {headers}",
+            ]
+        )
+        _run(["cmake", "--build", str(build), "--", "--quiet"])
+        native = self.package / "moe_triton" / "_native"
+        native.mkdir(parents=True, exist_ok=True)
+        for library in build.glob("*.so"):
+            shutil.copy2(library, native)
+        told = self.package / "moe_triton-0.dist-info"
+        told.mkdir(exist_ok=True)
+        (told / "METADATA").write_text("Metadata-Version: 2.1\nName: moe_triton\nVersion: 0\n")
+        (told / "RECORD").touch()
+
+    def command(self, *arguments: str) -> list[str]:
+        """What runs Python with these arguments, and aarch64 programs that it starts."""
+        register = f":qemu-aarch64:M::{MAGIC}:{MASK}:{shutil.which('qemu-aarch64')}:F"
+        # Not by qemu's prefix: programs that walk down from the root folder would walk there.
+        libraries = f"{self.root / 'lib'}:{self.root / 'usr' / 'lib'}:/usr/lib"
+        script = (
+            f"mount -t overlay overlay -o {shlex.quote(f'lowerdir={libraries}')} /usr/lib && "
+            "mount -t binfmt_misc none /proc/sys/fs/binfmt_misc && "
+            f"printf '%s' {shlex.quote(register)} > /proc/sys/fs/binfmt_misc/register && exec \"$@\""
+        )
+        namespace = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]
+        return [*namespace, str(self.python), *arguments]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What its programs are to see."""
+        path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
+        own = {"QEMU_CPU": CPU, "PATH": path, "MOE_TRITON_CACHE": str(self.folder / "kernels")}
+        return {**os.environ, **own}
+
+    def run(self, *arguments: str, timeout_s: float, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Runs Python there.
+
+        Raises:
+            subprocess.CalledProcessError: it failed, and that is to be no answer.
+            subprocess.TimeoutExpired: it took longer.
+        """
+        return subprocess.run(
+            self.command(*arguments),
+            cwd=self.checkout,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=check,
+        )
+
+
+def _run(command: Sequence[str], **options: object) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, **options)  # type: ignore[call-overload]
+    if done.returncode:
+        raise MissingError(f"{shlex.join(command)} failed: {(done.stderr or done.stdout).strip()[-2000:]}")
