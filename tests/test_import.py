@@ -37,3 +37,25 @@ def test_all_modules_import_without_what_is_optional() -> None:
     beside, modules = done.stdout.splitlines()
     assert beside == "beside moe_triton:", "what runs imports what measures or stands above it"
     assert int(modules.split()[1]) > 300
+
+
+WITHOUT_TORCH = """
+import sys
+import moe_triton
+from moe_triton import ArgumentError, MoeTritonError
+import moe_triton.tools.cli.app
+print(*sorted({"torch", "numpy", "triton"} & sys.modules.keys()))
+assert set(moe_triton.__all__) <= set(dir(moe_triton))
+assert moe_triton.EPBuffer is moe_triton.EPBuffer and "torch" in sys.modules
+from moe_triton import *
+assert EPBuffer.__module__ == "moe_triton.buffer"
+"""
+
+
+def test_nothing_waits_for_torch_that_does_not_need_it() -> None:
+    """Neither ``import moe_triton`` nor the command line, which is asked how it is used more than anything."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, timeout=seconds(120)
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []

@@ -65,11 +65,11 @@ def applied(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     found: set[str] = set()
 
     def watch(module: ModuleType, name: str) -> None:
-        rewrite: Callable[[Operation], None] = getattr(module, name)
+        rewrite: Callable[..., None] = getattr(module, name)
 
-        def watched(tree: Operation) -> None:
+        def watched(tree: Operation, *settings: object) -> None:
             before = str(tree)
-            rewrite(tree)
+            rewrite(tree, *settings)
             if str(tree) != before:
                 found.add(name)
 
