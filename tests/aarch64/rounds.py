@@ -33,7 +33,7 @@ def pair_of_functions(rank: int, num_ranks: int) -> bool:
     ops.configure(timeout_s=seconds(60.0))
     group: tuple[Any, ...] = (ops.group_name(), num_ranks, rank, 2 * num_ranks)
     generator = torch.Generator().manual_seed(rank)
-    x = torch.randn(4, 64, generator=generator).bfloat16()
+    x = torch.randn(4, 1024, generator=generator).bfloat16()
     ids = torch.rand(4, 2 * num_ranks, generator=generator).topk(2).indices.int()
     weights = torch.full((4, 2), 0.5)
     out = ops.npu_moe_distribute_dispatch_v2(x, ids, *group)
