@@ -53,7 +53,7 @@ assert EPBuffer.__module__ == "moe_triton.buffer"
 
 
 def test_nothing_waits_for_torch_that_does_not_need_it() -> None:
-    """Neither ``import moe_triton`` nor the command line, which is asked how it is used more than anything."""
+    """Neither ``import moe_triton`` nor the command line, which is often asked how it is used."""
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, timeout=seconds(120)
     )

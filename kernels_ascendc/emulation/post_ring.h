@@ -107,7 +107,8 @@ public:
 
     // Unless it has rung since; until it rings, or as long as this.
     void SleepSince(uint32_t rings, Sleep depth, const timespec* longest) {
-        depth_.store(depth);
+        // An exchange: qemu lets a store pass the load behind it, whatever order they have (docs/aarch64.md).
+        depth_.exchange(depth);
         if (rings_.load() == rings) {
             syscall(SYS_futex, reinterpret_cast<uint32_t*>(&depth_), FUTEX_WAIT_PRIVATE, depth, longest, nullptr, 0);
         }
