@@ -126,6 +126,8 @@ def contexts() -> Iterator[RankContext]:
         if version == 2:
             of_buffer = Config(4, 8, 1024, 2, 8, scheme=scheme, is_of_buffer=True)
             yield RankContext(of_buffer, 1, 2, 1000, capabilities)
+            beside = Tuning(communication_blocks=1)
+            yield RankContext(of_buffer, 1, 2, 1000, capabilities, tuning=beside)
         by_blocks = Config(4, 8, 1024, 2, 8, product="A2", scheme="fullmesh", version=version, relaxed=True)
         yield RankContext(by_blocks, 1, 2, 1000, capabilities)
         yield RankContext(replace(by_blocks, ranks_per_server=2), 1, 2, 1000, capabilities)

@@ -290,8 +290,8 @@ class Scheme(SchemeFacts):
             "packed": Scratch(tokens * packed, torch.uint8),
             "packed_results": Scratch(tokens * results * packed, torch.uint8),
         }
-        # Of calls in rounds: of each zone, as a round is packed before the one ahead of it is arranged.
-        zones = range(self.rounds.num_zones)
+        # Of calls in rounds: of each zone, where a round is packed before the one ahead of it is arranged.
+        zones = range(self.rounds.num_zones if self.sends_ahead else 0)
         of_packed |= {f"{name}_{zone}": scratch for name, scratch in of_packed.items() for zone in zones}
         counters = len(COUNTED) * context.num_blocks * TRAFFIC.num_words
         return {
