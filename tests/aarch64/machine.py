@@ -217,6 +217,7 @@ class Machine:
         """What its programs are to see."""
         path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
         own = {"QEMU_CPU": CPU, "PATH": path, "MOE_TRITON_CACHE": str(self.folder / "kernels")}
+        own["OMP_NUM_THREADS"] = "1"
         return {**os.environ, **own}
 
     def run(self, *arguments: str, timeout_s: float, check: bool = True) -> subprocess.CompletedProcess[str]:
