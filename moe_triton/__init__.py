@@ -50,11 +50,13 @@ __all__ = [
 
 # What is imported when it is first asked for: a command that says how it is used takes no torch.
 _MODULE_OF = {
-    **dict.fromkeys(["EPBuffer"], "buffer"),
-    **dict.fromkeys(["Config"], "core.config"),
-    **dict.fromkeys(["DispatchHandle", "DispatchOutput", "Pending"], "core.handle"),
-    **dict.fromkeys(["Traffic"], "core.traffic"),
-    **dict.fromkeys(["Tuning"], "core.tuning"),
+    "EPBuffer": "buffer",
+    "Config": "core.config",
+    "DispatchHandle": "core.handle",
+    "DispatchOutput": "core.handle",
+    "Pending": "core.handle",
+    "Traffic": "core.traffic",
+    "Tuning": "core.tuning",
 }
 
 if not TYPE_CHECKING:  # type checkers would take any name for one of the package's

@@ -484,9 +484,8 @@ class EPBuffer(Owner, Uncopied):
             "performance_info": performance_info,
             "cumulative_local_expert_recv_stats": cumulative_local_expert_recv_stats,
         }
-        if (
-            type(output) is DispatchOutput
-        ):  # the first round of more, as another rank has said in the meantime
+        if type(output) is DispatchOutput:
+            # The first round of more, as another rank has said in the meantime.
             return self._placed.join(output, tensors, row_format, USUAL, out)
         if type(output) is Begun:  # there is more to it than native code knows
             self._latest_dtype = x.dtype

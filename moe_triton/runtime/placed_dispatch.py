@@ -201,9 +201,8 @@ class PlacedDispatch:
 
     def _take_over(self, begun: Begun) -> None:
         """Binds what native code has left of the call's first round, and of counters before it."""
-        names = "topk_idx", "expand_idx", "send_counts", "recv_offsets"
+        names = "topk_idx", "expand_idx", "send_counts", "recv_offsets", "assist_info"
         self._rounds[0] |= {name: getattr(begun, name) for name in names} | {"origins": begun.assist_info}
-        self._rounds[0]["assist_info"] = begun.assist_info
         self._given["topk_idx"], self._expand_idx = begun.topk_idx, begun.expand_idx
         counters = {"recv_stats": begun.recv_stats, "performance_info": begun.performance_info}
         self._counters = {
@@ -255,7 +254,7 @@ class PlacedDispatch:
         totals = {"call_counts": self._rounds[0]["send_counts"]}
         if self._of_kernels.num_shared_ranks:
             totals["call_shared_counts"] = self._communicator.memory.bindings["shared_counts"].clone()
-        self._announce(totals, zone)
+        self._run("announce", totals | self._header(), zone)
         return self._deliver(zone, 1)
 
     def _again(self) -> DispatchOutput:
@@ -349,9 +348,6 @@ class PlacedDispatch:
         )
 
     # What ranks say.
-
-    def _announce(self, totals: Bindings, zone: int) -> None:
-        self._run("announce", totals | self._header(), zone)
 
     def _header(self) -> Bindings:
         """What an announcement says besides counts."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -13,9 +12,9 @@ import torch
 from moe_triton import ArgumentError, DispatchOutput, EPBuffer
 from moe_triton.core.handle import PlacedHandle
 from moe_triton.processes import RankGroup
-from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.placed_outputs import Outputs
 from tests.distributed.cases import Case, Inputs, experts_of, inputs_of, small_case
+from tests.distributed.native_calls import pythons_runs, same
 from tests.distributed.workers import make_buffer
 from tests.headers import needs_headers
 
@@ -24,26 +23,6 @@ pytestmark = needs_headers
 Groups = Callable[[int], RankGroup]
 Options = dict[str, Any]
 PREPARED = 4  # pairs after which there is a plan for each zone of each option of a pair
-
-
-@contextmanager
-def pythons_runs() -> Iterator[list[object]]:
-    """The operators and phases of them that Python runs meanwhile."""
-    whole, phase, seen = Communicator.run, Communicator.run_phase, list[object]()
-
-    def note(self: Communicator, variant: Any, *rest: Any) -> None:
-        seen.append(variant)
-        whole(self, variant, *rest)
-
-    def note_phase(self: Communicator, variant: Any, bindings: Any, name: Any, *rest: Any) -> None:
-        seen.append((variant, name))
-        phase(self, variant, bindings, name, *rest)
-
-    with (
-        mock.patch.object(Communicator, "run", note),
-        mock.patch.object(Communicator, "run_phase", note_phase),
-    ):
-        yield seen
 
 
 def rows_of(tensor: torch.Tensor, output: DispatchOutput) -> torch.Tensor:
@@ -82,12 +61,6 @@ def contents(output: DispatchOutput) -> dict[str, object]:
         "shapes": shapes,
         "type": type(handle),
     }
-
-
-def same(one: object, other: object) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.dtype is other.dtype and torch.equal(one, other)
-    return type(one) is type(other) and one == other
 
 
 class Pairs:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from unittest import mock
 
@@ -18,9 +17,9 @@ from moe_triton.backends.cpu import extension
 from moe_triton.core.row_formats import QUANTIZED
 from moe_triton.core.tuning import Tuning
 from moe_triton.processes import RankGroup
-from moe_triton.runtime.communicator import Communicator
 from moe_triton.schemes import product_of
 from tests.distributed.cases import Case, Inputs, experts_of, inputs_of, small_case, smooth_scales_of
+from tests.distributed.native_calls import pythons_runs, same
 from tests.distributed.workers import compare_rounds, make_buffer, one_round
 from tests.headers import needs_headers
 
@@ -29,20 +28,6 @@ pytestmark = needs_headers
 Groups = Callable[[int], RankGroup]
 SCHEMES = ("fullmesh_v1", "fullmesh_v2", "direct", "fullmesh")
 PREPARED = 2  # rounds after which there is a plan for each zone
-
-
-@contextmanager
-def pythons_runs() -> Iterator[list[object]]:
-    """The variants of the operators that Python runs meanwhile."""
-    run = Communicator.run
-    seen: list[object] = []
-
-    def note(self: Communicator, variant: object, *rest: object) -> None:
-        seen.append(variant)
-        run(self, variant, *rest)  # type: ignore[arg-type]
-
-    with mock.patch.object(Communicator, "run", note):
-        yield seen
 
 
 def contents(output: DispatchOutput) -> dict[str, object]:
@@ -62,12 +47,6 @@ def contents(output: DispatchOutput) -> dict[str, object]:
         "dtype": handle.dtype,
         "number": handle.number,
     }
-
-
-def same(one: object, other: object) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.dtype is other.dtype and torch.equal(one, other)
-    return one == other
 
 
 def both_ways(rank: int, num_ranks: int, case: Case, wide: bool) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ from moe_triton.runtime.programs.shared import (
     Programs,
     T,
     attributes_among,
-    usual_modes,
+    variant_like,
 )
 
 # Arguments behind options: an earlier dispatch's output, whole or rows alone.
@@ -75,16 +75,9 @@ class Way:
             variant: of the plan.
             bypasses: whether rows of a rank for itself need not go through its window, with this scheme.
         """
-        is_plain = variant.mask == "none" and not variant.waits
-        wanted = DispatchVariant(
-            variant.dtype, variant.row_format, local_bypass=bypasses and is_plain, per_rank=self.is_per_rank
-        )
-        wanted = replace(wanted, **usual_modes(variant))
-        if self.has_options:
-            wanted = replace(wanted, mask=variant.mask, waits=variant.waits)
-        if self.is_known:
-            wanted = replace(wanted, routed=True, announced=BY_HANDLE)
-        return variant == wanted
+        known: dict[str, Any] = {"routed": True, "announced": BY_HANDLE} if self.is_known else {}
+        known |= {"has_options": self.has_options, "per_rank": self.is_per_rank}
+        return variant == variant_like(variant, bypasses=bypasses, **known)
 
 
 PLAIN, PER_RANK = Way(), Way("dispatch per rank", is_per_rank=True)

@@ -30,6 +30,7 @@ from moe_triton.runtime.programs.shared import (
     Programs,
     T,
     attributes_among,
+    variant_like,
 )
 from moe_triton.runtime.said import said_table
 
@@ -129,18 +130,8 @@ class PlacedProgram:
 
     def takes(self, variant: DispatchVariant, *, bypasses: bool) -> bool:
         """Whether calls may run plans of a variant; see `Way.takes`."""
-        is_plain = variant.mask == "none" and not variant.waits
-        names = ("smooth", "weights", "recv_stats", "mask", "waits")
-        wanted = DispatchVariant(
-            variant.dtype,
-            variant.row_format,
-            local_bypass=bypasses and is_plain,
-            routed=True,
-            placed=True,
-            announced=1,
-            **{name: getattr(variant, name) for name in names},
-        )
-        return variant == wanted
+        placed: dict[str, Any] = {"routed": True, "placed": True, "announced": 1}
+        return variant == variant_like(variant, bypasses=bypasses, **placed)
 
     def plans(self, variant: DispatchVariant, zone: int) -> list[PlanProgram]:
         """How calls run the two plans of a variant: padded or not, with zeroed gaps, of a known size."""
@@ -206,26 +197,23 @@ class PlacedProgram:
         self, registers: Registers, variant: DispatchVariant, made: dict[str, TensorAt]
     ) -> None:
         """Keeps what counters of the caller's hold, for a call that delivers nothing."""
-        counters = {"recv_stats": "stats" if variant.recv_stats else ""}
-        counters["performance_info"] = "waited" if variant.waits else ""
-        for placeholder, copy in counters.items():
-            if copy:
-                num_bytes = made[copy].dtype.itemsize * math.prod(self._shape_of(copy))
-                source = self._taken.seen[placeholder].address
-                registers.check("COPY", source, made[copy].address, registers.constant(num_bytes))
-
-    def _shape_of(self, copy: str) -> tuple[int, ...]:
-        context = self._programs.context
-        return (context.num_local_experts,) if copy == "stats" else (context.config.num_ranks,)
+        context, seen = self._programs.context, self._taken.seen
+        counters = []
+        if variant.recv_stats:
+            counters.append(("recv_stats", made["stats"], context.num_local_experts))
+        if variant.waits:
+            counters.append(("performance_info", made["waited"], context.config.num_ranks))
+        for placeholder, copy, count in counters:
+            num_bytes = registers.constant(copy.dtype.itemsize * count)
+            registers.check("COPY", seen[placeholder].address, copy.address, num_bytes)
 
     def _placeholders(
         self, registers: Registers, variant: DispatchVariant, made: dict[str, TensorAt], kept: Kept
     ) -> dict[str, int]:
         """What both plans bind."""
         none = registers.constant(0)
-        names = {name: name for name in ("topk_idx", "expand_idx", "recv_offsets", "places", "send_counts")}
-        names |= {name: name for name in ("call_offsets", "first_starts", "limits", "starts")}
-        names |= {name: name for name in ("call_counts", "call_shared_counts")}
+        same = "topk_idx expand_idx recv_offsets places send_counts call_offsets first_starts limits starts"
+        names = {name: name for name in (*same.split(), "call_counts", "call_shared_counts")}
         names |= {"origins": "assist_info", "call_tokens_per_expert": "tokens_per_expert"}
         names |= {"tokens_per_expert": "of_round"}
         return {
@@ -279,7 +267,7 @@ class PlacedProgram:
         rows_made = registers.allocate(large, LARGE)
         if outputs:
             # The handle's number is free: a dispatch has none.
-            rows_made |= registers.allocate([*outputs.values()], HELD_BY_HANDLE)
+            rows_made |= registers.allocate(list(outputs.values()), HELD_BY_HANDLE)
         if zeroes:
             for output in (*large, *outputs.values()):
                 of_row = [size for size in output.shape[len(leading) :] if isinstance(size, int)]

@@ -70,6 +70,23 @@ def usual_modes(variant: DispatchVariant) -> dict[str, Any]:
     return {tensor.mode: getattr(variant, tensor.mode) for tensor in USUAL if tensor.mode}
 
 
+def variant_like(
+    variant: DispatchVariant, *, bypasses: bool, has_options: bool = True, **modes: Any
+) -> DispatchVariant:
+    """What a dispatch with a variant's tensors is specialised for, in native calls.
+
+    Args:
+        variant: of a plan.
+        bypasses: whether rows of a rank for itself need not go through its window, with this scheme.
+        has_options: whether calls take `OPTIONS`.
+        modes: what else they are.
+    """
+    is_plain = variant.mask == "none" and not variant.waits
+    options: dict[str, Any] = {"mask": variant.mask, "waits": variant.waits} if has_options else {}
+    modes |= usual_modes(variant) | options | {"local_bypass": bypasses and is_plain}
+    return DispatchVariant(variant.dtype, variant.row_format, **modes)
+
+
 def by_kind(mask: Any) -> tuple[Any, Any]:
     """A mask in the place of its kind."""
     return (mask, None) if type(mask) is torch.Tensor and mask.dim() == 1 else (None, mask)

@@ -1,0 +1,38 @@
+"""What tests of native calls look at: what Python runs beside them, and whether outputs are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+
+from moe_triton.runtime.communicator import Communicator
+
+
+@contextmanager
+def pythons_runs() -> Iterator[list[object]]:
+    """The operators and phases of them that Python runs meanwhile."""
+    whole, phase, seen = Communicator.run, Communicator.run_phase, list[object]()
+
+    def note(self: Communicator, variant: Any, *rest: Any) -> None:
+        seen.append(variant)
+        whole(self, variant, *rest)
+
+    def note_phase(self: Communicator, variant: Any, bindings: Any, name: Any, *rest: Any) -> None:
+        seen.append((variant, name))
+        phase(self, variant, bindings, name, *rest)
+
+    with (
+        mock.patch.object(Communicator, "run", note),
+        mock.patch.object(Communicator, "run_phase", note_phase),
+    ):
+        yield seen
+
+
+def same(one: object, other: object) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.dtype is other.dtype and torch.equal(one, other)
+    return type(one) is type(other) and one == other
