@@ -14,15 +14,21 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from moe_triton.backends import CAPABILITIES
 from moe_triton.backends.cpu.extension import extension
 from moe_triton.core.config import Config
 from moe_triton.core.errors import BufferStateError
+from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
+from moe_triton.runtime.executables import Executables
 from moe_triton.runtime.rounds import Rounds
+from moe_triton.runtime.turns import PhaseRun, turns_of
 from moe_triton.schemes import make_scheme
 from moe_triton.schemes.rank_context import OPERATORS, Operator, RankContext, RoundFacts
 from tests.headers import needs_headers
@@ -392,3 +398,58 @@ def test_a_flag_that_is_left_ends_a_later_round() -> None:
     runs = record(Rounds(facts(target="cpu")), "DC" * 3, capturing=False)
     assert trouble(runs, ALL, misuse=Misuse(1, 0, 0, numbered=False)) != ""
     assert trouble(runs, ALL, misuse=Misuse(1, 0, 0)) == ""
+
+
+class AskedFor:
+    """Executables that only say what they were asked for."""
+
+    def operator(self, variant: Variant, zone: int, phase: str, parts: int) -> Any:
+        return type(variant).__name__, zone, phase, parts
+
+    def barrier(self, zone: int, timeout_us: int | None) -> Any:
+        return "barrier", zone
+
+
+class InFourths:
+    """A rank's context that cuts every operator into so many parts as it has tokens, four at most."""
+
+    def parts(self, operator: Operator, tokens: int) -> int:
+        return min(tokens, 4)
+
+
+DISPATCHES, COMBINES = DispatchVariant(torch.bfloat16), CombineVariant(torch.bfloat16)
+RUNS = {
+    "D": [PhaseRun(DISPATCHES, {"num_tokens": 3}, "round")],
+    "A": [PhaseRun(DISPATCHES, {}, "ask"), PhaseRun(DISPATCHES, {}, "place")],
+    "C": [PhaseRun(COMBINES, {}, "gather"), PhaseRun(COMBINES, {"num_tokens": 5})],
+}
+
+
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "direct"])
+@given(before=st.text("DC", max_size=4), calls=st.text("DAC", min_size=1, max_size=9))
+def test_turns_are_in_the_zones_and_have_the_waits_of_calls_one_by_one(
+    scheme: str, before: str, calls: str
+) -> None:
+    rounds = Rounds(facts(scheme, target="cpu"))
+    record(rounds, before, capturing=False)
+    as_it_was = bytes(rounds.record)
+    executables, context = cast(Executables, AskedFor()), cast(RankContext, InFourths())
+    turns = turns_of([run for call in calls for run in RUNS[call]], rounds, executables, context)
+    assert bytes(rounds.record) == as_it_was, "only those who run them count"
+
+    wanted: list[tuple[Any, bool, bool]] = []
+    for call in calls:
+        operator: Operator = "combine" if call == "C" else "dispatch"
+        if call == "C":
+            wanted.append((("CombineVariant", rounds.zone(operator), "gather", 1), False, False))
+        for run in record(rounds, call.replace("A", "D"), capturing=False):
+            if run.operator == "barrier":
+                wanted.append((("barrier", run.zone), True, True))
+            elif call == "A":
+                wanted.append((("DispatchVariant", run.zone, "ask", 1), True, False))
+                wanted.append((("DispatchVariant", run.zone, "place", 1), False, True))
+            elif call == "D":
+                wanted.append((("DispatchVariant", run.zone, "round", 3), True, True))
+            else:
+                wanted.append((("CombineVariant", run.zone, "whole", 4), True, True))
+    assert [(turn.executable, turn.begins, turn.ends) for turn in turns] == wanted

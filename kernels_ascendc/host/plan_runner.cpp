@@ -10,6 +10,7 @@
 #include <mutex>
 #include <thread>
 
+#include "../calls/rounds.h"
 #include "block_pool.h"
 #include "launch_settings.h"
 #include "trace.h"
@@ -113,6 +114,15 @@ struct MoePlan {
     const moe::TracedPlan* trace;  // null for none
     const char* name;              // for torch's profiler
     const char* const* steps;      // likewise, of each phase
+};
+
+// A run among several: of which operator, and whether a run of that begins with it, or ends.
+struct MoeTurn {
+    const MoePlan* plan;
+    const uint64_t* placeholders;
+    uint32_t operator_id;
+    uint32_t begins;
+    uint32_t ends;
 };
 
 }  // extern "C"
@@ -236,6 +246,20 @@ int64_t moe_run_plan(const MoePlan* plan, const uint64_t* placeholders) {
     const moe::CallTrace trace(plan->trace, placeholders);
     const int64_t result = trace.End(Walk(plan, is_profiled ? plan->steps : nullptr));
     moe::ThreadSettings() = nullptr;
+    return result;
+}
+
+// Runs plans one behind the other, up to the first that is not good. Returns what `moe_run_plan` does of the last one
+// that ran, whose number `last` is then.
+int64_t moe_run_turns(const MoeTurn* turns, uint64_t count, moe::calls::Rounds* rounds, uint64_t* last) {
+    int64_t result = 0;
+    for (uint64_t i = 0; i < count && result == 0; ++i) {
+        const MoeTurn& turn = turns[i];
+        *last = i;
+        if (turn.begins != 0) rounds->Begin(turn.operator_id);
+        result = moe_run_plan(turn.plan, turn.placeholders);
+        if (turn.ends != 0) rounds->End(turn.operator_id, result == 0, false);
+    }
     return result;
 }
 

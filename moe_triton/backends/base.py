@@ -158,6 +158,24 @@ class Executable(Protocol):
         """Microseconds that each step of the last run took."""
 
 
+class Turn(NamedTuple):
+    """A run among several.
+
+    Attributes:
+        operator: number of its operator in the record of runs.
+        executable: what runs.
+        bindings: a tensor or an integer for each of its placeholders that is not fixed.
+        begins: whether a run of the operator begins with it.
+        ends: whether one is over with it.
+    """
+
+    operator: int
+    executable: Executable
+    bindings: Bindings
+    begins: bool
+    ends: bool
+
+
 class CallSetting(NamedTuple):
     """State of a buffer that native calls share with the calls that Python runs.
 
@@ -346,6 +364,20 @@ class Backend(Protocol):
 
     def make_calls(self, setting: CallSetting) -> Calls | None:
         """The native calls of a buffer, or None if this machine has none."""
+
+    def run_turns(
+        self, turns: Sequence[Turn], rounds: ctypes.Structure
+    ) -> tuple[int, Callable[[], int]] | None:
+        """Runs one behind the other without Python in between, up to the first that is not good.
+
+        Args:
+            turns: one at least.
+            rounds: the record of the operators' `Rounds`, which it keeps.
+
+        Returns:
+            The number of the last one that ran, and a function that returns its report code or raises why
+            there is none. None where Python has to run each: nothing has happened then.
+        """
 
     def cores(self) -> int:
         """Cores that the ranks of this machine share; where each has a device, those of its own."""

@@ -16,6 +16,8 @@ from moe_triton.core.kernel import AscendCKernel, FusedKernel, TritonKernel, fus
 Stream = Literal["compute", "communication"]
 
 
+BEGINNING = frozenset({"ask", "ring", "round", "count", "entries"})
+"""Phases that a round begins with."""
 ENDING = frozenset({"fill", "fill_ahead", "place", "round"})
 """Phases that a round ends with."""
 NEXT = "next_"

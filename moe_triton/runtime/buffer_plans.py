@@ -26,6 +26,7 @@ from moe_triton.runtime.fitting import Fitting
 from moe_triton.runtime.in_flight import SentCalls
 from moe_triton.runtime.plan_cache import PlanCache
 from moe_triton.runtime.prepared_call import Bindings, CallSite, Deployment, Named, PreparedCall
+from moe_triton.runtime.turns import PhaseRun
 from moe_triton.schemes.rules import check_call, check_given
 
 # Large tensors are not copied in silence.
@@ -370,7 +371,7 @@ class BufferPlans:
                 sizes["call_shared_counts"] = c.num_shared_ranks
             made = {name: empty((size,), torch.int32) for name, size in sizes.items()}
             variant = replace(plan.variant, placed=True)
-            self.communicator.run_phase(variant, bindings | made | {"is_later_round": 0}, "routing")
+            self.communicator.run_phase(PhaseRun(variant, bindings | made | {"is_later_round": 0}, "routing"))
             counts = known.__dict__["send_counts"] = made["send_counts"]
         return counts
 

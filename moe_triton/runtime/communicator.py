@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from multiprocessing.util import Finalize
 from typing import Literal
@@ -24,7 +24,7 @@ from moe_triton.core.endings import at_end
 from moe_triton.core.errors import BufferStateError, CommunicationTimeoutError
 from moe_triton.core.handle import DispatchHandle
 from moe_triton.core.kernel import TritonKernel
-from moe_triton.core.plan import ENDING
+from moe_triton.core.plan import BEGINNING, ENDING
 from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.rendezvous.notes import Notes, noted_after_s
@@ -39,7 +39,8 @@ from moe_triton.runtime.local_launches import LocalLaunches
 from moe_triton.runtime.peer_memory import OutBytes, PeerMemory, Wanted
 from moe_triton.runtime.rounds import Rounds
 from moe_triton.runtime.traces import Trace
-from moe_triton.schemes.rank_context import Operator
+from moe_triton.runtime.turns import WHOLE, PhaseRun, turns_of
+from moe_triton.schemes.rank_context import OPERATORS, Operator
 
 # Orders the uses of a process's communicators; it is the same on every rank, since all make the same calls.
 _clock = itertools.count(1)
@@ -128,6 +129,7 @@ class Communicator(Exclusive):
         self._in_flight = InFlight(self.scheme.rounds.shared)
         self._is_in_graph = False
         self.bells = self._make_bells()
+        self._call_words: dict[int, torch.Tensor] = {}
         self._unread = UnreadRuns() if self.backend.is_asynchronous else None
         self.last_use = 0
         of_group_ranks = meetings[0].rank, meetings[0].num_ranks
@@ -199,23 +201,18 @@ class Communicator(Exclusive):
             self._give_up_at(operator, number, error)
             raise
 
-    def run_phase(self, variant: Variant, bindings: Bindings, phase: Phase, zone: int | None = None) -> None:
+    def run_phase(self, run: PhaseRun) -> None:
         """Runs one phase of a dispatch in rounds; or what goes before a combine of one.
-
-        Args:
-            variant: what it is specialised for.
-            bindings: a tensor or an integer for each placeholder of its plan that is not scratch.
-            phase: which one (`moe_triton.schemes.scheme.Scheme.phase`).
-            zone: that it works in; None for the zone of the round that goes on.
 
         Raises:
             BufferStateError: closed, broken or in use by another thread; or a call is not waited for yet.
             CommunicationTimeoutError: a rank's data did not come in time; the communicator is then broken.
         """
-        self._alone(self._run_phase, variant, bindings, phase, zone)
+        self._alone(self._run_phase, run)
 
-    def _run_phase(self, variant: Variant, bindings: Bindings, phase: Phase, zone: int | None) -> None:
-        operator: Operator = "dispatch" if isinstance(variant, DispatchVariant) else "combine"
+    def _run_phase(self, run: PhaseRun) -> None:
+        variant, bindings, phase, zone = run
+        operator = run.operator
         self.last_use = next(_clock)
         capturing = self.backend.is_capturing()
         if self._unread is not None:
@@ -223,16 +220,11 @@ class Communicator(Exclusive):
             self._rounds.check_graph(capturing)
         if self._in_flight.variants:
             self._in_flight.check(operator, False, capturing)
-        if phase in ("ask", "ring", "round", "count", "entries"):
+        if phase in BEGINNING:
             self._rounds.begin(operator)
         if zone is None:
             zone = self._rounds.zone(operator)
-        parts = 1
-        if phase in ("ring", "round"):
-            tokens = bindings["num_tokens"]
-            assert isinstance(tokens, int)
-            parts = self.context.parts(operator, tokens)
-        executable = self._executables.operator(variant, zone, phase, parts)
+        executable = self._executables.operator(variant, zone, phase, run.parts(self.context))
         number = self.counts[operator]
         try:
             self._execute(operator, executable, bindings, turn=phase in ENDING)
@@ -240,6 +232,49 @@ class Communicator(Exclusive):
         except BaseException as error:
             self._give_up_at(operator, number, error)
             raise
+
+    def run_phases(self, phases: Sequence[PhaseRun]) -> None:
+        """Runs phases one behind the other, where the back end can without Python in between.
+
+        Raises:
+            BufferStateError: closed, broken or in use by another thread; or a call is not waited for yet.
+            CommunicationTimeoutError: a rank's data did not come in time; the communicator is then broken.
+        """
+        self._alone(self._run_phases, phases)
+
+    def _run_phases(self, phases: Sequence[PhaseRun]) -> None:
+        if self._unread is None and len(phases) > 1 and self._run_in_turn(phases):
+            return
+        for each in phases:
+            if each.phase == WHOLE:
+                self._run(each.variant, each.bindings, WHOLE)
+            else:
+                self._run_phase(each)
+
+    def _run_in_turn(self, phases: Sequence[PhaseRun]) -> bool:
+        """Whether the back end has run them itself."""
+        self.last_use = next(_clock)
+        if self._in_flight.variants:
+            self._in_flight.check(phases[0].operator, False, False)
+        turns = turns_of(phases, self._rounds, self._executables, self.context)
+        ran = self.backend.run_turns(turns, self._rounds.record)
+        if ran is None:
+            return False
+        last, report = turns[ran[0]], ran[1]
+        operator = OPERATORS[last.operator]
+        number = self.counts[operator] - last.ends
+        try:
+            code = report()
+            if code:
+                self._fail(Run(operator, number, last.bindings), last.executable, code)
+            if phases[-1].phase == WHOLE:
+                self._last[operator] = last.executable
+            else:
+                self._last.pop(operator, None)  # of an operator in one piece
+        except BaseException as error:
+            self._give_up_at(operator, number, error)
+            raise
+        return True
 
     def zone(self, operator: Operator, ahead: int = 0) -> int:
         """The zone of an operator's next run, or of one so many runs behind it."""
@@ -269,11 +304,15 @@ class Communicator(Exclusive):
         Args:
             zone: of the call's first round.
         """
-        calls = self.layout.calls
-        assert calls is not None
-        first, ranks = calls.counts.offset(zone=zone), calls.counts.extent("source")
-        memory = self._fixed["window"][first : first + ranks * calls.counts.stride("source")]
-        return memory.view(torch.int32).view(ranks, -1)[:, : calls.counts.extent("entry")]
+        words = self._call_words.get(zone)
+        if words is None:
+            calls = self.layout.calls
+            assert calls is not None
+            first, ranks = calls.counts.offset(zone=zone), calls.counts.extent("source")
+            memory = self._fixed["window"][first : first + ranks * calls.counts.stride("source")]
+            words = memory.view(torch.int32).view(ranks, -1)[:, : calls.counts.extent("entry")]
+            self._call_words[zone] = words
+        return words
 
     def barrier(self, timeout_us: int | None = None) -> None:
         """Waits for every rank of the group, ``timeout_us`` at most; None for the buffer's timeout.
@@ -557,6 +596,7 @@ class Communicator(Exclusive):
         if self._unread is not None:
             self.backend.synchronize()  # running kernels use the memory that is released here
         self.bells.clear()
+        self._call_words.clear()
         self._executables.clear()
         self._local.clear()
         self._last.clear()

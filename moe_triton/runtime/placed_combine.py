@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -15,6 +16,7 @@ from moe_triton.runtime import given_outputs
 from moe_triton.runtime.arguments import other_ids_error
 from moe_triton.runtime.buffer_plans import BufferPlans, CombineOfBuffer
 from moe_triton.runtime.prepared_call import Bindings, Named
+from moe_triton.runtime.turns import PhaseRun
 
 # What a call binds for each of its tokens.
 _BY_TOKEN = "topk_idx", "topk_weights", "mask", "shared_x", "ori_x", "out"
@@ -76,6 +78,7 @@ class PlacedCombine:
             given_outputs.check_apart({"out": self.out}, read | {"y": results})
         is_given = self.out is not None and self.fitting is None
         self.made = self.plan.make({"out": self.out} if is_given else {})
+        self.gathered: torch.Tensor | None = None
 
     def _check_rows(self, y: torch.Tensor) -> None:
         """Checks that there is a result for each row that dispatch gave."""
@@ -104,13 +107,14 @@ class PlacedCombine:
 
     def run(self) -> torch.Tensor:
         """All rounds. If it ends between two of them, as by Ctrl-C, no peer is left in the dark."""
-        variant, whole = cast(CombineVariant, self.plan.variant), self.given | self.plan.bound(self.made)
+        whole = self.given | self.plan.bound(self.made)
+        rounds = (self._phases(whole, each) for each in self.handle.rounds)
         try:
-            for each in self.handle.rounds:
-                bindings = self._of_round(whole, each)
-                if not self.takes_places:
-                    bindings |= self._gathered(variant, bindings, each)
-                self.communicator.run(variant, bindings)
+            if self.host.is_asynchronous:  # whose allocator gives a round what the one before it had
+                for phases in rounds:
+                    self.communicator.run_phases(phases)
+            else:
+                self.communicator.run_phases(list(chain.from_iterable(rounds)))
         except BaseException as error:
             if self.communicator.is_usable:
                 self.communicator.abandon("combine", error)
@@ -119,6 +123,18 @@ class PlacedCombine:
         if self.fitting is None:
             return out
         return self.fitting.copied(self.fitting.all_seen(self.plan.specs, self.made)["out"], self.out)
+
+    def _phases(self, whole: Bindings, each: Round) -> list[PhaseRun]:
+        """What runs a round, whose results may have to be gathered first."""
+        variant, bindings = cast(CombineVariant, self.plan.variant), self._of_round(whole, each)
+        if self.takes_places:
+            return [PhaseRun(variant, bindings)]
+        gathered, rows = self._memory_for_results(each)
+        gathers = bindings | {"gathered": gathered, "room_of_gathered": rows}
+        return [
+            PhaseRun(variant, gathers, "gather"),
+            PhaseRun(variant, bindings | {"y": gathered, "num_rows": rows}),
+        ]
 
     def _of_round(self, whole: Bindings, each: Round) -> Bindings:
         """What a round binds of what the call does."""
@@ -135,17 +151,15 @@ class PlacedCombine:
         bindings |= {"mask": each.active_mask, "origins": each.assist_info}
         return bindings | {"num_tokens": last - first, "num_ids": each.topk_idx.numel()}
 
-    def _gathered(self, variant: CombineVariant, bindings: Bindings, each: Round) -> Bindings:
-        """A round's results, one after the other."""
-        y = bindings["y"]
-        rows = self.communicator.context.capacity
-        if not self.host.is_asynchronous:
-            rows = min(rows, int(each.recv_offsets[-1]))
-        gathered = self.backend.empty((rows, y.shape[1]), y.dtype)
-        self.communicator.run_phase(
-            variant, bindings | {"gathered": gathered, "room_of_gathered": rows}, "gather"
-        )
-        return {"y": gathered, "num_rows": rows}
+    def _memory_for_results(self, each: Round) -> tuple[torch.Tensor, int]:
+        """Where a round's results go one after the other, and how many there may be."""
+        rows, columns = self.communicator.context.capacity, self.given["y"].shape[1]
+        if self.host.is_asynchronous:
+            return self.backend.empty((rows, columns), self.given["y"].dtype), rows
+        if self.gathered is None:
+            most = max(int(each.recv_offsets[-1]) for each in self.handle.rounds)
+            self.gathered = self.backend.empty((min(rows, most), columns), self.given["y"].dtype)
+        return self.gathered, min(rows, int(each.recv_offsets[-1]))
 
 
 def _flat(y: Any, handle: PlacedHandle) -> Any:

@@ -9,7 +9,7 @@ scheme's dispatch. Before the first one every rank says how many rows the whole 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -32,6 +32,7 @@ from moe_triton.runtime.placed_outputs import BY_ROW, Outputs, Size, asked, of_r
 from moe_triton.runtime.prepared_call import Bindings, Named
 from moe_triton.runtime.programs.placed import Begun
 from moe_triton.runtime.said import PADDED, Said
+from moe_triton.runtime.turns import PhaseRun
 
 # What a call binds for each of its tokens.
 _BY_TOKEN = "x", "topk_idx", "topk_weights", "mask", "given_ids"
@@ -220,14 +221,15 @@ class PlacedDispatch:
             self._is_under_way = True
             self._run("ask", self._rounds[0] | totals | self._header())
             return self._deliver(zone, 0)
-        self._count_rows(totals)
+        phases = self._counted(totals)
         self._is_under_way = True
         self._keep_counts()
-        self._run("ring", self._rounds[0] | totals | self._header())
+        phases.append(self._phase("ring", self._rounds[0] | totals | self._header()))
+        self._communicator.run_phases(phases)
         return self._deliver(zone, 0)
 
-    def _count_rows(self, totals: Bindings) -> None:
-        """Counts the rows of all rounds that this rank has tokens for."""
+    def _counted(self, totals: Bindings) -> list[PhaseRun]:
+        """What counts the rows of all rounds that this rank has tokens for."""
         made = self._rounds[0]
         if made.get("mask") is None and not self._of_kernels.num_shared_ranks and not self._sends_ahead:
             # Numbers within rounds follow in each of them. Where tokens are left out, or shared experts'
@@ -236,10 +238,8 @@ class PlacedDispatch:
             whole: Bindings = {name: self._given[name] for name in names}
             whole |= {"expand_idx": self._expand_idx, "num_tokens": self._num_tokens}
             whole["num_ids"] = self._num_tokens * self._of_kernels.num_topk
-            self._run("routing", made | whole | totals)
-            return
-        for bindings in self._rounds:
-            self._run("routing", bindings | totals)
+            return [self._phase("routing", made | whole | totals)]
+        return [self._phase("routing", bindings | totals) for bindings in self._rounds]
 
     @property
     def _sends_ahead(self) -> bool:
@@ -271,8 +271,7 @@ class PlacedDispatch:
         heard = Heard(places, known.recv_offsets, known.tokens_per_expert, rows)
         outputs = self._outputs(Size(known.num_rows, known.stride))
         self._is_under_way = True
-        self._run("restart", places)
-        return self._received(0, outputs, heard, {}, is_counted=False)
+        return self._received(0, outputs, heard, [self._phase("restart", places)], is_counted=False)
 
     def _keep_counts(self) -> None:
         """Keeps what counters of the caller's hold, for a call that delivers nothing."""
@@ -294,7 +293,7 @@ class PlacedDispatch:
             most = -(-MAX_CALL_TOKENS // self._size)  # whatever a peer says
             rounds, refusal = max(rounds, min(said.num_rounds, most)), said.refusal(self._request)
         rounds = 1 if refusal is not None else max(1, rounds)
-        rows = None if said is None else said.rows[self._rank]
+        rows = None if said is None else said.rows_on(self._rank)
         size = size_of(self._request, self._config, self._rank, rows, rounds)
         heard, starts = self._starts(size, rows)
         self._make_rounds(rounds)
@@ -305,17 +304,26 @@ class PlacedDispatch:
         except (ArgumentError, MemoryError, RuntimeError):
             # Peers have sent rows, or will: they are received, and go nowhere.
             nowhere = {name: torch.zeros_like(places) for name, places in heard.places.items()}
-            self._fill(begun, rounds, self._written(None) | nowhere, is_counted=not begun)
+            self._communicator.run_phases(
+                self._filled(begun, rounds, self._written(None) | nowhere, is_counted=not begun)
+            )
             self._take_back_counts()
             self._is_under_way = False
             raise
         if len(self._rounds) > 1 or begun:
-            self._run("starts", starts, zone)
-            starts = {}
-        return self._received(begun, outputs, heard, starts, is_counted=not begun)
+            first = [self._phase("starts", starts, zone)]
+            return self._received(begun, outputs, heard, first, is_counted=not begun)
+        return self._received(begun, outputs, heard, [], starts)
 
     def _received(
-        self, begun: int, outputs: Outputs, heard: Heard, starts: Bindings, *, is_counted: bool
+        self,
+        begun: int,
+        outputs: Outputs,
+        heard: Heard,
+        phases: list[PhaseRun],
+        starts: Bindings | None = None,
+        *,
+        is_counted: bool = True,
     ) -> DispatchOutput:
         """Behind all that is to be known: receives what has not been received yet, each row at its place.
 
@@ -323,18 +331,21 @@ class PlacedDispatch:
             begun: the first round that is not arranged.
             outputs: for the rows.
             heard: what is known.
-            starts: what finds the places of the only round's rows first; nothing where they are found.
+            phases: what goes before.
+            starts: what finds the places of the only round's rows first; None where they are found.
             is_counted: whether the first of these rounds is sent.
         """
         if heard.rows is None:
             outputs.zero_all()
         places = heard.places | self._written(outputs)
         if self._joined is not None:
-            self._run("late_fill", self._rounds[0] | self._late_rows(self._joined) | places)
-        if starts:
-            self._run("place", self._rounds[0] | places | starts)
+            late = self._late_rows(self._joined)
+            phases.append(self._phase("late_fill", self._rounds[0] | late | places))
+        if starts is not None:
+            phases.append(self._phase("place", self._rounds[0] | places | starts))
         else:
-            self._fill(begun, len(self._rounds), places, is_counted=is_counted)
+            phases += self._filled(begun, len(self._rounds), places, is_counted=is_counted)
+        self._communicator.run_phases(phases)
         if heard.rows is not None:
             outputs.zero_gaps(heard.rows)
         self._is_under_way = False
@@ -387,38 +398,54 @@ class PlacedDispatch:
             sizes["send_counts"] = self._of_kernels.num_experts
         if number > made:
             pieces = self._ints(sizes, number - made)
-            self._rounds += [self._new_round(made + k, piece) for k, piece in enumerate(pieces)]
+            self._rounds += self._new_rounds(made, pieces)
 
-    def _new_round(self, number: int, made: dict[str, torch.Tensor]) -> Bindings:
-        """What a round binds; it has no tokens where this rank has fewer rounds.
+    def _new_rounds(self, begin: int, made: Sequence[dict[str, torch.Tensor]]) -> list[Bindings]:
+        """What rounds bind; they have no tokens where this rank has fewer rounds.
 
         Args:
-            number: of the round.
-            made: memory of its own.
+            begin: number of the first one.
+            made: memory of each one's own.
         """
-        first, last = (min(n * self._size, self._num_tokens) for n in (number, number + 1))
-        topk = self._of_kernels.num_topk
-        bindings = self._given | self._plan.bound(made) | made
-        for name in _BY_TOKEN:
-            if bindings.get(name) is not None:
-                bindings[name] = bindings[name][first:last]
-        bindings |= {
-            "first_token": first,
-            "num_tokens": last - first,
-            "num_ids": (last - first) * topk,
-            "is_later_round": int(number > 0),
-            "tokens_per_expert": self._counts_of_round,
+        topk, last = self._of_kernels.num_topk, self._num_tokens
+        of_all = self._given | {"tokens_per_expert": self._counts_of_round}
+        by_round = {
+            name: self._by_round(self._given[name], 1)
+            for name in _BY_TOKEN
+            if self._given.get(name) is not None
         }
-        if self._known is not None:
-            routed = self._known.rounds[number]
-            bindings |= {name: getattr(routed, name) for name in ("expand_idx", "send_counts")}
-        else:
-            bindings["expand_idx"] = self._expand_idx[first * topk : last * topk]
-            if number >= self._mine:
+        if self._known is None:
+            by_round["expand_idx"] = self._by_round(self._expand_idx, topk)
+        rounds = []
+        for number, memory in enumerate(made, start=begin):
+            first = min(number * self._size, last)
+            tokens = min(self._size, last - first)
+            bindings = of_all | self._plan.bound(memory) | memory
+            bindings |= {name: parts[min(number, self._mine)] for name, parts in by_round.items()}
+            bindings |= {
+                "first_token": first,
+                "num_tokens": tokens,
+                "num_ids": tokens * topk,
+                "is_later_round": int(number > 0),
+            }
+            if self._known is not None:
+                routed = self._known.rounds[number]
+                bindings |= {"expand_idx": routed.expand_idx, "send_counts": routed.send_counts}
+            elif number >= self._mine:
                 bindings["send_counts"] = self._plans.no_counts
-        if self._plans.tables and not self._host.is_asynchronous:
-            self._plans.tables.keep(bindings)
-        return bindings
+            if self._plans.tables and not self._host.is_asynchronous:
+                self._plans.tables.keep(bindings)
+            rounds.append(bindings)
+        return rounds
+
+    def _by_round(self, tensor: torch.Tensor, of_token: int) -> list[torch.Tensor]:
+        """What each round of this rank takes of a tensor, and behind that what one without tokens takes.
+
+        Args:
+            tensor: of all tokens.
+            of_token: its elements, or rows, of each.
+        """
+        return [*torch.split(tensor, self._size * of_token), tensor[self._num_tokens * of_token :]]
 
     def _round_that_is_over(self) -> Bindings:
         """What the first round has bound, where it is over."""
@@ -452,9 +479,9 @@ class PlacedDispatch:
             found[f"round_{name}"] = rows
         return found
 
-    def _fill(self, begun: int, end: int, places: Bindings, *, is_counted: bool) -> None:
-        """Receives rounds from ``begun`` on; each is sent before the one ahead of it is arranged, where that
-        may be.
+    def _filled(self, begun: int, end: int, places: Bindings, *, is_counted: bool) -> list[PhaseRun]:
+        """What receives rounds from ``begun`` on; each is sent before the one ahead of it is arranged, where
+        that may be.
 
         Args:
             begun: the first round that is not arranged.
@@ -463,19 +490,21 @@ class PlacedDispatch:
             is_counted: whether the first one is sent.
         """
         rounds, ahead = self._rounds, self._sends_ahead
+        phases: list[PhaseRun] = []
         for number in range(begun, end):
             bindings, is_sent = rounds[number] | places, number == begun and is_counted
             if not (ahead or is_sent or self._known):
-                self._run("round", bindings)
+                phases.append(self._phase("round", bindings))
                 continue
             if not is_sent:
-                self._run("entries" if ahead and number > begun else "count", bindings)
+                phases.append(self._phase("entries" if ahead and number > begun else "count", bindings))
             if ahead and number + 1 < end:
                 behind = rounds[number + 1]
                 bindings |= {f"{NEXT}{name}": behind[name] for name in OF_ROUND & behind.keys()}
-                self._run("fill_ahead", bindings)
+                phases.append(self._phase("fill_ahead", bindings))
             else:
-                self._run("fill", bindings)
+                phases.append(self._phase("fill", bindings))
+        return phases
 
     def _outputs(self, size: Size) -> Outputs:
         return Outputs(self._plans, self._plan, self._inputs, self._request, self._out, size)
@@ -493,17 +522,19 @@ class PlacedDispatch:
 
         All are of one piece of memory: a loop of calls takes no more pieces than are kept for later ones.
         """
-        steps = {name: -(-size // _LINE_WORDS) * _LINE_WORDS for name, size in sizes.items()}
-        memory = self._backend.empty((count, sum(steps.values())), torch.int32)
-        made = []
-        for row in memory.unbind():
-            pieces = torch.split(row, list(steps.values()))
-            made.append({name: piece[: sizes[name]] for name, piece in zip(sizes, pieces, strict=True)})
-        return made
+        gaps = [-size % _LINE_WORDS for size in sizes.values()]
+        pieces = [each for pair in zip(sizes.values(), gaps, strict=True) for each in pair]
+        memory = self._backend.empty((count * sum(pieces),), torch.int32)
+        made = torch.split(memory, pieces * count)[::2]
+        firsts = range(0, len(made), len(sizes))
+        return [dict(zip(sizes, made[first : first + len(sizes)], strict=True)) for first in firsts]
+
+    def _phase(self, phase: Phase, bindings: Bindings, zone: int | None = None) -> PhaseRun:
+        variant = self._routing_variant if phase in ("ask", "routing") else self._variant
+        return PhaseRun(variant, bindings, phase, zone)
 
     def _run(self, phase: Phase, bindings: Bindings, zone: int | None = None) -> None:
-        variant = self._routing_variant if phase in ("ask", "routing") else self._variant
-        self._communicator.run_phase(variant, bindings, phase, zone)
+        self._communicator.run_phase(self._phase(phase, bindings, zone))
 
     def _handle(self, size: Size, heard: Heard) -> PlacedHandle:
         ids, mask, first = self._given["topk_idx"], self._given.get("mask"), self._joined

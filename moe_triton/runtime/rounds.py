@@ -87,6 +87,14 @@ class Rounds:
         self.record.waiting = sum(1 << _NUMBERS[operator] for operator in facts.waiting)
         self.record.on_device = facts.on_device
 
+    def copy(self) -> Rounds:
+        """One with a record of its own, as this one is now."""
+        made = Rounds(self._facts)
+        ctypes.memmove(
+            ctypes.addressof(made.record), ctypes.addressof(self.record), ctypes.sizeof(self.record)
+        )
+        return made
+
     def zone(self, operator: Operator) -> int:
         """The zone that the next plan of this operator is built for."""
         if self._facts.on_device:

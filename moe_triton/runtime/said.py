@@ -6,7 +6,7 @@ See docs/protocol.md, "Rounds of one call".
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,20 +20,31 @@ PADDED = -1
 """In a header in place of a stride: experts have as many rows each, however many that will be."""
 
 
-class Said(NamedTuple):
+@dataclass(frozen=True)
+class Said:
     """What all ranks have said of a call, on the host.
 
     Attributes:
         headers: (EP, words) of `CALL_HEADER`.
-        rows: by rank, the rows that each of its experts receives.
+        columns: rows of every expert, from all ranks, as kernels number experts.
+        config: of the buffer.
+        of_kernels: the same as kernels have it.
     """
 
     headers: list[list[int]]
-    rows: list[list[int]]
+    columns: list[int]
+    config: Config
+    of_kernels: Config
 
     def of(self, name: str) -> list[int]:
         """A field of each rank's header."""
-        return [header[CALL_HEADER.word(name)] for header in self.headers]
+        word = CALL_HEADER.word(name)
+        return [header[word] for header in self.headers]
+
+    def rows_on(self, rank: int) -> list[int]:
+        """The rows that each of a rank's experts receives."""
+        first = first_column_of(self.of_kernels, rank)
+        return self.columns[first : first + self.config.experts_on(rank)]
 
     @classmethod
     def of_words(cls, words: torch.Tensor, config: Config, of_kernels: Config) -> Said:
@@ -44,14 +55,12 @@ class Said(NamedTuple):
             config: of the buffer.
             of_kernels: the same as kernels have it, which number experts by it.
         """
-        # As numbers of NumPy's: a loop of calls is not to take memory of torch's.
-        headers, counts = np.split(words.numpy(), [CALL_HEADER.num_words], axis=1)
-        columns = counts.clip(0, MAX_CALL_TOKENS).sum(0, dtype=np.int64)
-        rows = []
-        for rank in range(config.num_ranks):
-            first = first_column_of(of_kernels, rank)
-            rows.append(columns[first : first + config.experts_on(rank)].tolist())
-        return cls(headers.tolist(), rows)
+        # As numbers of NumPy's: a loop of calls is not to take memory of torch's. And by its ufuncs alone:
+        # what is around them has left the caches between rounds, and took longer than all else here.
+        said = words.numpy()
+        counts = np.minimum(np.maximum(said[:, CALL_HEADER.num_words :], 0), MAX_CALL_TOKENS)
+        columns: list[int] = np.add.reduce(counts, axis=0, dtype=np.int64).tolist()
+        return cls(said[:, : CALL_HEADER.num_words].tolist(), columns, config, of_kernels)
 
     @property
     def num_rounds(self) -> int:
@@ -70,11 +79,13 @@ class Said(NamedTuple):
             shown = ", ".join(f"{number} on rank {rank}" for rank, number in enumerate(said))
             rule, remedy = f"it is {shown}", "Pass the same number on every rank."
             return ArgumentError("num_max_tokens_per_rank", request.max_tokens, rule, remedy)
-        asked = zip(self.of("capacity"), self.of("alignment"), self.of("stride"), self.rows, strict=True)
-        for rank, (room, alignment, stride, rows) in enumerate(asked):
-            is_padded = stride == PADDED
+        asked = zip(self.of("capacity"), self.of("alignment"), self.of("stride"), strict=True)
+        for rank, (room, alignment, stride) in enumerate(asked):
+            if room <= 0:
+                continue
+            rows, is_padded = self.rows_on(rank), stride == PADDED
             needed = max(rows, default=0) if is_padded else span_of(rows, max(1, alignment), 0)
-            if 0 < room < needed:
+            if room < needed:
                 what = " of an expert" if is_padded else " with the gaps" if alignment > 1 else ""
                 rule = f"rank {rank} has room for {room} rows and receives {needed}{what}: no rank gets any"
                 remedy = "Pass a larger number there, or 'exact'."

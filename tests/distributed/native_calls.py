@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -10,24 +10,31 @@ from unittest import mock
 import torch
 
 from moe_triton.runtime.communicator import Communicator
+from moe_triton.runtime.turns import PhaseRun
 
 
 @contextmanager
 def pythons_runs() -> Iterator[list[object]]:
     """The operators and phases of them that Python runs meanwhile."""
-    whole, phase, seen = Communicator.run, Communicator.run_phase, list[object]()
+    whole, phase, phases = Communicator.run, Communicator.run_phase, Communicator.run_phases
+    seen = list[object]()
 
     def note(self: Communicator, variant: Any, *rest: Any) -> None:
         seen.append(variant)
         whole(self, variant, *rest)
 
-    def note_phase(self: Communicator, variant: Any, bindings: Any, name: Any, *rest: Any) -> None:
-        seen.append((variant, name))
-        phase(self, variant, bindings, name, *rest)
+    def note_phase(self: Communicator, run: PhaseRun) -> None:
+        seen.append((run.variant, run.phase))
+        phase(self, run)
+
+    def note_phases(self: Communicator, runs: Sequence[PhaseRun]) -> None:
+        seen.extend((run.variant, run.phase) for run in runs)
+        phases(self, runs)
 
     with (
         mock.patch.object(Communicator, "run", note),
         mock.patch.object(Communicator, "run_phase", note_phase),
+        mock.patch.object(Communicator, "run_phases", note_phases),
     ):
         yield seen
 

@@ -19,6 +19,7 @@ from moe_triton.core.config import Config
 from moe_triton.core.errors import MoeTritonError
 from moe_triton.processes import RankGroup
 from moe_triton.runtime.communicator import Communicator
+from moe_triton.runtime.turns import PhaseRun
 from moe_triton.schemes import product_of
 from tests.distributed import long_runs
 from tests.distributed.cases import Case
@@ -432,17 +433,18 @@ def interrupted(rank: int, num_ranks: int, case: Case, when: str) -> str:
     """What a rank that is interrupted between two rounds says, and what the other one does."""
     with long_runs.make_buffer(case, timeout_s=seconds(3.0)) as buffer:
         inputs = long_runs.inputs_of(case, rank, 0)
-        run, phases = Communicator.run_phase, []
+        run = Communicator.run_phases
 
-        def stopped(self: Communicator, variant: Any, bindings: Any, phase: Any, zone: Any = None) -> None:
-            phases.append(phase)
-            if rank == 0 and phases.count("round") == (1 if when == "first" else 2):
+        def stopped(self: Communicator, phases: Sequence[PhaseRun]) -> None:
+            rounds = [number for number, each in enumerate(phases) if each.phase == "round"]
+            if rank == 0 and rounds:
+                run(self, phases[: rounds[0 if when == "first" else 1]])
                 raise KeyboardInterrupt
-            run(self, variant, bindings, phase, zone)
+            run(self, phases)
 
         try:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(Communicator, "run_phase", stopped)
+                patch.setattr(Communicator, "run_phases", stopped)
                 long_runs.dispatched(buffer, case, inputs)
         except KeyboardInterrupt:
             try:

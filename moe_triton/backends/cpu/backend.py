@@ -6,16 +6,22 @@ import ctypes
 import os
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import torch
 
-from moe_triton.backends.base import Bindings, CallSetting, Executable, HostPosts, TensorSpec, TraceLog
+from moe_triton.backends.base import Bindings, CallSetting, Executable, HostPosts, TensorSpec, TraceLog, Turn
 from moe_triton.backends.cpu import native, nic, output_pool, paced_link, row_copies
 from moe_triton.backends.cpu.calls import NativeCalls
 from moe_triton.backends.cpu.capabilities import CAPABILITIES
-from moe_triton.backends.cpu.executable import CpuSettings, NativeExecutable, TorchExecutable, settings_of
+from moe_triton.backends.cpu.executable import (
+    CpuSettings,
+    NativeExecutable,
+    TorchExecutable,
+    run_turns,
+    settings_of,
+)
 from moe_triton.backends.cpu.extension import extension
 from moe_triton.backends.cpu.output_pool import OutputPool
 from moe_triton.backends.cpu.side_copies import CpuSideCopies
@@ -177,6 +183,12 @@ class CpuBackend:
         # Native calls always take their outputs from the pool.
         module = extension() if self.kernels == "triton" and output_pool.ENABLED else None
         return NativeCalls(setting, self._outputs, module) if module else None
+
+    def run_turns(
+        self, turns: Sequence[Turn], rounds: ctypes.Structure
+    ) -> tuple[int, Callable[[], int]] | None:
+        """Runs one behind the other in one native call, where all are plans in native code."""
+        return run_turns(turns, rounds)
 
     def num_blocks(self, num_ranks: int) -> int:
         """One block per core that this rank can have to itself, at least one."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import NamedTuple, cast
 
 import torch
 
-from moe_triton.backends.base import Bindings
+from moe_triton.backends.base import Bindings, Turn
 from moe_triton.backends.cpu import native, row_copies
 from moe_triton.backends.cpu.nic import Nic
 from moe_triton.backends.cpu.paced_link import PacedLink
@@ -189,11 +190,15 @@ class NativeExecutable(_Executable):
 
     def run(self, bindings: Bindings) -> int:
         """Fills the placeholders, runs every launch in one native call, and returns 0 or a report code."""
-        self._values[: len(self.placeholders)] = [
+        self._values[: len(self.placeholders)] = self.values(bindings)
+        return self.finish(self._run(self.address, self._values_address))
+
+    def values(self, bindings: Bindings) -> list[ctypes.c_uint64 | int]:
+        """What placeholders stand for in a call."""
+        return [
             bound if isinstance(bound, int) else bound.data_ptr()
             for bound in map(bindings.__getitem__, self.placeholders)
         ]
-        return self.finish(self._run(self.address, self._values_address))
 
     def finish(self, result: int) -> int:
         """Turns a result of ``moe_run_plan`` into what `run` returns or raises."""
@@ -208,6 +213,30 @@ class NativeExecutable(_Executable):
         self.failed_launch = self._times.phases_with(result - 1)[phase]
         self.failed_report = self._report[phase]
         return code
+
+
+def run_turns(turns: Sequence[Turn], rounds: ctypes.Structure) -> tuple[int, Callable[[], int]] | None:
+    """See `moe_triton.backends.base.Backend.run_turns`."""
+    executables: list[NativeExecutable] = []
+    values: list[ctypes.c_uint64 | int] = []
+    firsts: list[int] = []
+    for turn in turns:
+        if not isinstance(turn.executable, NativeExecutable):
+            return None
+        executables.append(turn.executable)
+        firsts.append(len(values))
+        values += turn.executable.values(turn.bindings)
+    words = (ctypes.c_uint64 * len(values))()
+    words[:] = values
+    structs = (native.TurnStruct * len(turns))()
+    for struct, executable, first, turn in zip(structs, executables, firsts, turns, strict=True):
+        struct.plan, struct.operator = executable.address, turn.operator
+        struct.begins, struct.ends = turn.begins, turn.ends
+        struct.placeholders = ctypes.addressof(words) + first * ctypes.sizeof(ctypes.c_uint64)
+    last = ctypes.c_uint64(0)
+    run = native.library().moe_run_turns
+    result = run(structs, len(turns), ctypes.byref(rounds), ctypes.byref(last))
+    return last.value, partial(executables[last.value].finish, result)
 
 
 class TorchExecutable(_Executable):

@@ -72,6 +72,12 @@ class PlanStruct(ctypes.Structure):
     )
 
 
+class TurnStruct(ctypes.Structure):
+    """``MoeTurn``."""
+
+    _fields_ = fields(plan=POINTER, placeholders=POINTER, operator=U32, begins=U32, ends=U32)
+
+
 class TraceLogStruct(ctypes.Structure):
     """``TraceLog``."""
 
@@ -125,6 +131,7 @@ def profiler_functions() -> tuple[int | None, ...]:
 # What each of the library's functions returns and takes.
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "moe_run_plan": (I64, POINTER, POINTER),
+    "moe_run_turns": (I64, POINTER, U64, POINTER, POINTER),
     "moe_use_settings": (None, POINTER),
     "moe_nic_open": (POINTER, POINTER),
     "moe_nic_close": (None, POINTER),

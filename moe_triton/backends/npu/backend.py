@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 
 import torch
 
-from moe_triton.backends.base import Bindings, CallSetting, Executable, TensorSpec, TraceLog
+from moe_triton.backends.base import Bindings, CallSetting, Executable, TensorSpec, TraceLog, Turn
 from moe_triton.backends.npu import library, toolchain
 from moe_triton.backends.npu.capabilities import CAPABILITIES
 from moe_triton.backends.npu.executable import NpuExecutable
@@ -181,6 +182,9 @@ class NpuBackend:
 
     def make_calls(self, setting: CallSetting) -> None:
         """None: calls are asynchronous, and the host's caches stay warm between them."""
+
+    def run_turns(self, turns: Sequence[Turn], rounds: ctypes.Structure) -> None:
+        """None: the host is ahead of the device anyway."""
 
     def cores(self) -> int:
         """Vector cores of the device."""
