@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-TOOLS = {"qemu-aarch64": "qemu-user", "aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu", "apt-get": "apt"}
+from tests.aarch64.cross import CPU, EMULATOR, PACKAGES, configuration
+
+TOOLS = {**PACKAGES, "apt-get": "apt"}
 SYSTEM = (
     *("python3.11", "libpython3.11-dev", "libgomp1", "libstdc++6", "binutils", "libgfortran5"),
     *("python3-distutils", "libexpat1"),
@@ -39,8 +41,6 @@ PLATFORMS = (
     "manylinux_2_17",
     "manylinux2014",
 )
-# The least that is supported has no more than this one has (`moe_triton.backends.cpu.triton.targets`).
-CPU = "neoverse-n1"
 # An ELF file for aarch64, whatever its flavour: Linux's documentation of binfmt_misc has the form.
 MAGIC = r"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00"
 MASK = r"\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff"
@@ -167,7 +167,7 @@ class Machine:
         self.python.write_text(
             "#!/bin/sh\n"
             f"export PYTHONHOME={shlex.quote(str(root / 'usr'))} PYTHONPATH={shlex.quote(path)}\n"
-            f"exec qemu-aarch64 -cpu {CPU} -0 {shlex.quote(str(self.python))} "
+            f"exec {EMULATOR} -cpu {CPU} -0 {shlex.quote(str(self.python))} "
             f'{shlex.quote(str(python))} "$@"\n'
         )
         self.python.chmod(0o755)
@@ -175,20 +175,8 @@ class Machine:
     def _build(self) -> None:
         """The native libraries, by the cross compiler with every warning an error."""
         sources, build = self.checkout / "kernels_ascendc", self.folder / "build"
-        toolchain = self.folder / "toolchain.cmake"
-        toolchain.write_text(
-            "set(CMAKE_SYSTEM_NAME Linux)\nset(CMAKE_SYSTEM_PROCESSOR aarch64)\n"
-            "set(CMAKE_CXX_COMPILER aarch64-linux-gnu-g++)\n"
-        )
-        headers = self.root / "usr/include"
-        _run(
-            [
-                *("cmake", "-S", str(sources), "-B", str(build), "-G", "Ninja", "-Wno-dev"),
-                *("--log-level=WARNING", f"-DCMAKE_TOOLCHAIN_FILE={toolchain}"),
-                *(f"-DPython_EXECUTABLE={sys.executable}", f"-DPython_INCLUDE_DIR={headers}/python{PYTHON}"),
-                f"-DCMAKE_CXX_FLAGS=-Werror -idirafter {headers}",
-            ]
-        )
+        headers = self.root / "usr/include" / f"python{PYTHON}"
+        _run(["cmake", "-S", str(sources), "-B", str(build), *configuration(self.folder, headers)])
         _run(["cmake", "--build", str(build), "--", "--quiet"])
         native = self.package / "moe_triton" / "_native"
         native.mkdir(parents=True, exist_ok=True)
@@ -201,7 +189,7 @@ class Machine:
 
     def command(self, *arguments: str) -> list[str]:
         """What runs Python with these arguments, and aarch64 programs that it starts."""
-        register = f":qemu-aarch64:M::{MAGIC}:{MASK}:{shutil.which('qemu-aarch64')}:F"
+        register = f":qemu-aarch64:M::{MAGIC}:{MASK}:{shutil.which(EMULATOR)}:F"
         # Not by qemu's prefix: programs that walk down from the root folder would walk there.
         libraries = f"{self.root / 'lib'}:{self.root / 'usr' / 'lib'}:/usr/lib"
         script = (

@@ -135,18 +135,18 @@ def build_counting(patches: Sequence[Patch], launchers: Collection[str]) -> Path
     return library if library.exists() else _compile(texts, [*options, "-xc++", LAUNCHERS], library)
 
 
-def program(text: str, *options: str) -> Path:
+def program(text: str, *options: str, compiler: Sequence[str] = ()) -> Path:
     """Compiles a program that may include the kernels and the emulation, unless the same was compiled before.
 
     Args:
         text: of its source.
         options: for the compiler.
+        compiler: another one than this machine's own.
     """
     texts = {**patched([]), "main.cpp": text}
     options = "-std=c++17", "-pthread", *options, "main.cpp"
-    digest = _digest(options, texts)
-    path = BUILDS / digest
-    return path if path.exists() else _compile(texts, list(options), path)
+    path = BUILDS / _digest([*compiler, *options], texts)
+    return path if path.exists() else _compile(texts, list(options), path, compiler)
 
 
 def _digest(options: Sequence[str], texts: Mapping[str, str]) -> str:
@@ -171,7 +171,7 @@ def _parsed_emulation(options: list[str], texts: dict[str, str]) -> list[str]:
     return ["-include", str(header)]
 
 
-def _compile(texts: dict[str, str], options: list[str], result: Path) -> Path:
+def _compile(texts: dict[str, str], options: list[str], result: Path, compiler: Sequence[str] = ()) -> Path:
     """Has the compiler make `result`, in a folder with these sources."""
     BUILDS.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=BUILDS) as folder:
@@ -180,7 +180,7 @@ def _compile(texts: dict[str, str], options: list[str], result: Path) -> Path:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
         subprocess.run(
-            [*cxx(), *options, "-Iemulation", "-Iinclude", "-o", "made"],
+            [*(compiler or cxx()), *options, "-Iemulation", "-Iinclude", "-o", "made"],
             cwd=folder,
             check=True,
             capture_output=True,

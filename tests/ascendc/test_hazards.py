@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from tests.patience import seconds
 
-from .library import program
+from .targets import TARGETS
 
 Lines = dict[str, str]
 
@@ -36,11 +35,10 @@ REFUSED = {
 }
 
 
-@pytest.fixture(scope="module")
-def said() -> Lines:
+@pytest.fixture(scope="module", params=TARGETS)
+def said(request: pytest.FixtureRequest) -> Lines:
     """What is said of each kernel: nothing where it is right."""
-    text = Path(__file__).with_name("hazards.cpp").read_text(encoding="utf-8")
-    command = [program(text, "-O1", "-DMOE_EMULATION_STRICT")]
+    command = request.param.program("hazards", "-O1", "-DMOE_EMULATION_STRICT")
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=seconds(30))
     return dict(line.split("=", 1) for line in done.stdout.splitlines())
 

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from tests.patience import seconds
 
-from .library import program
+from .targets import TARGETS
 
 SEEDS = range(1, 9)
 MOST_SEEDS = 400
 Nic = Callable[..., list[int]]
 
 
-@pytest.fixture(scope="module")
-def nic() -> Nic:
-    path = program(Path(__file__).with_name("nic.cpp").read_text(), "-O2")
+@pytest.fixture(scope="module", params=TARGETS)
+def nic(request: pytest.FixtureRequest) -> Nic:
+    command = request.param.program("nic", "-O2")
 
     def run(*words: object) -> list[int]:
         done = subprocess.run(
-            [str(path), *map(str, words)], check=True, capture_output=True, text=True, timeout=seconds(60)
+            [*command, *map(str, words)], check=True, capture_output=True, text=True, timeout=seconds(60)
         )
         return [int(word) for word in done.stdout.split()]
 

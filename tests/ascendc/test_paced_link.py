@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from tests.patience import seconds
 
-from .library import program
+from .targets import TARGETS, Target
 
 MEGABYTE = 10**6
 
 
-@pytest.fixture(scope="module")
-def paced_link() -> Path:
-    return program(Path(__file__).with_name("paced_link.cpp").read_text(), "-O2")
-
-
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(
     ("rate", "bucket", "writes", "size"),
@@ -30,11 +25,15 @@ def paced_link() -> Path:
     ],
 )
 def test_n_bytes_take_their_time(
-    paced_link: Path, threads: int, rate: int, bucket: int, writes: int, size: int
+    target: Target, threads: int, rate: int, bucket: int, writes: int, size: int
 ) -> None:
     arguments = [str(value) for value in (rate, bucket, threads, writes, size)]
     done = subprocess.run(
-        [str(paced_link), *arguments], check=True, capture_output=True, text=True, timeout=seconds(120)
+        [*target.program("paced_link", "-O2"), *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=seconds(120),
     )
     took_ns, taken, fewest = map(int, done.stdout.split())
     assert taken == threads * writes * size
