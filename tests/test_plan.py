@@ -17,6 +17,7 @@ from moe_triton.core.plan import Launch, Part, Placeholder, Plan, Value, launch
 from moe_triton.core.row_formats import AS_THEY_ARE, INT8, QUANTIZED, RowFormat
 from moe_triton.core.tuning import Tuning
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Mask
+from moe_triton.runtime.executables import Phase
 from moe_triton.schemes import make_scheme, product_of
 from moe_triton.schemes.common.steps import Steps
 from moe_triton.schemes.fullmesh.scheme import Fullmesh
@@ -189,6 +190,17 @@ def plans_in_rounds(context: RankContext) -> list[Plan]:
     in_rounds = [replace(variant, placed=True, routed=True, given_ids=None) for variant in dispatches]
     zones = range(scheme.rounds.num_zones)
     return [scheme.phase("fill_ahead", variant, zone) for variant in in_rounds for zone in zones]
+
+
+@pytest.mark.parametrize("phase", ["round", "fill", "place"])
+def test_only_rows_of_several_rounds_come_together_before_they_are_read(phase: Phase) -> None:
+    config = Config(2, 8, 64, 2, 4, relaxed=True, is_of_buffer=True).normalized()
+    context = RankContext(config, 0, 1, 1, CPU)
+    variant = DispatchVariant(torch.bfloat16, placed=True, routed=True)
+    launches = make_scheme(context).phase(phase, variant, 0).launches
+    (arranged,) = [launch.kernel for launch in launches if launch.step == "arrange"]
+    assert isinstance(arranged, TritonKernel)
+    assert arranged.streamed_bytes == (0 if phase == "place" else 2 * 8 * 2 * 64 * 2)
 
 
 def test_whatever_is_kept_between_launches_is_used_by_some_plan() -> None:

@@ -13,6 +13,7 @@
 #include "../calls/rounds.h"
 #include "block_pool.h"
 #include "launch_settings.h"
+#include "row_copies.h"
 #include "trace.h"
 
 namespace {
@@ -154,6 +155,7 @@ bool RunLaunch(const MoePlan* plan, Steps steps, uint64_t i, uint32_t first_core
         moe::ParallelFor(launch.blocks, [&](uint32_t program) {
             const moe::TracedBlock block(stream, program);
             entry(launch.words, programs, static_cast<int32_t>(program));
+            moe::emulation::OrderStreamed();
         });
     } else {
         const auto entry = reinterpret_cast<AscendCEntry>(launch.entry);

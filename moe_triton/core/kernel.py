@@ -92,6 +92,8 @@ class TritonKernel:
         space: settings that change its speed and no result; None if there is nothing to choose.
         multibuffer: whether an NPU's compiler double-buffers what its loops load and store.
         programs: most programs of a launch; 0 for as many as there are blocks.
+        streamed_bytes: how much of what it writes comes together before anybody reads it; 0 where readers
+            follow each launch. A CPU whose caches hold no more writes its rows past them.
     """
 
     name: str
@@ -103,6 +105,7 @@ class TritonKernel:
     space: Space | None = field(default=None, hash=False, compare=False)
     multibuffer: bool = True
     programs: int = 0
+    streamed_bytes: int = 0
 
     @property
     def settings(self) -> dict[str, int]:

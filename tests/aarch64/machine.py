@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.aarch64.cross import CPU, EMULATOR, PACKAGES, configuration
+from tests.aarch64.cross import COMPILER, CPU, EMULATOR, PACKAGES, configuration
 
 TOOLS = {**PACKAGES, "apt-get": "apt"}
 SYSTEM = (
@@ -205,7 +205,7 @@ class Machine:
         """What its programs are to see."""
         path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
         own = {"QEMU_CPU": CPU, "PATH": path, "MOE_TRITON_CACHE": str(self.folder / "kernels")}
-        own["OMP_NUM_THREADS"] = "1"
+        own |= {"OMP_NUM_THREADS": "1", "CXX": COMPILER}
         return {**os.environ, **own}
 
     def run(self, *arguments: str, timeout_s: float, check: bool = True) -> subprocess.CompletedProcess[str]:

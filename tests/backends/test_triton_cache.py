@@ -514,7 +514,7 @@ def test_who_waits_for_a_lock_takes_what_others_have_built_meanwhile(
 
 
 def anew(kernel: TritonKernel) -> loader.CompiledKernel:
-    return loader._load(kernel, "{}", True, loader.this_target().name)
+    return loader._load(kernel, "{}", True, loader.this_target().name, streams=False)
 
 
 def test_an_entry_that_cannot_be_loaded_is_passed_by(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from moe_triton.backends.cpu.triton.rewrite_ahead import (
     STRIP_ITERATIONS,
     TURNS_AHEAD_BYTES,
     copy_ahead,
+    copy_past_caches,
     read_ahead,
 )
 from moe_triton.backends.cpu.triton.rewrite_llvm import set_target_triple
@@ -265,13 +267,34 @@ def test_a_row_that_is_the_same_for_all_is_not_asked_for() -> None:
     assert is_left(read_ahead, _rows(loop))
 
 
+COPY = """module {
+  llvm.func @f(%arg0: !llvm.ptr, %arg1: !llvm.ptr, %arg2: i64) {
+    "llvm.intr.memcpy"(%arg0, %arg1, %arg2) <{isVolatile = false}> : (!llvm.ptr, !llvm.ptr, i64) -> ()
+    llvm.return
+  }
+}
+"""
+
+
+def test_a_copy_past_the_caches_stores_whole_lines() -> None:
+    tree = module(COPY)
+    copy_past_caches(tree)
+    stores = tree.walk("llvm.store")
+    assert len(stores) == PIECE_BYTES // LINE_BYTES
+    assert all("nontemporal" in str(store) and f"alignment = {LINE_BYTES}" in str(store) for store in stores)
+    compiles(tree)
+    assert is_left(copy_past_caches, function())
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_only_what_is_to_bypass_the_caches_does(streams: bool) -> None:
+    kernel = arrange_kernel(SlotLayout(2048, 2), False)
+    how = {"noalias": True, "target": this_target(), "streams": streams}
+    assert ("nontemporal" in lower(tensor_ir(kernel, named_ops=False), kernel, **how)) == streams
+
+
 def test_a_copy_asks_for_both_sides_of_each_piece() -> None:
-    copy = (
-        '"llvm.intr.memcpy"(%arg0, %arg1, %arg2) <{isVolatile = false}> : (!llvm.ptr, !llvm.ptr, i64) -> ()'
-    )
-    head = "module {\n  llvm.func @f(%arg0: !llvm.ptr, %arg1: !llvm.ptr, %arg2: i64) {\n"
-    plain = f"{head}    {copy}\n    llvm.return\n  }}\n}}\n"
-    tree = module(plain)
+    tree = module(COPY)
     copy_ahead(tree)
     (call,) = tree.walk("llvm.call")
     assert call.attributes["callee"] == f"@{COPY_SYMBOL}"
@@ -301,14 +324,17 @@ def test_kernels_over_rows_ask_ahead(kernel: object) -> None:
 REACH_WORDS = (AHEAD_BYTES + PIECE_BYTES) // 4
 
 
+@pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize(
     "row_words", [8, 64, REACH_WORDS - 8, REACH_WORDS, REACH_WORDS + 8, REACH_WORDS + PIECE_BYTES // 4, 3584]
 )
-def test_rows_of_any_length_are_copied_whole(row_words: int) -> None:
+def test_rows_of_any_length_are_copied_whole(row_words: int, streams: bool) -> None:
+    """Rows that begin with a line of the caches and others."""
     slot_words = -(-(row_words + 12) // 128) * 128
     slots = torch.randint(-(2**31), 2**31, (6, slot_words), dtype=torch.int32)
     slot = SlotLayout(row_words * 2, 2)
-    for got, want in zip(arrange(slots, slot, launch), arrange(slots, slot, fallback), strict=True):
+    run = partial(launch, streams=streams)
+    for got, want in zip(arrange(slots, slot, run), arrange(slots, slot, fallback), strict=True):
         assert_same_bits(got, want)
 
 

@@ -82,7 +82,13 @@ def dispatched(buffer: EPBuffer, case: Case, inputs: Inputs, **options: Any) -> 
 
 
 def compare(
-    rank: int, num_ranks: int, case: Case, options: Sequence[Options], combine: Options, repeats: bool
+    rank: int,
+    num_ranks: int,
+    case: Case,
+    options: Sequence[Options],
+    combine: Options,
+    repeats: bool,
+    cached_bytes: int | None = None,
 ) -> list[str]:
     """Runs calls by turns with each of these options, and names what is not bit-equal to the model.
 
@@ -93,10 +99,12 @@ def compare(
         options: of `EPBuffer.dispatch`, of one call each.
         combine: of `EPBuffer.combine`.
         repeats: whether other tokens go by each call's routing, and earlier handles combine again.
+        cached_bytes: of `Tuning`.
     """
     wrong = []
     expected = by_turns(lambda number: expected_round(case, number), len(options))
-    with make_buffer(case, tuning=beside(case)) as buffer:
+    tuning = beside(case) if cached_bytes is None else Tuning(cached_bytes=cached_bytes)
+    with make_buffer(case, tuning=tuning) as buffer:
         done: list[tuple[DispatchOutput, torch.Tensor, torch.Tensor, Inputs]] = []
         for number, given in enumerate(options):
             inputs = inputs_of(case, rank, number)

@@ -68,10 +68,11 @@ def check(
     *options: long_runs.Options,
     combine: long_runs.Options | None = None,
     repeats: bool = True,
+    cached_bytes: int | None = None,
 ) -> None:
     given_ = options or (USUAL,) * 3
     results = ranks(case.config.num_ranks).run(
-        long_runs.compare, case, given_, combine or {}, repeats, timeout_s=seconds(120.0)
+        long_runs.compare, case, given_, combine or {}, repeats, cached_bytes, timeout_s=seconds(120.0)
     )
     assert results == [[]] * case.config.num_ranks
 
@@ -88,6 +89,13 @@ def test_ranks_with_any_number_of_rounds(ranks: Groups, scheme: str, quantize: s
 def test_rounds_that_are_sent_ahead(ranks: Groups, scheme: str, quantize: str | None) -> None:
     case = replace(case_of(scheme, (3, 4, 13, 0), quantize), num_blocks=2)
     check(ranks, case, USUAL, {"num_recv_tokens": "exact"}, USUAL)
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_rows_that_bypass_the_caches(ranks: Groups, quantize: str | None) -> None:
+    """On two threads, so that somebody else than who has written them says that they are there."""
+    case = replace(case_of("fullmesh_v1", (13, 5), quantize, hidden=2048), num_blocks=2)
+    check(ranks, case, USUAL, {"num_recv_tokens": "exact"}, cached_bytes=0)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES[:3])

@@ -171,7 +171,8 @@ class NativeExecutable(_Executable):
         else:
             # Compiled on the promise that no output overlaps an input: outputs are always our own fresh
             # tensors.
-            struct.entry, struct.kind = load(kernel).entry, KIND_TRITON
+            streams = 0 < kernel.streamed_bytes >= self._emulated.cached_bytes
+            struct.entry, struct.kind = load(kernel, streams=streams).entry, KIND_TRITON
             words, placeholders = abi.words(phases[0])
         for position, placeholder in placeholders:
             if placeholder.name in fixed:

@@ -539,7 +539,7 @@ class DispatchSteps(Steps):
 
     def place(self) -> Plan:
         """`starts` and `fill` of a call that has one round on every rank."""
-        return self.plan([*self.starts().launches, *self.fill().launches], phase="place")
+        return self.plan([*self.starts().launches, self.find_places(), *self.arrangement()], phase="place")
 
     def count(self) -> Plan:
         """Of a call in rounds: sends a round, and waits until it is known what has come of it."""
@@ -604,12 +604,22 @@ class DispatchSteps(Steps):
     def round(self) -> Plan:
         """All of a round once places are known: it is routed here, whatever was counted before."""
         sent = type(self)(self.context, replace(self.variant, routed=False), self.zone, self.parts)
-        launches = [*sent.count().launches, self.find_places(), *self.arrangement()]
+        launches = [*sent.count().launches, self.find_places(), *self.arrangement_of_round()]
         return self.plan(launches, self.context.overlaps, "round")
 
     def fill(self) -> Plan:
         """Brings a round's rows to their places."""
-        return self.plan([self.find_places(), *self.arrangement()], phase="fill")
+        return self.plan([self.find_places(), *self.arrangement_of_round()], phase="fill")
+
+    def arrangement_of_round(self) -> list[Launch]:
+        """The same of one round of several: experts come to its rows when those of all rounds are there."""
+        two_rounds = 2 * self.config.num_max_tokens_per_rank * self.config.num_topk * self.slot.row_bytes
+        return [
+            replace(launch, kernel=replace(launch.kernel, streamed_bytes=two_rounds))
+            if isinstance(launch.kernel, TritonKernel) and launch.step == "arrange"
+            else launch
+            for launch in self.arrangement()
+        ]
 
     def arrangement(self) -> list[Launch]:
         """What brings received rows to where they belong, and what follows."""

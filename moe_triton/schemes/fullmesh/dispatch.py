@@ -91,7 +91,7 @@ class Dispatch(DispatchSteps):
         communicating, computing = (self.context.blocks(stream, 2) for stream in STREAMS)
         steps = [*behind.before_routing(), *behind.route_or_pack(), behind._send_rows(0, 1, posts=False)]
         *packed, sent = (of_next_round(launch) for launch in steps)
-        arranged, *others = self.arrangement()
+        arranged, *others = self.arrangement_of_round()
         if arranged.stream != sent.stream:  # where rows are arranged as they are received, nothing computes
             sent = replace(sent, blocks=communicating)
             arranged = replace(arranged, blocks=computing, alongside=True)

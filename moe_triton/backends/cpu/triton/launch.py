@@ -64,7 +64,11 @@ def _word(kernel: TritonKernel, arg: Arg, value: torch.Tensor | int) -> int:
 
 
 def prepare(
-    kernel: TritonKernel, arguments: Sequence[torch.Tensor | int], programs: int = 1
+    kernel: TritonKernel,
+    arguments: Sequence[torch.Tensor | int],
+    programs: int = 1,
+    *,
+    streams: bool = False,
 ) -> Callable[[], None]:
     """A call that can be repeated at little cost: arguments checked, code loaded, words laid out."""
     if len(arguments) != len(kernel.args):
@@ -74,7 +78,7 @@ def prepare(
         raise ArgumentError("programs", programs, "must be at least 1", "Pass 1 to run on one core.")
     values = [_word(kernel, arg, value) for arg, value in zip(kernel.args, arguments, strict=True)]
     extents = [_extent(value) if isinstance(value, torch.Tensor) else None for value in arguments]
-    function = load(kernel, noalias=not overlaps(kernel, extents)).function
+    function = load(kernel, noalias=not overlaps(kernel, extents), streams=streams).function
     words = (ctypes.c_uint64 * len(values))(*values)
     address = ctypes.addressof(words)
     keep_alive = (words, tuple(arguments))
@@ -86,14 +90,21 @@ def prepare(
     return run
 
 
-def launch(kernel: TritonKernel, arguments: Sequence[torch.Tensor | int], programs: int = 1) -> None:
+def launch(
+    kernel: TritonKernel,
+    arguments: Sequence[torch.Tensor | int],
+    programs: int = 1,
+    *,
+    streams: bool = False,
+) -> None:
     """Run a kernel once, its programs one after another.
 
     Args:
         arguments: tensors and integers in the order of ``kernel.args``.
         programs: size of the grid.
+        streams: see `moe_triton.backends.cpu.triton.load`.
     """
-    prepare(kernel, arguments, programs)()
+    prepare(kernel, arguments, programs, streams=streams)()
 
 
 def launch_fallback(kernel: TritonKernel, arguments: Sequence[torch.Tensor | int], programs: int = 1) -> None:

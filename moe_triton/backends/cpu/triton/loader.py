@@ -45,28 +45,32 @@ class CompiledKernel:
     entry: int
 
 
-_loaded: dict[tuple[TritonKernel, str, bool, str], CompiledKernel] = {}
+_loaded: dict[tuple[TritonKernel, str, bool, str, bool], CompiledKernel] = {}
 # Hashing a kernel takes longer than running a small one. The kernel in the value keeps its id taken.
-_by_id: dict[tuple[int, bool, str | None], tuple[TritonKernel, CompiledKernel]] = {}
+_by_id: dict[tuple[int, bool, str | None, bool], tuple[TritonKernel, CompiledKernel]] = {}
 _loading = threading.Lock()
 
 
-def load(kernel: TritonKernel, noalias: bool = True, cpu: str | None = None) -> CompiledKernel:
+def load(
+    kernel: TritonKernel, noalias: bool = True, cpu: str | None = None, *, streams: bool = False
+) -> CompiledKernel:
     """Machine code of a kernel, compiled at most once per machine.
 
     Args:
         noalias: build for calls in which no written argument overlaps another one (see `overlaps`).
         cpu: name of a level (`moe_triton.backends.cpu.triton.targets`); this machine's by default.
+        streams: whether rows that it copies bypass the caches, on a level where that gains. Who tells others
+            that they are there has a fence before (``OrderStreamed``).
     """
-    if known := _by_id.get((id(kernel), noalias, cpu)):
+    if known := _by_id.get((id(kernel), noalias, cpu, streams)):
         return known[1]
     level = cpu or this_target().name
     constants = repr(sorted(kernel.constants.items()))
-    identity = (kernel, constants, noalias, level)
+    identity = (kernel, constants, noalias, level, streams)
     with _loading:
         if identity not in _loaded:
-            _loaded[identity] = _load(kernel, constants, noalias, level)
-        _by_id[id(kernel), noalias, cpu] = (kernel, _loaded[identity])
+            _loaded[identity] = _load(*identity)
+        _by_id[id(kernel), noalias, cpu, streams] = (kernel, _loaded[identity])
         return _loaded[identity]
 
 
@@ -84,15 +88,16 @@ def _private_function_of(entry: cache.Entry) -> Any:
         ) from error
 
 
-def _load(kernel: TritonKernel, constants: str, noalias: bool, cpu: str) -> CompiledKernel:
+def _load(kernel: TritonKernel, constants: str, noalias: bool, cpu: str, streams: bool) -> CompiledKernel:
     signature = [(arg.name, arg.type) for arg in kernel.args]
-    key = cache.entry_key((source_key(kernel), signature, constants, noalias, cpu, versions()))
+    key = cache.entry_key((source_key(kernel), signature, constants, noalias, cpu, streams, versions()))
 
     def build() -> bytes:
         logger.info(COMPILING, kernel.name)
         find_toolchain()  # all that is missing in one message, before the first step fails
         target = target_named(cpu)
-        text = lower(tensor_ir(kernel, named_ops=False), kernel, noalias=noalias, target=target)
+        how = {"noalias": noalias, "streams": streams and target.streams}
+        text = lower(tensor_ir(kernel, named_ops=False), kernel, target=target, **how)
         return link(compile_object(text, target))
 
     with cache.fetch(cache.cache_folder(), key, build, of=f"the kernel {kernel.name}") as entry:

@@ -61,7 +61,7 @@ _TO_LLVM = (
 )
 
 
-def lower(text: str, kernel: TritonKernel, *, noalias: bool, target: Target) -> str:
+def lower(text: str, kernel: TritonKernel, *, noalias: bool, target: Target, streams: bool = False) -> str:
     """LLVM-dialect text with the packed entry, from the adapter's text (``named_ops=False``).
 
     Between passes, no pass does these things, or one drops information.
@@ -71,6 +71,7 @@ def lower(text: str, kernel: TritonKernel, *, noalias: bool, target: Target) -> 
         kernel: whose it is.
         noalias: no two pointer arguments of any call overlap, unless none of them is written.
         target: what it is for.
+        streams: whether rows that it copies bypass the caches.
     """
     module = ir.read(text)
     tensors.drop_annotations(module)
@@ -96,7 +97,7 @@ def lower(text: str, kernel: TritonKernel, *, noalias: bool, target: Target) -> 
     if noalias:
         llvm.mark_noalias(module)
     ahead.read_ahead(module)
-    ahead.copy_ahead(module)
+    (ahead.copy_past_caches if streams else ahead.copy_ahead)(module)
     llvm.append_packed_entry(module, kernel.fn.__name__, [arg.type for arg in kernel.args])
     llvm.widen_fp16_loops(module, target.fp16_lanes)
     llvm.prefer_wide_vectors(module, target.vector_bits)

@@ -22,7 +22,7 @@ from moe_triton.backends.cpu.triton.rows import (
     strides,
 )
 
-COPY_SYMBOL = "moe_triton_copy_ahead"
+COPY_SYMBOL, _STREAM_SYMBOL = "moe_triton_copy_ahead", "moe_triton_copy_past_caches"
 
 # As in kernels_ascendc/emulation/row_copies.h.
 PIECE_BYTES, AHEAD_BYTES, LINE_BYTES = 256, 1024, 64
@@ -50,8 +50,63 @@ def copy_ahead(module: Operation) -> None:
     copies = module.walk("llvm.intr.memcpy")
     for copy in copies:
         copy.replace(call(COPY_SYMBOL, copy.operands, copy.operand_types))
+    if copies:
+        _add_copy(module)
+
+
+def copy_past_caches(module: Operation) -> None:
+    """Copies long rows with stores that bypass the caches: nobody reads soon what no cache would hold.
+
+    An ordinary store into a line that is in no cache reads it first, and then evicts one that was in use.
+    These stores take whole lines: where a row does not begin with one it is copied as by `copy_ahead`. They
+    are in no order until a fence, which follows the launch.
+    """
+    copies = module.walk("llvm.intr.memcpy")
+    for copy in copies:
+        copy.replace(call(_STREAM_SYMBOL, copy.operands, copy.operand_types))
     if not copies:
         return
+    body = f"""
+        {constant("%zero", 0)}
+        {constant("%piece", PIECE_BYTES)}
+        {constant("%reach", AHEAD_BYTES + PIECE_BYTES)}
+        {constant("%line", LINE_BYTES - 1)}
+        %address = "llvm.ptrtoint"(%to) : (!llvm.ptr) -> i64
+        %off = "llvm.and"(%address, %line) : (i64, i64) -> i64
+        %is_line = "llvm.icmp"(%off, %zero) <{{predicate = 0 : i64}}> : (i64, i64) -> i1
+        %is_long = "llvm.icmp"(%reach, %bytes) {_AT_MOST} : (i64, i64) -> i1
+        %is_streamed = "llvm.and"(%is_line, %is_long) : (i1, i1) -> i1
+        "llvm.cond_br"(%is_streamed)[^first, ^whole] {_CHOICE} : (i1) -> ()
+      ^first:
+        {_ask_source("", range(0, AHEAD_BYTES, LINE_BYTES))}
+        "llvm.br"(%zero)[^head] : (i64) -> ()
+      ^head(%at: i64):
+        %end = "llvm.add"(%at, %piece) : (i64, i64) -> i64
+        %more = "llvm.icmp"(%end, %bytes) {_AT_MOST} : (i64, i64) -> i1
+        "llvm.cond_br"(%more)[^body, ^tail] {_CHOICE} : (i1) -> ()
+      ^body:
+        {element("%to_piece", "%to", "%at")}
+        {element("%from_piece", "%from", "%at")}
+        {_ask_source("_piece", range(AHEAD_BYTES, AHEAD_BYTES + PIECE_BYTES, LINE_BYTES))}
+        {_STREAM_LINES}
+        "llvm.br"(%end)[^head] : (i64) -> ()
+      ^tail:
+        {element("%to_rest", "%to", "%at")}
+        {element("%from_rest", "%from", "%at")}
+        %rest = "llvm.sub"(%bytes, %at) : (i64, i64) -> i64
+        {_COPY.format("%to_rest, %from_rest, %rest")}
+        "llvm.br"()[^last] : () -> ()
+      ^whole:
+        {call(COPY_SYMBOL, ("%to", "%from", "%bytes"), tuple(_ARGUMENTS.values()))}
+        "llvm.br"()[^last] : () -> ()
+      ^last:
+    """
+    _add_copy(module)
+    add_function(module, _STREAM_SYMBOL, dict(_ARGUMENTS), body, **_INLINED)
+
+
+def _add_copy(module: Operation) -> None:
+    """The function that asks ahead."""
     body = f"""
         {constant("%zero", 0)}
         {constant("%piece", PIECE_BYTES)}
@@ -78,12 +133,31 @@ def copy_ahead(module: Operation) -> None:
         %rest = "llvm.sub"(%bytes, %at) : (i64, i64) -> i64
         {_COPY.format("%to_rest, %from_rest, %rest")}
     """
-    arguments = {"%to": "!llvm.ptr", "%from": "!llvm.ptr", "%bytes": "i64"}
-    add_function(module, COPY_SYMBOL, arguments, body, **_INLINED)
+    add_function(module, COPY_SYMBOL, dict(_ARGUMENTS), body, **_INLINED)
 
 
+_ARGUMENTS = {"%to": "!llvm.ptr", "%from": "!llvm.ptr", "%bytes": "i64"}
 _INLINED = {"linkage": "#llvm.linkage<internal>", "passthrough": '["alwaysinline"]'}
 _COPY = '"llvm.intr.memcpy"({}) <{{isVolatile = false}}> : (!llvm.ptr, !llvm.ptr, i64) -> ()'
+
+
+_LINE = f"vector<{LINE_BYTES}xi8>"
+_PAST = f"<{{alignment = {LINE_BYTES} : i64, nontemporal}}> : ({_LINE}, !llvm.ptr) -> ()"
+_STREAM_LINES = "\n".join(
+    f"""
+        {element(f"%to_{at}", "%to_piece", at)}
+        {element(f"%from_{at}", "%from_piece", at)}
+        %line_{at} = "llvm.load"(%from_{at}) <{{alignment = 1 : i64}}> : (!llvm.ptr) -> {_LINE}
+        "llvm.store"(%line_{at}, %to_{at}) {_PAST}
+    """
+    for at in range(0, PIECE_BYTES, LINE_BYTES)
+)
+
+
+def _ask_source(start: str, offsets: range) -> str:
+    """Asks for lines that are so many bytes after the start of what is copied."""
+    lines = [_ask(f"%ask{start}_{at}", f"%from{start}", at, writes=False, hint=_HINT_L2) for at in offsets]
+    return "\n".join(lines)
 
 
 def _ask_both(start: str, offsets: range) -> str:

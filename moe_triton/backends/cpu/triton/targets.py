@@ -29,6 +29,7 @@ class Target:
         vector_bits: that loops are to have, where LLVM would take fewer; 0 for what it takes.
         fp16_lanes: of loops that convert fp16, where LLVM would take fewer; 0 for what it takes.
         tile_elements: 32-bit numbers that a loop over short rows works on at once, and has in registers.
+        streams: whether there are stores that bypass the caches, and somebody has measured that they gain.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Target:
     vector_bits: int
     fp16_lanes: int
     tile_elements: int
+    streams: bool = False
 
     @property
     def architecture(self) -> str:
@@ -58,6 +60,7 @@ _X86 = {
     # although F16C and AVX-512 convert 8 and 16 in one instruction.
     "fp16_lanes": 16,
     "tile_elements": 64,  # four vectors of fp32 at 512 bits
+    "streams": True,
 }
 _V3 = frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})
 _V4 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
