@@ -35,6 +35,7 @@ ASKED = (
     Asked(Metric("vs_mpi_best", "best of MPI / it", BEST_OF_MPI, (OURS,)), VS_MPI),
     Asked(Metric("vs_mpi_native", "MPI with our kernels / it", (NATIVE,), (OURS,)), None),
     Asked(Metric("fraction_of_memcpy", "memcpy / it", OF_SLOTS, (OURS,)), OF_MEMCPY),
+    Asked(Metric("fraction_of_row_memcpy", "the same in rows / it", OF_SLOTS[:1], (OURS,)), None),
 )
 
 
