@@ -44,8 +44,8 @@ the memory of a larger one. `python -m benchmarks.serving page` writes this page
   rounds by hand on a buffer as it comes, where the link takes as long as arranging.
 - **Peers** get the whole batch at once ([their page](benchmarks.md#what-is-compared)). Asked is {VS_GLOO} of
   gloo's all-to-all-v, {VS_MPI} of the best of Open MPI's routes, and {OF_MEMCPY} of memcpy of the bytes that
-  slots move, counted as there: the faster of two ways to copy them. In one piece, of a hundred megabytes here,
-  the C library writes past the caches, in order, with its reads far ahead: no scheme has its rows so. In rows
+  slots move, counted as there: the faster of two ways to copy them. In one piece, of a hundred megabytes,
+  the C library writes past the caches, in order and reading far ahead, as no scheme finds its rows. In rows
   of {HIDDEN} elements, in any order, it copies as schemes do.
 - **Memory**: what construction of a buffer and one call with `num_recv_tokens="exact"` add to a fresh process
   at most, against outputs, window and rows of two rounds.

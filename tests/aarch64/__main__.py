@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.aarch64 import code
 from tests.aarch64.machine import Machine, MissingError
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -50,9 +51,16 @@ def _demo(machine: Machine) -> str:
     return machine.run("-c", CLI, "demo", timeout_s=STEP_S).stdout
 
 
+def _code(machine: Machine) -> str:
+    said = machine.run("-m", "tests.aarch64.code", timeout_s=STEP_S).stdout
+    lines = (line.partition(" ") for line in said.splitlines())
+    return "\n".join(f"{name}: {code.read(Path(path))}" for name, _, path in lines)
+
+
 STEPS: dict[str, Callable[[Machine], str]] = {
     "doctor": _doctor,
     "outputs": _outputs,
+    "code": _code,
     "rounds": _rounds,
     "tests": _tests,
     "demo": _demo,
