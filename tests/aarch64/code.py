@@ -1,4 +1,4 @@
-"""The code of kernels that take most of a call: ``python -m tests.aarch64.code`` compiles them and names files.
+"""Code of kernels that take most of a call: ``python -m tests.aarch64.code`` compiles them and names files.
 
 A disassembler of the machine that is asked reads them: which instructions are of vectors, which keep a vector
 on the stack and fetch it again, and what is called.
