@@ -39,7 +39,7 @@ def assert_equal(ranks: Groups, case: Case, ways: list[Way]) -> None:
     assert ranks(num_ranks).run(compare_schemes, case, ways, timeout_s=seconds(120.0)) == [[]] * num_ranks
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.long), 4])
 @pytest.mark.parametrize("way", WAYS)
 @settings(max_examples=5)
 @given(data=st.data())
