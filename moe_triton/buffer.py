@@ -31,7 +31,13 @@ from moe_triton.runtime.chosen_scheme import Asked, choose_scheme
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.construction import Order, meet, seconds_to_meet
 from moe_triton.runtime.expert_mapping import ExpertMapping
-from moe_triton.runtime.output_request import LAYOUTS, USUAL, OutputLayout, make_request
+from moe_triton.runtime.output_request import (
+    LAYOUTS,
+    USUAL,
+    USUAL_PER_RANK,
+    OutputLayout,
+    make_request,
+)
 from moe_triton.runtime.owner import Owner
 from moe_triton.runtime.peer_memory import OutBytes, PeerMemory, Wanted
 from moe_triton.runtime.placed_calls import PlacedCalls
@@ -409,6 +415,7 @@ class EPBuffer(Owner, Uncopied):
             do_zero_padding: zero the gaps that an alignment or padding leaves, which hold anything otherwise.
             do_expand: False for one row for each token and rank, in place of one for each expert; which of
                 the rank's experts it is for, and their weights, are then in the handle (docs/layouts.md).
+                With ``handle`` rows are as in its dispatch.
             out: where outputs are to go, in place of new tensors: an earlier `DispatchOutput`, of this buffer
                 or another one; or a tensor for the tokens alone, (A, H). Each tensor may have more rows, of
                 which the first are written, and shares memory with no input and no other output. What this
@@ -467,10 +474,10 @@ class EPBuffer(Owner, Uncopied):
                 output = self._calls.dispatch_with(usual, active_mask, performance_info, out, handle)
             if type(output) is DispatchOutput:
                 self._latest_dtype = x.dtype
-                if has_places:
-                    return output
                 if self._posts:
                     output.handle.note_traffic(self.traffic("dispatch"))
+                if has_places:
+                    return output
                 if handle is not None or not self._communicator.is_rung:
                     return output
         row_format = row_format_of(quantize)
@@ -486,7 +493,8 @@ class EPBuffer(Owner, Uncopied):
         }
         if type(output) is DispatchOutput:
             # The first round of more, as another rank has said in the meantime.
-            return self._placed.join(output, tensors, row_format, USUAL, out)
+            request = USUAL if do_expand is True else USUAL_PER_RANK
+            return self._placed.join(output, tensors, row_format, request, out)
         if type(output) is Begun:  # there is more to it than native code knows
             self._latest_dtype = x.dtype
             return self._placed.go_on(output, tensors, row_format, make_request(*sizes, do_expand))

@@ -100,7 +100,7 @@ private:
                 break;
             }
         }
-        poster_.WriteTraffic();
+        poster_.WriteTraffic(args_.adds_traffic != 0);
     }
 
     __aicore__ inline bool PostTo(int64_t rank) {

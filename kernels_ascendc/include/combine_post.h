@@ -34,7 +34,7 @@ public:
                 break;
             }
         }
-        poster_.WriteTraffic();
+        poster_.WriteTraffic(args_.adds_traffic != 0);
         report_.Write();
     }
 

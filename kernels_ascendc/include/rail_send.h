@@ -25,7 +25,7 @@ public:
         if (PostTokens()) {
             PostEnds();
         }
-        poster_.WriteTraffic();
+        poster_.WriteTraffic(args_.adds_traffic != 0);
         report_.Write();
     }
 

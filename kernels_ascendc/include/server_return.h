@@ -34,7 +34,7 @@ public:
                 row = end;
             }
         }
-        traffic_.Write(false);
+        traffic_.Write(args_.adds_traffic != 0);
         report_.Write();
     }
 

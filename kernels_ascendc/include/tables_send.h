@@ -27,7 +27,7 @@ public:
         if (MayPost()) {
             Order<AscendC::HardEvent::MTE3_S>();
             Post();
-            poster_.WriteTraffic();
+            poster_.WriteTraffic(args_.adds_traffic != 0);
         }
         report_.Write();
     }

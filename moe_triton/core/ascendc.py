@@ -70,7 +70,7 @@ POST_STATUS = AscendCKernel(
     ),
 )
 
-# Of a kernel that posts: 1 where an earlier launch of the operator has posted as well.
+# Of a kernel that posts: 1 where an earlier launch of the call has posted as well.
 ADDS_TRAFFIC = Arg("adds_traffic", "i64", "value")
 
 ENTRY_KERNELS = DISPATCH_WAIT, POST_STATUS

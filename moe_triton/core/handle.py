@@ -54,8 +54,8 @@ class DispatchHandle(Unpickled):
             none. Rows at and past the total are undefined, here and in the weights.
         local_topk_weights: (n, K) fp32: the weights of these, 0 where there is none; None where dispatch was
             given none.
-        traffic: what the dispatch has posted to queues; None where they lead to no peer, and on an NPU,
-            where it has not run yet: `EPBuffer.traffic` waits for it.
+        traffic: what the dispatch has posted to queues, in all of its rounds; None where they lead to no
+            peer, and on an NPU, where it has not run yet: `EPBuffer.traffic` waits for it.
 
     Examples:
         >>> handle = buffer.dispatch(x, topk_idx).handle
@@ -165,13 +165,13 @@ class Round(NamedTuple):
 
     Attributes:
         first_token: of this rank's tokens the first that went in it.
-        topk_idx: (t, K) int32, of its t tokens.
+        topk_idx: (t, K) int32, of its t tokens; with ``do_expand=False`` their ``results_idx``.
         expand_idx: (t * K,) int32, how many earlier entries of the round chose the same expert.
         recv_offsets: (E * EP,) int32, inclusive prefix sums of the rows received in it.
         assist_info: (3 A + 2,) int32, their origins, whose tokens count from the round's first.
         places: (A,) int32, the row of the outputs that each of them is.
         send_counts: int32, this rank's rows for each expert of the group.
-        active_mask: (t,) or (t, K) bool, or None.
+        active_mask: (t,) or (t, K) bool, or None; with ``do_expand=False`` None.
         tables: int32, what the scheme keeps for combine, or None.
         exchange_counts: None.
     """
@@ -280,8 +280,8 @@ class DispatchOutput(NamedTuple):
             token order. Rows at and past the total are undefined. Where H is no multiple of 32, rows are as
             many elements apart as a padded row has: ``stride(0)``. With a tensor-parallel group (2 A, H): the
             rows of its first rank, and right behind them those of its second one. With ``do_expand=False``
-            (n, H), n at most EP * num_max_tokens_per_rank: one row for each token that has experts here, by
-            source rank, then its token order.
+            (n, H), n at most EP * num_max_tokens_per_rank in one round: one row for each token that has
+            experts here, by source rank, then its token order.
         scales: (A,) fp32 so that ``tokens * scales[:, None]`` approximates the input, with "int8_128"
             (A, ceil(H/128)), one for every 128 elements; or None if not quantised.
         tokens_per_expert: (E,) int64 on the device: rows of each local expert. With ``do_expand=False`` a row

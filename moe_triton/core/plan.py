@@ -20,12 +20,14 @@ BEGINNING = frozenset({"ask", "ring", "round", "count", "entries"})
 """Phases that a round begins with."""
 ENDING = frozenset({"fill", "fill_ahead", "place", "round"})
 """Phases that a round ends with."""
+BEHIND = frozenset({"local_counts"})
+"""Phases that come when the last round of a call has ended."""
 NEXT = "next_"
 """Before the names of placeholders that stand for what the round behind this one binds."""
 OF_ROUND = frozenset(
     {
         *("x", "topk_idx", "topk_weights", "mask", "given_ids", "num_tokens", "num_ids"),
-        *("first_token", "expand_idx", "send_counts"),
+        *("first_token", "expand_idx", "send_counts", "results_idx"),
     }
 )
 """Placeholders of what sends a round's rows, which each round fills anew."""

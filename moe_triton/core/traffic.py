@@ -25,7 +25,7 @@ class ByReach(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """What a rank has posted to queues in one dispatch or combine.
+    """What a rank has posted to queues in one dispatch or combine, in all of its rounds.
 
     Attributes:
         posts: messages, each of which costs the same whatever its size.

@@ -123,8 +123,8 @@ def _clamped_to(value, size):
 
 @triton.jit
 def _local_ids_kernel(
-    row_ids, row_weights, origins, num_rows, local_idx, local_weights, zone,
-    capacity, num_ranks, max_index, first_expert, num_local_experts, source_stride, zone_stride,
+    row_ids, row_weights, origins, num_rows, places, local_idx, local_weights, zone,
+    capacity, num_places, num_ranks, max_index, first_expert, num_local_experts, source_stride, zone_stride,
     TOPK: tl.constexpr, COLUMNS: tl.constexpr, ORIGIN_WORDS: tl.constexpr,
 ):  # fmt: skip
     if zone is not None:
@@ -138,13 +138,15 @@ def _local_ids_kernel(
         source = _clamped_to(tl.load(origins + i * ORIGIN_WORDS), num_ranks)
         token = _clamped_to(tl.load(origins + i * ORIGIN_WORDS + 1), max_index)
         at = tl.cast(source, tl.int64) * source_stride + token * TOPK
-        row = tl.cast(i, tl.int64) * TOPK
-        experts = tl.load(row_ids + at + ks, mask=ks < TOPK, other=-1) - first_expert
-        is_local = (experts >= 0) & (experts < num_local_experts)
-        tl.store(local_idx + row + ks, tl.where(is_local, experts, -1), mask=ks < TOPK)
-        if row_weights is not None:
-            weights = tl.load(row_weights + at + ks, mask=ks < TOPK, other=0.0)
-            tl.store(local_weights + row + ks, tl.where(is_local, weights, 0.0), mask=ks < TOPK)
+        place = i if places is None else tl.load(places + i)
+        row = tl.cast(place, tl.int64) * TOPK
+        if True if places is None else (place >= 0) & (place < num_places):
+            experts = tl.load(row_ids + at + ks, mask=ks < TOPK, other=-1) - first_expert
+            is_local = (experts >= 0) & (experts < num_local_experts)
+            tl.store(local_idx + row + ks, tl.where(is_local, experts, -1), mask=ks < TOPK)
+            if row_weights is not None:
+                weights = tl.load(row_weights + at + ks, mask=ks < TOPK, other=0.0)
+                tl.store(local_weights + row + ks, tl.where(is_local, weights, 0.0), mask=ks < TOPK)
 
 
 @fallback
@@ -153,16 +155,25 @@ def _local_ids_fallback(a: Arguments) -> None:
     origins = a.origins[: received * ORIGIN.num_words].view(received, ORIGIN.num_words).long()
     source, token = origins[:, 0].clamp(0, a.num_ranks - 1), origins[:, 1].clamp(0, a.max_index - 1)
     at = (source * a.source_stride + token * a.TOPK)[:, None] + torch.arange(a.TOPK)
+    to = torch.arange(received)
+    if a.places is not None:
+        to = a.places[:received].long()
+        has_place = (to >= 0) & (to < a.num_places)
+        at, to = at[has_place], to[has_place]
     experts = in_zone(a.row_ids, a.zone, a.zone_stride)[at] - a.first_expert
     is_local = (experts >= 0) & (experts < a.num_local_experts)
-    a.local_idx[: received * a.TOPK] = torch.where(is_local, experts, -1).flatten()
+    _rows_of(a.local_idx, a.TOPK)[to] = torch.where(is_local, experts, -1)
     if a.row_weights is not None:
         weights = in_zone(a.row_weights, a.zone, a.zone_stride)[at]
-        a.local_weights[: received * a.TOPK] = torch.where(is_local, weights, 0).flatten()
+        _rows_of(a.local_weights, a.TOPK)[to] = torch.where(is_local, weights, 0)
+
+
+def _rows_of(table: torch.Tensor, columns: int) -> torch.Tensor:
+    return table[: len(table) // columns * columns].view(-1, columns)
 
 
 @functools.cache
-def local_ids_kernel(topk: int, has_weights: bool, zoned: bool = False) -> TritonKernel:
+def local_ids_kernel(topk: int, has_weights: bool, zoned: bool = False, placed: bool = False) -> TritonKernel:
     """Of each received row the experts of this rank, counted from its first one, and their weights.
 
     ``row_ids`` holds the (T, K) ids of each source's tokens, ``source_stride`` words from one source to the
@@ -170,20 +181,28 @@ def local_ids_kernel(topk: int, has_weights: bool, zoned: bool = False) -> Trito
     ``origins[i, 0]``; ``local_idx`` (A, K) gets its ids less ``first_expert``, -1 for those of other ranks,
     and ``local_weights`` (A, K) its weights, 0 for those. ``num_rows`` (1,) counts the rows.
 
+    Where ``placed``, what belongs to row i is row ``places[i]`` (A,) of these instead, and nowhere where that
+    is outside [0, ``num_places``).
+
     Args:
         topk: K.
         has_weights: there are weights.
         zoned: the tables are those of zone 0; the rows' are in the zone that ``zone`` (1,) names,
             ``zone_stride`` words from one to the next.
+        placed: rows have places.
     """
     check_positive("topk", topk)
     args, absent = chosen_args(
         (True, Arg("row_ids", "*i32", "in")),
         (has_weights, Arg("row_weights", "*fp32", "in", interleaved_with="row_ids")),
-        (True, (*alike("*i32", "origins num_rows", "in"), Arg("local_idx", "*i32", "out"))),
+        (True, alike("*i32", "origins num_rows", "in")),
+        (placed, Arg("places", "*i32", "in")),
+        (True, Arg("local_idx", "*i32", "out")),
         (has_weights, Arg("local_weights", "*fp32", "out")),
         (zoned, ZONE),
-        (True, numbers("i32", "capacity num_ranks max_index first_expert num_local_experts")),
+        (True, numbers("i32", "capacity")),
+        (placed, numbers("i32", "num_places")),
+        (True, numbers("i32", "num_ranks max_index first_expert num_local_experts")),
         (True, Arg("source_stride", "i64", "value")),
         (zoned, ZONE_STRIDE),
     )
@@ -197,17 +216,21 @@ def _local_counts_kernel(
     capacity, num_local_experts,
     TOPK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    num_entries = tl.minimum(tl.maximum(tl.load(num_rows), 0), capacity) * TOPK
+    received = tl.minimum(tl.maximum(tl.load(num_rows), 0), capacity)
     lanes = tl.arange(0, BLOCK)
     begin, end = part_of(num_local_experts)
     for e in range(begin, end):
         count = 0
-        for b in range(0, tl.cdiv(num_entries, BLOCK)):
-            at = b * BLOCK + lanes
-            experts = tl.load(local_idx + at, mask=at < num_entries, other=-1)
-            # floats, which hold every id: to compare integers takes four instructions
-            is_own = (experts.to(tl.float32) == tl.cast(e, tl.float32)).to(tl.float32)
-            count += tl.sum(is_own, 0).to(tl.int32)
+        # by so many rows at a time, so that only where they begin takes 64 bits
+        for b in range(0, tl.cdiv(received, BLOCK)):
+            rows = local_idx + tl.cast(b, tl.int64) * (BLOCK * TOPK)
+            num_entries = tl.minimum(received - b * BLOCK, BLOCK) * TOPK
+            for c in range(0, tl.cdiv(num_entries, BLOCK)):
+                at = c * BLOCK + lanes
+                experts = tl.load(rows + at, mask=at < num_entries, other=-1)
+                # floats, which hold every id: to compare integers takes four instructions
+                is_own = (experts.to(tl.float32) == tl.cast(e, tl.float32)).to(tl.float32)
+                count += tl.sum(is_own, 0).to(tl.int32)
         tl.store(tokens_per_expert + e, tl.cast(count, tl.int64))
         if recv_stats is not None:
             tl.store(recv_stats + e, tl.load(recv_stats + e) + count)
@@ -261,9 +284,11 @@ def _local_ids_inputs(s: Shape, r: Draw) -> Inputs:
         "row_weights": Placeholder("row_ids", ids[0, 0].nbytes),
         "origins": origins,
         "num_rows": torch.tensor([rows - 1], dtype=I32),
+        "places": torch.randperm(rows, generator=r.generator).int() - 1,
         "local_idx": blank(rows, s.topk),
         "local_weights": blank(rows, s.topk, dtype=F32),
         "capacity": rows,
+        "num_places": rows - 2,
         "max_index": r.tokens,
         "source_stride": ids[0].numel(),
         "bytes_moved": (rows - 1) * (4 * ORIGIN.num_words + 8 * s.topk * (1 + s.has("has_weights"))),

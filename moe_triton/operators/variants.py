@@ -125,6 +125,7 @@ class CombineVariant:
         local_bypass: results of this rank's own experts for its own tokens do not go through the window.
         elastic: whether there is an elastic_info.
         placed: results are at the places that rows of the dispatch had.
+        adds_traffic: what it posts is added to what a round before it in the same call has posted.
     """
 
     dtype: torch.dtype
@@ -141,6 +142,7 @@ class CombineVariant:
     local_bypass: bool = False
     elastic: bool = False
     placed: bool = False
+    adds_traffic: bool = False
 
     @property
     def kind(self) -> Kind:

@@ -271,6 +271,8 @@ def check_routing(handle: DispatchHandle, communicator: Communicator) -> None:
     check_tensor("handle.topk_idx", ids, shape=("T", topk), dtypes=integers, device=device)
     name, numbers = "handle.expand_idx", handle.expand_idx
     check_tensor(name, numbers, shape=(ids.numel(),), dtypes=integers, device=device)
+    if (firsts := handle.results_idx) is not None:
+        check_tensor("handle.results_idx", firsts, shape=tuple(ids.shape), dtypes=integers, device=device)
     if mask is not None:
         is_flat = isinstance(mask, torch.Tensor) and mask.dim() == 1
         shape = (len(ids),) if is_flat else (len(ids), topk)

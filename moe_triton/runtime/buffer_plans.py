@@ -19,7 +19,7 @@ from moe_triton.core.row_formats import RowFormat
 from moe_triton.layout.call_word import BY_HANDLE
 from moe_triton.operators.buffer import COMBINE_OF_BUFFER, DISPATCH_OF_BUFFER, OF_HANDLE, attributes_of
 from moe_triton.operators.description import Operator, Symbols
-from moe_triton.runtime import arguments, given_outputs, rows_per_rank
+from moe_triton.runtime import arguments, given_outputs
 from moe_triton.runtime.arguments import call_of, check_argument, inputs_of, other_ids_error
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.fitting import Fitting
@@ -180,6 +180,8 @@ class BufferPlans:
         bindings = plan.bind(fitted)
         if known is not None:
             given["expand_idx"] = known.expand_idx
+            if known.results_idx is not None:
+                given["results_idx"] = bindings["results_idx"] = known.results_idx
             bindings["send_counts"] = self._send_counts(known, plan, bindings)
         outputs = plan.make(given)
         if self.tables and not self.host.is_asynchronous:
@@ -244,7 +246,6 @@ class BufferPlans:
         tensors = tensors | {name: getattr(handle, name) for name in OF_HANDLE}
         ids, mask = handle.topk_idx, handle.active_mask
         if handle.results_idx is not None:
-            rows_per_rank.check_combine(handle, tensors["topk_weights"])
             # Ranks that a mask leaves out are not among these.
             tensors |= {"topk_idx": handle.results_idx, "active_mask": None}
         modes = {

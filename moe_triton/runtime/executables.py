@@ -101,6 +101,7 @@ Phase = Literal[
     "restart",
     "fill_ahead",
     "late_fill",
+    "local_counts",
     "gather",
 ]
 HALVES = "whole", "setup", "teardown"

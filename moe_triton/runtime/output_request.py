@@ -71,7 +71,7 @@ class Request:
         return self.received if isinstance(self.received, int) else 0
 
 
-USUAL = Request()
+USUAL, USUAL_PER_RANK = Request(), Request(is_per_rank=True)
 
 
 def make_request(

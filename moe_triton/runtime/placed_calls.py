@@ -8,6 +8,7 @@ ring a bell in every rank's window, and whoever has ended an ordinary dispatch j
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import NoneType
 from typing import Any
 
@@ -23,6 +24,7 @@ from moe_triton.runtime.output_request import Request, make_request
 from moe_triton.runtime.placed_combine import PlacedCombine
 from moe_triton.runtime.placed_dispatch import PlacedDispatch, header_of, num_tokens_of
 from moe_triton.runtime.placed_outputs import size_of
+from moe_triton.runtime.placed_per_rank import PlacedPerRank
 from moe_triton.runtime.prepared_call import Named
 from moe_triton.runtime.programs.placed import Asked, Begun
 
@@ -63,28 +65,35 @@ class PlacedCalls:
         Raises:
             ArgumentError: a bad argument. Nothing was sent.
         """
-        if request.is_per_rank:
-            others = {"smooth_scales": tensors["smooth_scales"], **dict(request.given), "handle": known}
-            rows_per_rank.check(self._communicator, self._plans.special, others)
-            return self._plans.dispatch(tensors, row_format, out, wait, _as_it_is, per_rank=True)
         if known is not None:
-            tensors = self._with_routing(tensors, request, known)
+            tensors, request = self._with_routing(tensors, request, known), _request_of(known, request)
+        per_rank = request.is_per_rank
+        if per_rank:
+            asked = {"smooth_scales": tensors["smooth_scales"], **dict(request.given)}
+            rows_per_rank.check(self._communicator, self._plans.special, asked)
+        if known is not None:
             if isinstance(known, PlacedHandle):
                 self._check_placed("handle", "of a dispatch in rounds, or with places", wait)
-                request = Request(None, None, known.alignment, known.stride > 0, request.zeroes)
-                return PlacedDispatch(self._plans, tensors, row_format, request, out, known).run()
-            return self._plans.dispatch(tensors, row_format, out, wait, _as_it_is, known)
+                return self._placed(tensors, row_format, request, out, known).run()
+            return self._plans.dispatch(tensors, row_format, out, wait, _as_it_is, known, per_rank=per_rank)
         x, most = tensors["x"], self._communicator.config.num_max_tokens_per_rank
         tokens = num_tokens_of(x)
         if request.is_announced or tokens > most:
             name, value = ("x", f"of {tokens} tokens") if tokens > most else request.reason
             self._check_placed(name, value, wait)
-            return PlacedDispatch(self._plans, tensors, row_format, request, out).run()
+            return self._placed(tensors, row_format, request, out).run()
 
         def joined(first: DispatchOutput) -> DispatchOutput:
             return self.join(first, tensors, row_format, request, out)
 
-        return self._plans.dispatch(tensors, row_format, out, wait, joined)
+        return self._plans.dispatch(tensors, row_format, out, wait, joined, per_rank=per_rank)
+
+    def _placed(
+        self, tensors: Named, row_format: RowFormat, request: Request, *args: Any, **options: Any
+    ) -> PlacedDispatch:
+        """A dispatch whose rows have places, of the rows that are asked for."""
+        kind = PlacedPerRank if request.is_per_rank else PlacedDispatch
+        return kind(self._plans, tensors, row_format, request, *args, **options)
 
     def any_combine(
         self,
@@ -95,6 +104,8 @@ class PlacedCalls:
         wait: bool,
     ) -> torch.Tensor | Pending[torch.Tensor]:
         """A combine, whether its dispatch's rows had places or not; see `BufferPlans.combine`."""
+        if handle.results_idx is not None:
+            rows_per_rank.check_combine(handle, tensors["topk_weights"])
         if not isinstance(handle, PlacedHandle):
             return self._plans.combine(tensors, handle, comm_quantize, out, wait)
         if not wait:
@@ -115,10 +126,10 @@ class PlacedCalls:
 
     def _with_routing(self, tensors: Named, request: Request, known: DispatchHandle) -> Named:
         """What a dispatch takes, with the routing of an earlier one."""
-        if known.results_idx is not None:
+        if request.is_per_rank and known.results_idx is None:
             rule = "it has the routing of rows for single experts"
-            remedy = "Pass topk_idx, or the handle of a dispatch with do_expand=True."
-            raise ArgumentError("handle", "of a dispatch with do_expand=False", rule, remedy)
+            remedy = "Leave do_expand out, or pass the handle of a dispatch with do_expand=False."
+            raise ArgumentError("handle", "of a dispatch with do_expand=True", rule, remedy)
         for name in ("topk_idx", "active_mask"):
             if tensors[name] is not None:
                 raise ArgumentError(name, "given", "handle has the routing", "Leave one of the two out.")
@@ -184,7 +195,7 @@ class PlacedCalls:
             request: what was asked for.
         """
         try:
-            call = PlacedDispatch(self._plans, tensors, row_format, request, None, begun=begun)
+            call = self._placed(tensors, row_format, request, None, begun=begun)
         except BaseException as error:  # peers go on already
             self._communicator.abandon("dispatch", error)
             raise
@@ -205,12 +216,20 @@ class PlacedCalls:
         names = "x", "topk_idx", "topk_weights", "active_mask"
         nothing = {name: tensors[name][:0] for name in names if tensors.get(name) is not None}
         try:
-            sizes = self._plans, tensors | nothing, row_format, request, out
-            call = PlacedDispatch(*sizes, joined=first, inputs=tensors)
+            sizes = tensors | nothing, row_format, request, out
+            call = self._placed(*sizes, joined=first, inputs=tensors)
         except BaseException as error:  # peers go on already
             self._communicator.abandon("dispatch", error)
             raise
         return call.run()
+
+
+def _request_of(known: DispatchHandle, request: Request) -> Request:
+    """What a dispatch by a known routing is asked for: outputs as those of its handle."""
+    per_rank = known.results_idx is not None
+    if not isinstance(known, PlacedHandle):
+        return replace(request, is_per_rank=per_rank)
+    return Request(None, None, known.alignment, known.stride > 0, request.zeroes, per_rank)
 
 
 def _as_it_is(made: DispatchOutput) -> DispatchOutput:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 from typing import Any, cast
 
@@ -48,6 +49,8 @@ class PlacedCombine:
             y = self.fitting.stand_in(y)
         kept = {name: getattr(first, name, None) for name in OF_HANDLE}
         kept |= {name: getattr(handle, name) for name in ("topk_idx", "expand_idx", "active_mask")}
+        if handle.results_idx is not None:  # ranks that a mask leaves out are not among these
+            kept |= {"topk_idx": handle.results_idx, "active_mask": None}
         tensors = tensors | kept | {"y": y}
         is_quantized = comm_quantize is not None
         self.takes_places = self.communicator.scheme.sums_placed and not is_quantized
@@ -127,6 +130,8 @@ class PlacedCombine:
     def _phases(self, whole: Bindings, each: Round) -> list[PhaseRun]:
         """What runs a round, whose results may have to be gathered first."""
         variant, bindings = cast(CombineVariant, self.plan.variant), self._of_round(whole, each)
+        if self.communicator.memory.posts and each is not self.handle.rounds[0]:
+            variant = replace(variant, adds_traffic=True)
         if self.takes_places:
             return [PhaseRun(variant, bindings)]
         gathered, rows = self._memory_for_results(each)

@@ -28,14 +28,14 @@ from moe_triton.runtime.buffer_plans import BufferPlans, DispatchOfBuffer
 from moe_triton.runtime.communicator import bell_of
 from moe_triton.runtime.executables import Phase
 from moe_triton.runtime.output_request import Request
-from moe_triton.runtime.placed_outputs import BY_ROW, Outputs, Size, asked, of_rows, size_of
+from moe_triton.runtime.placed_outputs import BY_ROW, LOCAL, Outputs, Size, asked, of_rows, size_of
 from moe_triton.runtime.prepared_call import Bindings, Named
 from moe_triton.runtime.programs.placed import Begun
 from moe_triton.runtime.said import PADDED, Said
 from moe_triton.runtime.turns import PhaseRun
 
 # What a call binds for each of its tokens.
-_BY_TOKEN = "x", "topk_idx", "topk_weights", "mask", "given_ids"
+_BY_TOKEN = "x", "topk_idx", "topk_weights", "mask", "given_ids", "results_idx"
 # Outputs of each round; what a handle keeps of one.
 _OF_ROUND = "assist_info", "recv_offsets", "tables"
 _LINE_WORDS = 16  # int32 of a cache line, at which each piece of memory begins
@@ -124,6 +124,7 @@ class PlacedDispatch:
         modes = plans.modes_of(tensors, row_format, plans.bypasses(tensors), known is not None)
         is_announced = BY_HANDLE if known is not None else int(request.is_announced)
         modes |= {"is_routed": True, "is_placed": True, "is_announced": is_announced}
+        modes["per_rank"] = request.is_per_rank
         self._plan = plans.find(DISPATCH_OF_BUFFER, DispatchOfBuffer, tensors, modes)
         if out is not None and joined is None:  # all but how many rows it needs, which nobody may know yet
             asked(plans, self._plan, self._inputs, request, out, 0)
@@ -134,6 +135,8 @@ class PlacedDispatch:
         if self._variant.given_ids is not None:  # a new one takes time to be looked up
             self._variant = replace(self._variant, given_ids=None)
         self._num_tokens = int(self._given["num_tokens"])
+        if (results_idx := self._results_idx(self._num_tokens)) is not None:
+            self._given["results_idx"] = results_idx
         self._mine = max(1, -(-self._num_tokens // self._size))  # rounds that this rank has tokens for
         of_call = {"expand_idx": self._num_tokens * self._of_kernels.num_topk}
         of_call |= {
@@ -234,7 +237,7 @@ class PlacedDispatch:
         if made.get("mask") is None and not self._of_kernels.num_shared_ranks and not self._sends_ahead:
             # Numbers within rounds follow in each of them. Where tokens are left out, or shared experts'
             # ranks are chosen, kernels have memory for one round only.
-            names = [name for name in ("topk_idx", "given_ids") if name in self._given]
+            names = [name for name in ("topk_idx", "given_ids", "results_idx") if name in self._given]
             whole: Bindings = {name: self._given[name] for name in names}
             whole |= {"expand_idx": self._expand_idx, "num_tokens": self._num_tokens}
             whole["num_ids"] = self._num_tokens * self._of_kernels.num_topk
@@ -262,7 +265,9 @@ class PlacedDispatch:
         known = self._known
         assert known is not None
         self._make_rounds(len(known.rounds))
-        rows = None if self._host.is_asynchronous else known.tokens_per_expert_list
+        rows = None
+        if not (self._host.is_asynchronous or self._request.is_per_rank):  # which has no gaps
+            rows = known.tokens_per_expert_list
         places = {
             "starts": self._of_call["starts"],
             "limits": known.limits,
@@ -345,6 +350,7 @@ class PlacedDispatch:
             phases.append(self._phase("place", self._rounds[0] | places | starts))
         else:
             phases += self._filled(begun, len(self._rounds), places, is_counted=is_counted)
+            phases += self._counting_experts(heard, places)
         self._communicator.run_phases(phases)
         if heard.rows is not None:
             outputs.zero_gaps(heard.rows)
@@ -353,7 +359,9 @@ class PlacedDispatch:
         if self._plans.fitting is not None:
             self._plans.fitting.give_back(self._plan.symbols, self._tensors, self._fitted)
         get = seen.get
-        handle = self._handle(outputs.size, heard)
+        handle = PlacedHandle(**self._kept(outputs, heard))
+        if self._communicator.memory.posts and not self._host.is_asynchronous:
+            handle.note_traffic(self._communicator.memory.traffic("dispatch"))
         return DispatchOutput(
             seen["tokens"], get("scales"), seen["tokens_per_expert"], get("weights"), handle
         )
@@ -514,7 +522,8 @@ class PlacedDispatch:
         if outputs is not None:
             return self._plan.bound(outputs.written) | {"num_places": outputs.size.num_rows}
         specs = self._plan.made_specs
-        unread = {name: self._backend.empty(*of_rows(specs[name], 1)) for name in BY_ROW if name in specs}
+        names = [name for name in (*BY_ROW, *LOCAL) if name in specs]
+        unread = {name: self._backend.empty(*of_rows(specs[name], 1)) for name in names}
         return self._plan.bound(unread) | {"num_places": 0}
 
     def _ints(self, sizes: Mapping[str, int], count: int) -> list[dict[str, torch.Tensor]]:
@@ -536,40 +545,50 @@ class PlacedDispatch:
     def _run(self, phase: Phase, bindings: Bindings, zone: int | None = None) -> None:
         self._communicator.run_phase(self._phase(phase, bindings, zone))
 
-    def _handle(self, size: Size, heard: Heard) -> PlacedHandle:
+    # What goes with rows that come once for each rank (`moe_triton.runtime.placed_per_rank`).
+
+    def _results_idx(self, num_tokens: int) -> torch.Tensor | None:
+        """Where kernels have the first expert of each rank of these tokens; None where they have not."""
+        return None
+
+    def _counting_experts(self, heard: Heard, places: Bindings) -> list[PhaseRun]:
+        """What counts each expert's rows once all are at their places; nothing where each round has."""
+        return []
+
+    def _kept_round(self, bindings: Bindings) -> Round:
+        """What a handle keeps of a round, of what the round has bound."""
+        kept = {name: bindings[name] for name in _KEPT}
+        mask, tables = bindings.get("mask"), bindings.get("tables")
+        return Round(bindings["first_token"], **kept, active_mask=mask, tables=tables)
+
+    def _kept(self, outputs: Outputs, heard: Heard) -> dict[str, Any]:
+        """What a handle keeps."""
         ids, mask, first = self._given["topk_idx"], self._given.get("mask"), self._joined
+        size = outputs.size
         if first is not None:
             ids, mask = first.handle.topk_idx, first.handle.active_mask
-        rounds = tuple(
-            Round(
-                each["first_token"],
-                **{name: each[name] for name in _KEPT},
-                active_mask=each.get("mask"),
-                tables=each.get("tables"),
-            )
-            for each in self._rounds
-        )
-        return PlacedHandle(
-            memory_of_rounds=memory_of(rounds),
-            buffer_id=self._plans.buffer_id,
-            number=self._communicator.counts["dispatch"] - 1,
-            dtype=self._tensors["x"].dtype,
-            topk_idx=ids,
-            expand_idx=self._known.expand_idx if self._known is not None else self._expand_idx,
-            recv_offsets=heard.offsets,
-            digest=self._backend.digest_ids(ids, mask),
-            num_ranks=self._config.num_ranks,
-            num_local_experts=self._config.experts_on(self._rank),
-            exchange_counts=None,
-            active_mask=mask,
-            tables=None,
-            traffic=None,
-            rounds=rounds,
-            tokens_of_round=self._size,
-            num_rows=size.num_rows,
-            alignment=self._request.alignment,
-            stride=size.stride,
-            tokens_per_expert=heard.per_expert,
-            first_starts=heard.places["first_starts"],
-            limits=heard.places["limits"],
-        )
+        rounds = tuple(map(self._kept_round, self._rounds))
+        return {
+            "memory_of_rounds": memory_of(rounds),
+            "buffer_id": self._plans.buffer_id,
+            "number": self._communicator.counts["dispatch"] - 1,
+            "dtype": self._tensors["x"].dtype,
+            "topk_idx": ids,
+            "expand_idx": self._known.expand_idx if self._known is not None else self._expand_idx,
+            "recv_offsets": heard.offsets,
+            "digest": self._backend.digest_ids(ids, mask),
+            "num_ranks": self._config.num_ranks,
+            "num_local_experts": self._config.experts_on(self._rank),
+            "exchange_counts": None,
+            "active_mask": mask,
+            "tables": None,
+            "traffic": None,
+            "rounds": rounds,
+            "tokens_of_round": self._size,
+            "num_rows": size.num_rows,
+            "alignment": self._request.alignment,
+            "stride": size.stride,
+            "tokens_per_expert": heard.per_expert,
+            "first_starts": heard.places["first_starts"],
+            "limits": heard.places["limits"],
+        }

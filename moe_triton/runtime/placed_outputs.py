@@ -16,6 +16,8 @@ from moe_triton.runtime.said import span_of
 
 BY_ROW = "tokens", "scales", "weights"
 """Outputs that have a row for each that is received."""
+LOCAL = "local_topk_idx", "local_topk_weights"
+"""What has one besides where a token comes once for each rank: a handle keeps it."""
 
 
 class Size(NamedTuple):
@@ -43,7 +45,10 @@ def size_of(request: Request, config: Config, rank: int, rows: list[int] | None,
     received, local = request.received, config.experts_on(rank)
     if received is None:
         received = "exact" if request.max_tokens is None and rounds > 1 else "bound"
-    bound = config.receive_capacity(rank) * rounds
+    bound = config.receive_capacity(rank)
+    if request.is_per_rank:
+        bound = min(bound, config.num_ranks * config.num_max_tokens_per_rank)
+    bound *= rounds
     if request.is_padded:
         of_expert = (
             bound
@@ -89,7 +94,9 @@ class Outputs:
         self._plans, self._plan, self._request, self.size = plans, plan, request, size
         self._asked = {} if out is None else asked(plans, plan, tensors, request, out, size.num_rows)
         specs = {
-            name: of_rows(spec, size.num_rows) for name, spec in plan.made_specs.items() if name in BY_ROW
+            name: of_rows(spec, size.num_rows)
+            for name, spec in plan.made_specs.items()
+            if name in (*BY_ROW, *LOCAL)
         }
         given = {name: tensor for name, tensor in self._asked.items() if name in BY_ROW}
         self.written = given if plans.fitting is None else plans.fitting.as_written(specs, given)
@@ -174,7 +181,8 @@ def of_rows(spec: TensorSpec, rows: int) -> TensorSpec:
 
 
 def _with_rows(specs: dict[str, TensorSpec], rows: int) -> dict[str, TensorSpec]:
-    return {name: of_rows(spec, rows) if name in BY_ROW else spec for name, spec in specs.items()}
+    named = *BY_ROW, *LOCAL
+    return {name: of_rows(spec, rows) if name in named else spec for name, spec in specs.items()}
 
 
 def _rows_of(tensor: Any, spec: TensorSpec | None) -> Any:

@@ -17,15 +17,17 @@ from moe_triton.core.handle import DispatchHandle
 from moe_triton.runtime.communicator import Communicator
 
 EXPANDED = "Pass do_expand=True"
+# Arguments of a dispatch that go with rows of single experts only.
+_OF_EXPERTS = "smooth_scales", "layout", "expert_alignment", "do_zero_padding"
 
 
-def check(communicator: Communicator, special: tuple[int, int, int], others: Mapping[str, Any]) -> None:
+def check(communicator: Communicator, special: tuple[int, int, int], asked: Mapping[str, Any]) -> None:
     """Checks that a dispatch can send one row to each rank.
 
     Args:
         communicator: which calls.
         special: numbers of the buffer's zero, copy and constant experts.
-        others: arguments that go with rows of single experts only, by name; None where they are not given.
+        asked: arguments of the call, by name; None where they are not given.
 
     Raises:
         ArgumentError: its buffer has experts or a scheme that need a row for each expert, or such an argument
@@ -54,8 +56,8 @@ def check(communicator: Communicator, special: tuple[int, int, int], others: Map
         raise ArgumentError(
             "do_expand", False, rule, f"{EXPANDED}, or make a buffer with comm_alg={schemes}."
         )
-    for name, value in others.items():
-        if value is not None:
+    for name in _OF_EXPERTS:
+        if asked.get(name) is not None:
             rule = "with do_expand=False a row is for all experts of a rank, and they are for single ones"
             raise ArgumentError(name, "given", rule, f"Leave {name} out, or pass do_expand=True.")
 

@@ -28,7 +28,7 @@ from moe_triton.backends.base import Backend, TracedCall, TraceEvent
 from moe_triton.core import ascendc
 from moe_triton.core.config import Config
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
-from moe_triton.core.plan import NEXT, Launch, Part, Placeholder
+from moe_triton.core.plan import BEHIND, NEXT, Launch, Part, Placeholder
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.schemes.fullmesh.ascendc import COMBINE_READY, COMBINE_WAIT
 from moe_triton.schemes.rank_context import RankContext
@@ -270,7 +270,8 @@ def _names(calls: Sequence[TracedCall], counts: Mapping[str, int]) -> list[str]:
     for call in reversed(calls):
         operator = call.plan.operator
         left[operator] -= call.plan.ends_run  # as the communicator counts
-        names.append(f"{operator} #{left[operator]}{call.plan.half}")
+        number = left[operator] - (call.plan.phase in BEHIND)
+        names.append(f"{operator} #{number}{call.plan.half}")
     return names[::-1]
 
 

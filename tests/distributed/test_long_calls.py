@@ -361,19 +361,21 @@ def test_options_on_some_ranks_only_are_named(ranks: Groups) -> None:
         assert "num_recv_tokens" in text
 
 
-def test_a_refused_call_counts_nothing(ranks: Groups) -> None:
-    assert ranks(2).run(counted, case_of("fullmesh_v1", (13, 5)), timeout_s=seconds(60.0)) == [True] * 2
+@pytest.mark.parametrize("do_expand", [True, False])
+def test_a_refused_call_counts_nothing(ranks: Groups, do_expand: bool) -> None:
+    args = case_of("fullmesh_v1", (13, 5)), do_expand
+    assert ranks(2).run(counted, *args, timeout_s=seconds(60.0)) == [True] * 2
 
 
-def counted(rank: int, num_ranks: int, case: Case) -> bool:
+def counted(rank: int, num_ranks: int, case: Case, do_expand: bool) -> bool:
     """Whether the caller's counts are what they were, and then those of a call that delivers."""
     inputs, stats = long_runs.inputs_of(case, rank, 0), torch.zeros(2, dtype=torch.int32)
     with long_runs.make_buffer(case) as buffer:
         call = inputs.x, inputs.topk_idx, None, stats
         with pytest.raises(ArgumentError, match="num_recv_tokens"):
-            buffer.dispatch(*call, num_recv_tokens=1)
+            buffer.dispatch(*call, num_recv_tokens=1, do_expand=do_expand)
         is_untouched = not bool(stats.any())
-        output = buffer.dispatch(*call, num_recv_tokens="exact")
+        output = buffer.dispatch(*call, num_recv_tokens="exact", do_expand=do_expand)
         return is_untouched and stats.tolist() == output.tokens_per_expert.tolist()
 
 
@@ -412,7 +414,10 @@ def test_traces_have_the_phases_of_rounds(ranks: Groups, tmp_path: Path, quantiz
         "dispatch #1 fill",
         "dispatch #4 round",
         "dispatch #5",
+        "dispatch #9 round",
+        "dispatch #9 local_counts",
     } <= names
+    assert not any(name.startswith("dispatch #10") for name in names)
 
 
 def traced(rank: int, num_ranks: int, case: Case, path: str) -> None:
@@ -422,6 +427,7 @@ def traced(rank: int, num_ranks: int, case: Case, path: str) -> None:
         buffer.dispatch(*few, quantize=case.quantize)
         long_runs.dispatched(buffer, case, inputs, num_recv_tokens="exact")
         buffer.dispatch(*few, quantize=case.quantize)
+        buffer.dispatch(inputs.x, inputs.topk_idx, quantize=case.quantize, do_expand=False)
 
 
 def test_handles_that_are_not_as_dispatch_made_them_are_refused(ranks: Groups) -> None:

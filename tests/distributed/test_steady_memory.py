@@ -129,10 +129,32 @@ def features() -> dict[str, Feature]:
         "rounds that are known": Feature(
             buffer={"num_max_tokens_per_rank": 3}, dispatch={"num_max_tokens_per_rank": T}, own_rows=True
         ),
+        "rounds, rows for each rank": Feature(
+            buffer={"num_max_tokens_per_rank": 3}, dispatch={"do_expand": False}, weights=None, own_rows=True
+        ),
+        "rounds that are known, rows for each rank, mask": Feature(
+            buffer={"num_max_tokens_per_rank": 3},
+            dispatch={"do_expand": False, "active_mask": entries, "num_max_tokens_per_rank": T},
+            weights=None,
+            own_rows=True,
+        ),
+        "known routing in rounds, rows for each rank": Feature(
+            buffer={"num_max_tokens_per_rank": 3},
+            dispatch={"do_expand": False},
+            weights=None,
+            own_rows=True,
+            repeats=True,
+        ),
         "exact": Feature(dispatch={"num_recv_tokens": "exact"}, own_rows=True),
         "aligned, zeroed": Feature(dispatch={"expert_alignment": 8, "do_zero_padding": True}, own_rows=True),
         "padded experts": Feature(dispatch={"layout": "padded"}, own_rows=True),
+        "exact, rows for each rank": Feature(
+            dispatch={"do_expand": False, "num_recv_tokens": "exact"}, weights=None, own_rows=True
+        ),
         "known routing": Feature(repeats=True),
+        "known routing, rows for each rank": Feature(
+            dispatch={"do_expand": False}, weights=None, repeats=True
+        ),
         "known routing in rounds": Feature(
             buffer={"num_max_tokens_per_rank": 3}, own_rows=True, repeats=True
         ),

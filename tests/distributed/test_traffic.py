@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -184,6 +185,77 @@ def test_a_trace_has_each_call_s_traffic(ranks: Groups, tmp_path: Path) -> None:
                 for what, numbers in traffic._asdict().items():
                     for where, count in numbers._asdict().items():
                         assert call["args"][f"{what} {where}"] == count, (rank, name, what, where)
+
+
+# Of calls in rounds: what the same rounds by hand post, and what is said ahead of them.
+
+TOKENS_OF_RANKS, TOKENS_OF_ROUND = (9, 4, 0, 6), 4
+PROMISED = {"num_max_tokens_per_rank": 9}
+HEADER_WORDS = 8
+
+
+def added(*parts: Traffic | None) -> Traffic:
+    """All of them."""
+    sums = [torch.tensor(part).tolist() for part in parts if part is not None]
+    return Traffic(*(ByReach(*pair) for pair in torch.tensor(sums).sum(0).tolist()))
+
+
+def said_ahead(case: Case, rank: int, rings: bool) -> Traffic:
+    """Header, counts and entry to each queued rank, and a bell where they need not expect the call."""
+    posts, framing = [0, 0], [0, 0]
+    for _, inside in peers_of(case, rank):
+        if inside and case.config.scheme != "fullmesh":  # which posts to all
+            continue
+        posts[inside] += 2 + rings
+        framing[inside] += up(4 * (HEADER_WORDS + case.config.num_experts), UNIT) + UNIT * (1 + rings)
+    return Traffic(ByReach(*posts), ByReach(0, 0), ByReach(*framing))
+
+
+def in_rounds(
+    rank: int, num_ranks: int, case: Case, do_expand: bool, options: list[dict[str, Any]]
+) -> list[tuple[Pair, Pair]]:
+    """What calls in rounds post, each with options of its own, and what its rounds do by hand."""
+    own, found = inputs_of(case, rank, 0), []
+    with make_buffer(case) as buffer:
+
+        def pair(first: int, last: int | None, **given: Any) -> Pair:
+            parts = (tensor[first:last] for tensor in (own.x, own.topk_idx, own.topk_weights))
+            output = buffer.dispatch(*parts, quantize=case.quantize, do_expand=do_expand, **given)
+            y = experts_of(case, rank, output.tokens)
+            weights = own.topk_weights[first:last] if do_expand else None
+            buffer.combine(y, output.handle, weights)
+            assert output.handle.traffic == buffer.traffic("dispatch")
+            return output.handle.traffic, buffer.traffic("combine")
+
+        for given in options:
+            most = max(case.tokens)
+            by_hand = [pair(n, n + TOKENS_OF_ROUND) for n in range(0, most, TOKENS_OF_ROUND)]
+            dispatches, combines = zip(*by_hand, strict=True)
+            found.append((pair(0, None, **given), (added(*dispatches), added(*combines))))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("scheme", "do_expand"),
+    [*itertools.product(("fullmesh_v1", "fullmesh"), (True, False)), ("hierarchy", True)],
+)
+def test_traffic_of_rounds(ranks: Groups, scheme: str, do_expand: bool) -> None:
+    case = case_of(scheme, (2, 2), tokens=TOKENS_OF_RANKS)
+    case = replace(case, config=replace(case.config, num_max_tokens_per_rank=TOKENS_OF_ROUND))
+    options: list[dict[str, Any]] = [{}, PROMISED, {}]
+    for rank, calls in enumerate(ranks(4).run(in_rounds, case, do_expand, options)):
+        for given, (found, by_hand) in zip(options, calls, strict=True):
+            rings = not given and TOKENS_OF_RANKS[rank] > TOKENS_OF_ROUND
+            expected = added(by_hand[0], said_ahead(case, rank, rings)), by_hand[1]
+            assert found == expected, (rank, given)
+
+
+def test_traffic_of_one_round_with_places(ranks: Groups) -> None:
+    case = case_of("fullmesh_v1", (2, 2))
+    options = [{"num_recv_tokens": "exact"}] * ROUNDS
+    for rank, calls in enumerate(ranks(4).run(in_rounds, case, True, options)):
+        for found, by_hand in calls:
+            assert found == (added(by_hand[0], said_ahead(case, rank, rings=False)), by_hand[1])
 
 
 def test_a_group_inside_one_server_posts_nothing(ranks: Groups) -> None:

@@ -68,7 +68,7 @@ def far(values: list[list[int]], seed: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("run", LAUNCHES)
-@pytest.mark.parametrize("zoned", [False, True])
+@pytest.mark.parametrize(("zoned", "placed"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize(("topk", "has_weights"), [(8, True), (6, False), (1, True)])
 @kernel_settings
 @given(
@@ -80,6 +80,7 @@ def far(values: list[list[int]], seed: int) -> list[list[int]]:
 def test_rows_have_the_ids_of_their_tokens(
     run: Launch,
     zoned: bool,
+    placed: bool,
     topk: int,
     has_weights: bool,
     seed: int,
@@ -87,7 +88,7 @@ def test_rows_have_the_ids_of_their_tokens(
     capacity: int,
     programs: int,
 ) -> None:
-    """Whatever counts and origins say, nothing outside the tables is read."""
+    """Whatever counts, origins and places say, nothing outside the tables is read, or behind rows written."""
     generator = torch.Generator().manual_seed(seed)
     first, number, zone = 4, 3, seed % 2
     tables = torch.randint(-1, 12, (2, NUM_RANKS, 2, TOKENS, topk), generator=generator, dtype=I32)
@@ -104,20 +105,27 @@ def test_rows_have_the_ids_of_their_tokens(
     arguments: list[torch.Tensor | int] = [window]
     if has_weights:
         arguments.append(window.view(F32)[TOKENS * topk :])
-    arguments += [torch.tensor(origins, dtype=I32), torch.tensor([rows], dtype=I32), ids.tensor]
+    arguments += [torch.tensor(origins, dtype=I32), torch.tensor([rows], dtype=I32)]
+    places = torch.randperm(capacity + 2, generator=generator)[:capacity].int() - 1
+    arguments += [places, ids.tensor] if placed else [ids.tensor]
     arguments += [weights.tensor] if has_weights else []
     arguments += [torch.tensor([zone], dtype=I32)] if zoned else []
-    arguments += [capacity, NUM_RANKS, TOKENS, first, number, 2 * TOKENS * topk]
+    num_places = max(0, capacity - 1)
+    arguments += [capacity, num_places] if placed else [capacity]
+    arguments += [NUM_RANKS, TOKENS, first, number, 2 * TOKENS * topk]
     arguments += [tables[0].numel()] if zoned else []
-    run(local_ids_kernel(topk, has_weights, zoned), arguments, programs)
+    run(local_ids_kernel(topk, has_weights, zoned, placed), arguments, programs)
     want, wanted = before
     for row in range(max(0, min(rows, capacity))):
         source = min(max(origins[row][0], 0), NUM_RANKS - 1)
         token = min(max(origins[row][1], 0), TOKENS - 1)
         local = tables[zone, source, 0, token] - first
         is_local = (local >= 0) & (local < number)
-        want[row] = torch.where(is_local, local, -1)
-        wanted[row] = torch.where(is_local, tables[zone, source, 1, token].view(F32), 0)
+        place = int(places[row]) if placed else row
+        if placed and not 0 <= place < num_places:
+            continue
+        want[place] = torch.where(is_local, local, -1)
+        wanted[place] = torch.where(is_local, tables[zone, source, 1, token].view(F32), 0)
     assert torch.equal(ids.check(), want)
     if has_weights:
         assert torch.equal(weights.check().view(I32), wanted.view(I32))
@@ -129,14 +137,14 @@ def test_rows_have_the_ids_of_their_tokens(
 @kernel_settings
 @given(
     seed=st.integers(0, 2**31),
-    rows=st.integers(-1, 80),
+    rows=st.integers(-1, 720),
     experts=st.integers(1, 9),
     programs=st.integers(1, 4),
 )
 def test_rows_are_counted_for_each_expert(
     run: Launch, topk: int, has_stats: bool, seed: int, rows: int, experts: int, programs: int
 ) -> None:
-    capacity, generator = 70, torch.Generator().manual_seed(seed)
+    capacity, generator = 700, torch.Generator().manual_seed(seed)
     ids = torch.randint(-1, experts, (capacity, topk), generator=generator, dtype=I32)
     counts, stats = Guarded((experts,), I64), Guarded((experts,), I32)
     stats.tensor.copy_(torch.arange(experts))

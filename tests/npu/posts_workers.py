@@ -59,6 +59,25 @@ def traffic(rank: int, num_ranks: int, case: Case) -> tuple[Traffic | None, ...]
         return *sent, buffer.traffic("combine")
 
 
+def traffic_of_rounds(
+    rank: int, num_ranks: int, case: Case, do_expand: bool
+) -> tuple[list[list[int]], list[int]]:
+    """Messages between servers of a dispatch in rounds and of its combine: of each round by hand, of all."""
+    _, buffer = start(case, "random", rank)
+    own, size, found = graph_workers.inputs_of(case, rank, 0), case.config.num_max_tokens_per_rank, []
+    most = max(case.tokens or ())
+    with buffer:
+        for first, last in [*((n, n + size) for n in range(0, most, size)), (0, most)]:
+            parts = (tensor[first:last] for tensor in (own.x, own.topk_idx, own.topk_weights))
+            output = buffer.dispatch(*parts, do_expand=do_expand, num_max_tokens_per_rank=last - first)
+            assert output.handle.traffic is None
+            sent = buffer.traffic("dispatch")
+            buffer.combine(output.tokens, output.handle)
+            counted = [sent, buffer.traffic("combine")]
+            found.append([number.posts.between for number in counted if number])
+    return found[:-1], found[-1]
+
+
 def gone(rank: int, num_ranks: int, case: Case) -> Sequence[int]:
     """Whom the others name when the last server makes no second call."""
     _, buffer = start(case, "random", rank, timeout_s=2.0)

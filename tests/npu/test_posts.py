@@ -65,6 +65,18 @@ def test_traffic_waits_for_what_has_not_run(ranks: Ranks) -> None:
         assert sent.framing_bytes.between > 0
 
 
+@pytest.mark.parametrize("do_expand", [True, False])
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh"])
+def test_traffic_of_rounds_is_that_of_all(ranks: Ranks, scheme: str, do_expand: bool) -> None:
+    """Each call by hand says ahead what it has, in two messages, as the one in rounds does once."""
+    case = case_of(scheme, (1, 1), tokens=(17, 8), routing="uniform")
+    args = posts_workers.traffic_of_rounds, case, do_expand
+    for by_hand, (sent, returned) in ranks(2).run(*args):
+        assert len(by_hand) == 3
+        assert sent - 2 == sum(counts[0] - 2 for counts in by_hand)
+        assert returned == sum(counts[1] for counts in by_hand) > 0
+
+
 def test_traffic_of_a_hierarchy_waits_as_well(ranks: Ranks) -> None:
     """A message for each token that has an expert on the other server, one for its partial row, and ends."""
     case = case_of("hierarchy", (1, 1))

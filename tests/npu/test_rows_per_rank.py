@@ -11,7 +11,9 @@ import torch
 from moe_triton.core.tuning import Tuning
 from moe_triton.processes import RankGroup
 from tests.distributed.cases import Case
-from tests.npu import per_rank_workers
+from tests.distributed.long_runs import Options
+from tests.distributed.test_long_calls import case_of
+from tests.npu import long_workers, per_rank_workers
 from tests.npu.device import POLICIES
 from tests.npu.test_dispatch_combine import config
 
@@ -63,3 +65,40 @@ def test_different_numbers_of_experts_and_padded_rows(ranks: Ranks) -> None:
 def test_graphs(ranks: Ranks, scheme: str) -> None:
     case = Case(config(scheme=scheme, **SIZES), 11, "sparse", (8, 8), num_blocks=2)
     assert ranks(2).run(per_rank_workers.replayed, case) == [[], []]
+
+
+MOST: Options = {"num_max_tokens_per_rank": 13}
+
+
+def long_case(scheme: str, quantize: str | None = None, **sizes: int) -> Case:
+    """Of four rounds on one rank, and of one on the other."""
+    case = case_of(scheme, (13, 2), quantize, num_topk=4, num_experts=6, **sizes)
+    return replace(case, num_blocks=2, config=replace(case.config, ranks_per_server=None))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "quantize"), [("fullmesh_v1", "int8"), ("fullmesh_v2", None), ("fullmesh", "int8")]
+)
+def test_rounds(ranks: Ranks, scheme: str, quantize: str | None) -> None:
+    options = [MOST, {"num_recv_tokens": "exact"}, {"num_recv_tokens": 40}]
+    args = long_case(scheme, quantize), "random", 2, options
+    assert ranks(2).run(per_rank_workers.compared_in_rounds, *args) == [[], []]
+
+
+@pytest.mark.parametrize("policy", [pytest.param(p, marks=pytest.mark.long) for p in POLICIES])
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "fullmesh"])
+def test_rounds_in_any_order(ranks: Ranks, scheme: str, policy: str) -> None:
+    args = long_case(scheme, hidden=65), policy, 0, [MOST, MOST]
+    assert ranks(2).run(per_rank_workers.compared_in_rounds, *args) == [[], []]
+
+
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "fullmesh"])
+def test_graphs_of_rounds(ranks: Ranks, scheme: str) -> None:
+    assert ranks(2).run(per_rank_workers.replayed_in_rounds, long_case(scheme), MOST) == [[], []]
+
+
+def test_graphs_of_what_the_host_reads_are_refused(ranks: Ranks) -> None:
+    options = MOST | {"do_expand": False, "num_recv_tokens": 60}
+    for said in ranks(2).run(long_workers.refused, long_case("fullmesh_v1"), options, True):
+        assert "num_recv_tokens" in said
+        assert "a graph cannot wait for the host" in said

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from moe_triton.core.ascendc import DISPATCH_WAIT, ENTRY_KERNELS, POST_STATUS, POSTING, ZONE
+from moe_triton.core.ascendc import (
+    ADDS_TRAFFIC,
+    DISPATCH_WAIT,
+    ENTRY_KERNELS,
+    POST_STATUS,
+    POSTING,
+    ZONE,
+)
 from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel, numbers
 
 # Rows of T tokens to K routed and S shared experts; M routed experts.
@@ -79,6 +86,7 @@ CALL_POST = AscendCKernel(
         Arg("call", "i64", "value"),  # the call word of the entries
         *ZONE,
         *POSTING,
+        ADDS_TRAFFIC,
         Arg("slots", "direct_counts", "value"),
         Arg("status", "dispatch_status", "value"),
         Arg("bells", "indexed_slots", "value"),
@@ -97,6 +105,7 @@ TABLES_SEND = AscendCKernel(
         *numbers("i64", "num_ranks rank"),
         *ZONE,
         *POSTING,
+        ADDS_TRAFFIC,
         Arg("tables", "row_tables", "value"),
         Arg("report", "*i32", "out"),
     ),

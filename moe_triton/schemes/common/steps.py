@@ -81,6 +81,8 @@ class Steps:
     """
 
     variant: Variant | None
+    has_posted: Value = 0
+    """1 where something has been posted before what it posts first, in the same call."""
 
     def __init__(self, context: RankContext, variant: Variant | None, zone: int, parts: int = 1) -> None:
         self.context, self.variant, self.zone, self.parts = context, variant, zone, parts
@@ -200,8 +202,8 @@ class Steps:
         return {"out_offset": self.layout.in_bytes}
 
     def posting_on(self) -> dict[str, Value]:
-        """`posting` of a kernel before which another one may have posted in the same operator."""
-        return {**self.posting(), "adds_traffic": int(getattr(self.variant, "per_rank", False))}
+        """`posting` of a kernel before which another one may have posted in the same call."""
+        return {**self.posting(), "adds_traffic": self.has_posted if self.posts else 0}
 
     def post(
         self,
@@ -319,6 +321,8 @@ class DispatchSteps(Steps):
         # A round that is sent ahead is packed while the one before it still has own rows to arrange.
         ahead = variant.placed and context.scheme.sends_ahead
         self.packed = Placeholder(f"{packed}_{zone}" if ahead else packed)
+        if variant.placed:
+            self.has_posted = Placeholder("is_later_round")
         # A rank of V1's shared expert reports its own tokens split into pieces.
         self.keeps_own_tokens = context.is_version_1 and self.config.is_shared_rank(context.rank)
         self.true_offsets = Placeholder("true_offsets" if self.keeps_own_tokens else "recv_offsets")
@@ -349,6 +353,10 @@ class DispatchSteps(Steps):
                 "capacity": context.capacity_per_rank,
             }
 
+    def posting_on(self) -> dict[str, Value]:
+        """Tables go ahead of rows."""
+        return {**super().posting_on(), **({"adds_traffic": 1} if self.variant.per_rank else {})}
+
     def rows_to_send(self) -> dict[str, Value]:
         """Where the rows that are sent are."""
         return {
@@ -360,25 +368,32 @@ class DispatchSteps(Steps):
     def before_routing(self) -> list[Launch]:
         """What a mask leaves, and which rank of shared experts each token goes to."""
         if self.variant.per_rank:
-            return [*self.select(), *self._once_per_rank()]
+            ranks = [] if self.variant.routed else [self._once_per_rank()]
+            return [*self.select(), *ranks, self._send_tables()]
         if not self.config.num_shared_experts:
             return self.select()
         kernel = share_kernel(self.context.is_version_1, self.is_masked, self.context.target)
         return [*self.select(), self.launch("share", kernel, self.blocks_of_words)]
 
-    def _once_per_rank(self) -> list[Launch]:
-        """Which ranks each token goes to; and for them, which of their experts it is for."""
-        variant, tables = self.variant, self.layout.row_tables
-        assert tables is not None
+    def _once_per_rank(self) -> Launch:
+        """Which ranks each token goes to."""
         kernel = one_per_rank_kernel(self.config.num_topk, **self._taking)
         local = self.config.num_local_experts
-        ids = self.launch("ranks", kernel, num_local_experts=local, topk_idx=self.ids, **self._routing)
-        weights = Placeholder("topk_weights") if variant.weights else 0
-        given = {"row_ids": self.ids, "row_weights": weights, "tables": tables, **self.posting()}
-        return [ids, self.launch("tables", TABLES_SEND, **given)]
+        return self.launch("ranks", kernel, num_local_experts=local, topk_idx=self.ids, **self._routing)
+
+    def _send_tables(self) -> Launch:
+        """For the ranks that tokens go to, which of their experts each is for."""
+        tables = self.layout.row_tables
+        assert tables is not None
+        weights = Placeholder("topk_weights") if self.variant.weights else 0
+        given = {"row_ids": self.ids, "row_weights": weights, "tables": tables}
+        return self.launch("tables", TABLES_SEND, **given, **super().posting_on())
 
     def local_ids(self) -> list[Launch]:
-        """Of rows that came once for each rank, which of its experts each is for, and how many each has."""
+        """Of rows that came once for each rank, which of its experts each is for, and how many each has.
+
+        Rows that have places are counted once all of a call are there (`local_counts`).
+        """
         tables, variant = self.layout.row_tables, self.variant
         if not variant.per_rank or tables is None:
             return []
@@ -386,22 +401,27 @@ class DispatchSteps(Steps):
         topk, zoned = self.config.num_topk, self.context.zones_on_device
         ids = self.launch(
             "local ids",
-            local_ids_kernel(topk, variant.weights, zoned),
+            local_ids_kernel(topk, variant.weights, zoned, variant.placed),
             row_ids=Placeholder("window", first),
             row_weights=Placeholder("window", first + tables.stride("table")),
             origins=Placeholder("origins"),
             local_idx=Placeholder("local_topk_idx"),
             local_weights=Placeholder("local_topk_weights"),
             source_stride=tables.stride("source") // WORD_BYTES,
+            num_places=Placeholder("num_places"),
             **self.in_memory(tables.stride("zone") // WORD_BYTES),
         )
-        counts = self.launch(
+        return [ids] if variant.placed else [ids, self._local_counts()]
+
+    def _local_counts(self, **values: Value) -> Launch:
+        """How many rows each expert of this rank has, of those that came once for each rank."""
+        return self.launch(
             "local counts",
-            local_counts_kernel(topk, variant.recv_stats),
+            local_counts_kernel(self.config.num_topk, self.variant.recv_stats),
             local_idx=Placeholder("local_topk_idx"),
             recv_stats=self.recv_stats,
+            **values,
         )
-        return [ids, counts]
 
     def route(self) -> Launch:
         """Numbers the results of each expert, and counts them."""
@@ -520,12 +540,16 @@ class DispatchSteps(Steps):
             )
             for counts, total, number in totals
         ]
-        return self.plan([*self.before_routing(), self.route(), *added], phase="routing")
+        before = self.before_routing()
+        if self.variant.per_rank:  # tables go out with each round's rows
+            before = [*self.select(), self._once_per_rank()]
+        return self.plan([*before, self.route(), *added], phase="routing")
 
     def ask(self) -> Plan:
         """Of a call in which this rank has one round: all up to where every rank is heard, in one plan."""
         # The first launch has left the ids as all others read them.
         sent = type(self)(self.context, replace(self.variant, given_ids=None), self.zone, self.parts)
+        sent.has_posted = 1
         routed, counted = self.routing().launches, sent.count().launches
         return self.plan([*routed, self._post_call(), *counted, self._hear()], phase="ask")
 
@@ -535,11 +559,23 @@ class DispatchSteps(Steps):
         The first round goes ahead of what ranks say: those that expect no more are waiting for it.
         """
         sent = type(self)(self.context, replace(self.variant, routed=False), self.zone, self.parts)
+        sent.has_posted = 1
         return self.plan([self._post_call(), *sent.count().launches, self._hear()], phase="ring")
 
     def place(self) -> Plan:
         """`starts` and `fill` of a call that has one round on every rank."""
-        return self.plan([*self.starts().launches, self.find_places(), *self.arrangement()], phase="place")
+        counts = self.local_counts().launches if self.variant.per_rank else ()
+        steps = [*self.starts().launches, self.find_places(), *self.arrangement()]
+        return self.plan([*steps, *counts], phase="place")
+
+    def local_counts(self) -> Plan:
+        """Of a call whose rows came once for each rank, and are all there: how many each expert has."""
+        counts = self._local_counts(
+            num_rows=Placeholder("call_offsets", WORD_BYTES * (self.context.num_entries - 1)),
+            tokens_per_expert=Placeholder("call_tokens_per_expert"),
+            capacity=Placeholder("num_places"),
+        )
+        return self.plan([counts], phase="local_counts")
 
     def count(self) -> Plan:
         """Of a call in rounds: sends a round, and waits until it is known what has come of it."""
@@ -547,21 +583,23 @@ class DispatchSteps(Steps):
 
     def announce(self) -> Plan:
         """Says to every rank what the call has, and waits for what they say."""
-        return self.plan([self._post_call(), self._hear()], phase="announce")
+        return self.plan([self._post_call(adds_traffic=1), self._hear()], phase="announce")
 
-    def _post_call(self) -> Launch:
-        """What the call has, to every rank."""
+    def _post_call(self, adds_traffic: int = 0) -> Launch:
+        """What the call has, to every rank: before all else, but where its first round is over."""
         calls = self._calls
         shared = Placeholder("call_shared_counts") if self.config.num_shared_ranks else 0
         return self.launch(
             "announce",
             CALL_POST,
-            1 if not self.context.capabilities.owns_cores else None,
+            # Of what it posts every block counts its own, as it does behind it.
+            self.context.num_blocks if self.posts else self.blocks_of_words,
             header=Placeholder("call_header"),
             counts=Placeholder("call_counts"),
             shared_counts=shared,
             bell=Placeholder("bell"),
             **self.posting(),
+            adds_traffic=adds_traffic,
             slots=calls.counts,
             status=calls.status,
             bells=calls.bell,
@@ -613,7 +651,10 @@ class DispatchSteps(Steps):
 
     def arrangement_of_round(self) -> list[Launch]:
         """The same of one round of several: experts come to its rows when those of all rounds are there."""
-        two_rounds = 2 * self.config.num_max_tokens_per_rank * self.config.num_topk * self.slot.row_bytes
+        c, rows_of_token = self.config, self.config.num_topk
+        if self.variant.per_rank:
+            rows_of_token = min(rows_of_token, c.num_ranks)
+        two_rounds = 2 * c.num_max_tokens_per_rank * rows_of_token * self.slot.row_bytes
         return [
             replace(launch, kernel=replace(launch.kernel, streamed_bytes=two_rounds))
             if isinstance(launch.kernel, TritonKernel) and launch.step == "arrange"
@@ -641,8 +682,13 @@ class DispatchSteps(Steps):
         moved = [("rows", self.slot.row_bytes // WORD_BYTES, "round_tokens", "tokens")]
         if self.slot.num_scales:
             moved.append(("scales", self.slot.num_scales, "round_scales", "scales"))
-        if self.variant.weights:
+        if self.variant.row_weights:
             moved.append(("weights", 1, "round_weights", "weights"))
+        of_row = self.config.num_topk
+        if self.variant.per_rank:
+            moved.append(("local ids", of_row, "round_local_topk_idx", "local_topk_idx"))
+        if self.variant.local_weights:
+            moved.append(("local weights", of_row, "round_local_topk_weights", "local_topk_weights"))
         moves = [
             self.launch(
                 f"move {name}",
@@ -671,6 +717,7 @@ class CombineSteps(Steps):
     def __init__(self, context: RankContext, variant: CombineVariant, zone: int, parts: int = 1) -> None:
         super().__init__(context, variant, zone, parts)
         num_zero, num_copy, num_const = variant.special
+        self.has_posted = int(variant.adds_traffic)
         self.usual |= {
             "rows": Placeholder("y"),
             "capacity": Placeholder("num_rows"),

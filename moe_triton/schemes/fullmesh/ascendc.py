@@ -239,6 +239,7 @@ COMBINE_POST = AscendCKernel(
         Arg("payload_bytes", "i64", "value"),  # of these, without scales and padding
         Arg("flag_rows", "i64", "value"),
         *POSTING,
+        ADDS_TRAFFIC,
         Arg("out_rows", "indexed_slots", "value"),
         Arg("out_flags", "indexed_slots", "value"),  # a flag for each peer, which serves all of its rows
         *_COMBINE_REGIONS,

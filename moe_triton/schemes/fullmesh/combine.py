@@ -155,7 +155,7 @@ class Combine(CombineSteps):
         """Steps 1 and 2, the phases of one launch."""
         sends = [self._send_results()]
         if self.posts:
-            given = matching(COMBINE_POST, _values(sends[0]) | self.posting())
+            given = matching(COMBINE_POST, _values(sends[0]) | self.posting_on())
             payload, flags = self.config.hidden * self.itemsize, self.layout.out_flags
             sends.append(self.launch("post", COMBINE_POST, **given, payload_bytes=payload, out_flags=flags))
         return [*sends, self.post("flag", self.layout.peer_status)] if self.context.is_version_1 else sends

@@ -6,7 +6,7 @@ servers, its rail, and reaches its own server's memory. E experts on each rank.
 
 from __future__ import annotations
 
-from moe_triton.core.ascendc import DISPATCH_WAIT, POST_STATUS, POSTING, ZONE
+from moe_triton.core.ascendc import ADDS_TRAFFIC, DISPATCH_WAIT, POST_STATUS, POSTING, ZONE
 from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel, numbers
 from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS
 
@@ -46,6 +46,7 @@ RAIL_SEND = AscendCKernel(
         *_ROUND,
         *_SLOT,
         *POSTING,
+        ADDS_TRAFFIC,
         Arg("slots", "rail_slots", "value"),
         Arg("ends", "rail_ends", "value"),
         Arg("report", "*i32", "out"),
@@ -89,6 +90,7 @@ SERVER_RETURN = AscendCKernel(
         *_RAIL,
         *ZONE,
         _TRAFFIC,
+        ADDS_TRAFFIC,
         Arg("slots", "dispatch_slots", "value"),  # (zone, source's server, expert of this server, number)
         Arg("report", "*i32", "out"),
     ),

@@ -120,7 +120,8 @@ class Combine(CombineSteps):
     def _return(self) -> Launch:
         """Step 1, inside the server."""
         slots = self.layout.result_slots
-        return self.launch("return", SERVER_RETURN, row_bytes=2 * self.config.hidden, slots=slots)
+        row_bytes, adds = 2 * self.config.hidden, self.has_posted
+        return self.launch("return", SERVER_RETURN, row_bytes=row_bytes, slots=slots, adds_traffic=adds)
 
     def _wait_returned(self) -> list[Launch]:
         """Steps 2 and 3, inside the server; and who waits elsewhere hears of those that are missing."""

@@ -91,7 +91,7 @@ class Dispatch(DispatchSteps):
             row_scale=self.slot.scale_offset if self.is_quantized else 0,
             topk_weights=Placeholder("topk_weights"),
             **self._in_slot,
-            **self.posting(),
+            **self.posting_on(),
             slots=self.layout.rail_slots,
         )
 
