@@ -62,7 +62,7 @@ struct LinkSpan {
 };
 
 // A ring, which keeps the newest. The NIC adds at any time; a reader takes what is older than `num_spans`, and leaves
-// out what that says has been overwritten meanwhile.
+// out what that says, when it looks again, has been overwritten meanwhile. It has a fence between all of these steps.
 struct LinkLog {
     LinkSpan* spans;
     uint64_t max_spans;
@@ -70,6 +70,8 @@ struct LinkLog {
     const uint64_t* call;  // the number of the call that runs
 
     void Add(const LinkSpan& span) {
+        // Who reads any of this finds, when it looks again, at least the number that there is now.
+        std::atomic_thread_fence(std::memory_order_release);
         spans[num_spans % max_spans] = span;
         __atomic_store_n(&num_spans, num_spans + 1, __ATOMIC_RELEASE);
     }

@@ -32,6 +32,8 @@ DISPATCHES = PLACEMENTS + KEPT
 HAD = DISPATCHES + KEPT_STEPS
 HAD_WORDS = 3  # of a part: its number, in which step, and what it leads to
 NUM_WORDS = HAD + HAD_WORDS * KEPT
+NUMBERS = (MOVE, STEP, SWITCHED, BROKEN, *range(HAD, NUM_WORDS, HAD_WORDS))
+"""Words that are written behind those that they are the numbers of."""
 LATE_STEPS = 1000
 """So many steps after this rank a rank that has not begun the same move is named."""
 # Checkpoints whose notes stay. Who has changed at one need not wait at the next, where a move begins, but at
@@ -128,7 +130,7 @@ class InMemory:
     """
 
     def __init__(self, memory: Memory, rank: int, num_ranks: int) -> None:
-        self._memory, self._rank = memory, rank
+        self._memory, self._rank, self._fence = memory, rank, memory.copies.fence
         heads = [memory.of(r)[: 8 * NUM_WORDS].view(torch.int64).numpy() for r in range(num_ranks)]
         self._words_of = [words.data for words in heads]  # whose words cost less one by one
         self._words = self._words_of[rank]
@@ -144,7 +146,7 @@ class InMemory:
         self._memory.of(self._rank)
         number = int(self._words[MOVE]) + 1
         self._words[PLACEMENTS + number % KEPT] = placement
-        self._words[MOVE] = number
+        self._put(MOVE, number)
         self._begun = int(self._words[STEP])
 
     def readable(self) -> list[bool]:
@@ -159,7 +161,7 @@ class InMemory:
         if self._first_step is None:
             self._first_step = step
         self._words[DISPATCHES + step % KEPT_STEPS] = self._memory.num_dispatches()
-        self._words[STEP] = step + 1
+        self._put(STEP, step + 1)
 
     def arrive(self, step: int, has_all: bool, target: int) -> bool:
         """See `Agreement`."""
@@ -170,7 +172,7 @@ class InMemory:
         at = HAD + HAD_WORDS * (part % KEPT)
         if has_all and mine[at] != part:
             self._words[at + 1], self._words[at + 2] = step, target
-            self._words[at] = part  # after the rest: others look at the number first
+            self._put(at, part)
             return False
         for words in said:
             if words[at] != part:
@@ -185,12 +187,30 @@ class InMemory:
     def changed(self, is_done: Callable[[], bool]) -> None:
         """See `Agreement`."""
         assert is_done()
-        self._words[SWITCHED] += 1
+        self._put(SWITCHED, self._words[SWITCHED] + 1)
 
     def give_up(self) -> None:
         """See `Agreement`."""
         self._memory.of(self._rank)
         self._words[BROKEN] = 1
+
+    def _put(self, at: int, number: int) -> None:
+        """Leaves a number behind the rest, and the weights: others look at the number first."""
+        if self._fence is not None:
+            self._fence()
+        self._words[at] = number
+
+    def _read(self) -> list[list[int]]:
+        """All ranks' words, those that are numbers first: what they are the numbers of is there by then."""
+        first = [words.tolist() for words in self._words_of]
+        if self._fence is None:
+            return first
+        self._fence()
+        said = [words.tolist() for words in self._words_of]
+        for each, before in zip(said, first, strict=True):
+            for at in NUMBERS:
+                each[at] = before[at]
+        return said
 
     def _all_said(self) -> list[list[int]]:
         """What all ranks have left.
@@ -199,7 +219,7 @@ class InMemory:
             BufferStateError: one has given up.
             ConfigMismatchError: one moves elsewhere, or counts its steps otherwise.
         """
-        said = [words.tolist() for words in self._words_of]
+        said = self._read()
         mine = said[self._rank]
         for words in said:
             if not _is_alike(words, mine):

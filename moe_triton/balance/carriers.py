@@ -99,7 +99,7 @@ class ByWords:
     def __init__(self, region: Region) -> None:
         memory, own = region.memory, region.rank
         reached = [rank for rank in range(region.num_ranks) if rank not in memory.queued]
-        self._memory, self._rank = memory, own
+        self._memory, self._rank, self._fence = memory, own, memory.copies.fence
         # All of these are looked at in each step, from cold caches.
         self._words = {rank: [region.words(rank, kind) for kind in range(KINDS)] for rank in reached}
         self._into = {rank: region.ring(own, rank) for rank in reached}
@@ -115,19 +115,32 @@ class ByWords:
 
     def put_by(self, rank: int) -> int:
         """See `Carrier`."""
-        return int(self._words[rank][PUT][self._rank])
+        return self._read(rank, PUT)
 
     def taken_by(self, rank: int) -> int:
         """See `Carrier`."""
-        return int(self._words[rank][TAKEN][self._rank])
+        return self._read(rank, TAKEN)
+
+    def _read(self, rank: int, kind: int) -> int:
+        """A number, before any of the bytes that it is about."""
+        count = int(self._words[rank][kind][self._rank])
+        if self._fence is not None:
+            self._fence()
+        return count
+
+    def _write(self, rank: int, kind: int, count: int) -> None:
+        """A number, behind the bytes that it is about."""
+        if self._fence is not None:
+            self._fence()
+        self._words[self._rank][kind][rank] = count
 
     def has_put(self, rank: int, pieces: Sequence[tuple[int, int]], count: int) -> None:
         """See `Carrier`. It is behind the bytes: who receives looks at this first."""
-        self._words[self._rank][PUT][rank] = count
+        self._write(rank, PUT, count)
 
     def has_taken(self, rank: int, count: int) -> None:
         """See `Carrier`."""
-        self._words[self._rank][TAKEN][rank] = count
+        self._write(rank, TAKEN, count)
 
     def say(self, state: int) -> None:
         """See `Carrier`."""
@@ -169,11 +182,18 @@ class ByPosts:
 
     def put_by(self, rank: int) -> int:
         """See `Carrier`. The word is a message behind those of the bytes, so they are there."""
-        return int(self._region.words(self._rank, PUT)[rank])
+        return self._read(rank, PUT)
 
     def taken_by(self, rank: int) -> int:
         """See `Carrier`."""
-        return int(self._region.words(self._rank, TAKEN)[rank])
+        return self._read(rank, TAKEN)
+
+    def _read(self, rank: int, kind: int) -> int:
+        """A number, before any of the bytes that it is about."""
+        count = int(self._region.words(self._rank, kind)[rank])
+        if self._memory.copies.fence is not None:
+            self._memory.copies.fence()
+        return count
 
     def has_put(self, rank: int, pieces: Sequence[tuple[int, int]], count: int) -> None:
         """See `Carrier`."""

@@ -16,9 +16,12 @@ class SideCopies(Protocol):
 
     Attributes:
         is_asynchronous: whether copies end later than the calls that ask for them.
+        fence: between words and what they are about. What this rank has read or written in shared memory
+            before it is so for all ranks before what follows. None where no fence is needed for that.
     """
 
     is_asynchronous: bool
+    fence: Callable[[], None] | None
 
     def view(self, data: torch.Tensor) -> View:
         """What `copy` takes of a flat uint8 tensor: parts of it cost less to make than the tensor's."""

@@ -29,7 +29,7 @@ from tests.surroundings import cxx
 
 SOURCES = Path(__file__).resolve().parents[2] / "kernels_ascendc"
 BUILDS = SOURCES.parent / "build" / "ascendc-tests"  # kept between runs; `make clean` removes it
-FOLDERS = ("include", "emulation", "launch")
+FOLDERS = ("include", "emulation", "launch", "host")
 LAUNCHERS = "launch/moe_kernels.asc"
 LAUNCHER = re.compile(r"^MOE_(FUSED_)?LAUNCHER\(\w+, (?P<name>\w+)\)$", re.MULTILINE)
 COMPILE_SECONDS = seconds(120)

@@ -122,9 +122,12 @@ class NativeTraceLog:
 
         The NIC may add more meanwhile: it writes behind the newest, where the oldest is.
         """
+        fence = native.library().moe_fence
         number, most = self._link.num_spans, len(self._carried)
+        fence()
         numbers = np.arange(max(self._num_carried, number - most), number)
         spans = self._carried[numbers % most]
+        fence()
         spans = spans[numbers > self._link.num_spans - most]
         is_whole = len(spans) == number - self._num_carried
         self._num_carried = number
