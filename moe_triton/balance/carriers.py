@@ -114,16 +114,15 @@ class ByWords:
         return (self._into if into else self._out_of)[rank]
 
     def put_by(self, rank: int) -> int:
-        """See `Carrier`."""
-        return self._read(rank, PUT)
+        """See `Carrier`. It is read before the bytes."""
+        count = int(self._words[rank][PUT][self._rank])
+        if self._fence is not None:
+            self._fence()
+        return count
 
     def taken_by(self, rank: int) -> int:
-        """See `Carrier`."""
-        return self._read(rank, TAKEN)
-
-    def _read(self, rank: int, kind: int) -> int:
-        """A number, before any of the bytes that it is about."""
-        count = int(self._words[rank][kind][self._rank])
+        """See `Carrier`. It is read before other bytes are put there."""
+        count = int(self._words[rank][TAKEN][self._rank])
         if self._fence is not None:
             self._fence()
         return count

@@ -1,4 +1,4 @@
-"""The emulation's headers with less order: what each pattern relies on, and what none does."""
+"""The emulation's headers with less order: what each pattern relies on."""
 
 from __future__ import annotations
 
@@ -19,22 +19,6 @@ class Mutant(NamedTuple):
     name: str
     patches: tuple[Patch, ...]
     patterns: tuple[str, ...]
-
-
-class Spare(NamedTuple):
-    """Order that a header has and a pattern does not need.
-
-    Attributes:
-        name: what is missing.
-        patches: what is changed.
-        patterns: names of those that do without it.
-        why: what is there in its stead.
-    """
-
-    name: str
-    patches: tuple[Patch, ...]
-    patterns: tuple[str, ...]
-    why: str
 
 
 def _memory(old: str, new: str) -> Patch:
@@ -386,6 +370,16 @@ MUTANTS = (
         ("why a block failed",),
     ),
     # block_pool.h and trace.h
+    Mutant(
+        "the end of the pool is told relaxed",
+        (
+            _pool(
+                "stopping_ = true;\n            round_.fetch_add(1, std::memory_order_release)",
+                "stopping_ = true;\n            round_.fetch_add(1, std::memory_order_relaxed)",
+            ),
+        ),
+        ("the end of the pool",),
+    ),
     Mutant("a round of the pool is begun relaxed", (ROUND_OF_POOL_RELAXED,), ("a round of the pool",)),
     Mutant("a round of the pool is seen relaxed", ROUND_SEEN_RELAXED, ("a round of the pool",)),
     Mutant(
@@ -457,82 +451,18 @@ MUTANTS = (
     ),
 )
 
-SPARE = (
-    Spare(
+# What a pattern does not need, and why, beside the single orders that `orders` has.
+ENOUGH = (
+    # A copy has a fence before it, and a bell releases. On x86-64 streaming stores heed neither.
+    Mutant(
         "streamed rows are not put in order before an entry",
         (UNORDERED_STREAMS,),
         ("streamed rows, then their entry", "a bell behind a streamed row"),
-        "the entry has a fence before it, and a bell a release; on x86-64 streaming stores heed neither",
     ),
-    Spare(
-        "no fence before a copy",
-        (NO_FENCE_BEFORE,),
-        ("rows, then their entry", "held back copies", "a count before its flag"),
-        "the copy before has one behind it",
-    ),
-    Spare(
-        "no fence behind a copy",
-        (NO_FENCE_BEHIND,),
-        (
-            "rows, then their entry",
-            "flags in band",
-            "held back copies",
-            "a count before its flag",
-            "bells of calls in rounds",
-        ),
-        "an entry has one between its halves, the copy behind has one before it, and a bell a release",
-    ),
-    Spare(
+    # Arm lets no store-release pass a load-acquire. qemu does, so there is an exchange.
+    Mutant(
         "the depth is stored",
         (_ring("depth_.exchange(depth);", "depth_.store(depth);"),),
         ("a post that the NIC misses",),
-        "Arm does not let a store-release pass a load-acquire; qemu does",
-    ),
-    Spare(
-        "the depth is taken relaxed",
-        (
-            _ring(
-                "depth_.exchange(Sleep::NONE) ==",
-                "depth_.exchange(Sleep::NONE, std::memory_order_relaxed) ==",
-            ),
-        ),
-        ("a post before the NIC sleeps",),
-        "the kernel has a barrier before it looks for sleepers",
-    ),
-    Spare(
-        "wakes are counted relaxed",
-        (_bell("wakes.fetch_add(1)", "wakes.fetch_add(1, std::memory_order_relaxed)"),),
-        ("a wake before the sleep",),
-        "the kernel has a barrier before it looks for sleepers",
-    ),
-    Spare(
-        "wakes are read relaxed",
-        (_bell("seen = wakes.load()", "seen = wakes.load(std::memory_order_relaxed)"),),
-        ("a wake that seems to be an old one",),
-        "the wish that follows releases",
-    ),
-    Spare(
-        "the first look at the round is relaxed",
-        (_meeting(_FIRST_ROUND, _FIRST_ROUND.replace("acquire", "relaxed")),),
-        ("the round of a SyncAll", "SyncAll", "a SyncAll behind another"),
-        "the arrival that follows releases",
-    ),
-    Spare(
-        "the second look at a round of the pool is relaxed",
-        ROUND_SEEN_RELAXED[1:],
-        ("a round of the pool", "the next round of the pool"),
-        "the first one has acquired",
-    ),
-    Spare(
-        "no fence between pieces",
-        (NO_FENCE_BETWEEN_PIECES,),
-        ("a long message", "a message behind another", "a bell behind a message"),
-        "messages have one behind them, and each block of 32 bytes has one inside",
-    ),
-    Spare(
-        "no fence behind pieces",
-        (NO_FENCE_BEHIND_PIECES,),
-        ("a long message", "a message behind another", "a bell behind a message"),
-        "the next message has one before it, and a bell a release",
     ),
 )

@@ -319,6 +319,7 @@ def _launch(machine: Machine) -> None:
     machine.locate("ended", "ended", size=4)
     machine.locate("failed", "failed", size=1)
     machine.locate("blocks", "blocks", size=4, is_data=True)
+    machine.locate("stopping", "stopping", size=1, is_data=True)
     for name in ("round_of_meeting", "round_of_pool", "tail", "num_events"):
         machine.locate(name, name)
     for name in ("why", "body", "event"):
@@ -431,6 +432,14 @@ def _numbered(threads: Sequence[Thread], place: str) -> list[Thread]:
                 each = replace(each, value=values.setdefault(each.value, len(values)))
             made[-1].append(each)
     return list(made)
+
+
+def _stopped(machine: Machine) -> list[Thread]:
+    """A thread of the pool that finds another round finds that it is to end."""
+    _launch(machine)
+    ends = machine.run("ends", ("stop",), finds={POOL: [0]}, until=(POOL, 1))
+    serves = machine.run("serves", ("serve", 0), finds={POOL: [1, 1]}, until=("stopping", 1))
+    return [ends, serves]
 
 
 def _queue_of_launches(machine: Machine) -> list[Thread]:
@@ -637,6 +646,7 @@ PATTERNS = [
     Pattern("a trace behind its launch", "launch", _done(3), [{"looks.event.0": 0}], TWO_DATA),
     Pattern("two blocks that trace", "launch", _two_events, [{}], {}),
     Pattern("the next round of the pool", "launch", _next_round, [{"serves.body.0": 2}], {}),
+    Pattern("the end of the pool", "launch", _stopped, [{"serves.stopping.0": 0}], {}),
     Pattern("a queue from launch to launch", "launch", _queue_of_launches, [{}], {}),
     Pattern(
         "a long message",

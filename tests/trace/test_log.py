@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,6 +102,29 @@ def test_what_the_link_carried_is_taken_once_with_its_call() -> None:
     calls, events, dropped = log.take()
     assert ([call.number for call in calls], [e.call for e in events], dropped) == ([3], [3], 0)
     assert log.take() == ([], [], 0)
+
+
+def test_numbers_and_spans_of_the_link_are_read_with_fences_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first span is there behind the first fence; others are written over it before the second one."""
+    log = NativeTraceLog(4, 0)
+    fill(log, 1, 1)
+    log._link.num_spans = 2
+
+    def arrive() -> None:
+        log._carried[:2] = [(10, 15, 1, 1), (20, 25, 1, 1)]
+
+    def be_written_over() -> None:
+        log._carried[:2] = [(50, 55, 9, 1), (60, 65, 9, 1)]
+        log._link.num_spans = 4
+
+    fences = iter([arrive, be_written_over])
+    monkeypatch.setattr(
+        "moe_triton.backends.cpu.native.library", lambda: SimpleNamespace(moe_fence=lambda: next(fences)())
+    )
+    events, _ = log._take_carried()
+    # The number of the second look says that the place of the first span may be in use.
+    assert [event.begin_ns for event in events] == [20]
+    assert next(fences, None) is None
 
 
 @pytest.mark.parametrize("messages", [1, 2, 5, 24, 25, 26, 60])

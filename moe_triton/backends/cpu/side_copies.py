@@ -43,12 +43,13 @@ class CpuSideCopies:
     """See `moe_triton.core.side_copies.SideCopies`."""
 
     is_asynchronous = False
+    fence: Callable[[], None] | None
 
     def __init__(self) -> None:
         self._stream = native.library().moe_stream
         # On x86-64 only a load passes an earlier store, which nothing relies on here.
         is_ordered = platform.machine() in ("x86_64", "AMD64")
-        self.fence: Callable[[], None] | None = None if is_ordered else native.library().moe_fence
+        self.fence = None if is_ordered else native.library().moe_fence
 
     def view(self, data: torch.Tensor) -> Span:
         """Its address."""

@@ -18,11 +18,12 @@ class NpuSideCopies:
     """
 
     is_asynchronous = True
+    fence: Callable[[], None] | None
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime, self._stream = runtime, runtime.make_stream()
         # Hosts read no words in peers' memory: they leave texts.
-        self.fence: Callable[[], None] | None = None
+        self.fence = None
 
     def view(self, data: torch.Tensor) -> torch.Tensor:
         """The tensor."""

@@ -67,6 +67,7 @@ void* why() { return reinterpret_cast<uint64_t*>(&meeting.why_) + 1; } // the le
 void* round_of_pool() { return &pool.round_; }
 void* running() { return &pool.running_; }
 void* body() { return &pool.body_; }
+void* stopping() { return &pool.stopping_; }
 void* blocks() { return &pool.blocks_; }
 void* tail() { return &ring.tail_; }
 void* event() { return &events[0].begin_ns; }
@@ -79,6 +80,7 @@ uint64_t has_failed() { return meeting.Failed() ? meeting.Why().size() : 0; }
 
 void does(uint64_t kind, volatile uint64_t* to) { work = {kind, to}; }
 void run(uint64_t which) { pool.Run(2, BodyAt(which)); }
+void stop() { pool.~BlockPool(); }
 void serve(uint64_t seen) { pool.Serve(1, seen); }
 void add_event() { log.Add({1, 1, 1, 1, 1, 1, 1}); }
 
