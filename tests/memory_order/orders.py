@@ -14,7 +14,7 @@ from tests.ascendc.library import SOURCES, Patch
 
 # Headers that threads share words in, and the probes that call them.
 HEADERS = {
-    "memory.h": ("core", "doorbell", "posts"),
+    "memory.h": ("core", "posts"),
     "fast_core.h": ("core",),
     "row_copies.h": ("core",),
     "doorbell.h": ("doorbell", "core", "posts"),

@@ -51,8 +51,9 @@ class Pattern:
         return [end for end in self.never if program.allows(end)]
 
 
-def _word(address: int, **kind: bool) -> Place:
-    return Place(address, **kind)
+def _word(address: int) -> Place:
+    """What is polled: it arrives as a whole."""
+    return Place(address)
 
 
 def _data(address: int) -> Place:
