@@ -11,6 +11,7 @@
 set(CANN_HOME "" CACHE PATH "Where CANN is, if not in ASCEND_HOME_PATH, which set_env.sh sets")
 set(BISHENG "" CACHE FILEPATH "The compiler, if not CANN_HOME's")
 set(CANN_VERSION "" CACHE STRING "CANN's version where its files do not say it, as 8.5.0")
+set(CANN_MACHINE "${CMAKE_HOST_SYSTEM_PROCESSOR}" CACHE STRING "This machine's architecture, as uname and CANN call it")
 set(NPU_ARCH dav-2201 CACHE STRING "Architecture for bisheng; dav-2201 is A2 and A3")
 set(MOE_MEMFABRIC "" CACHE PATH
     "memfabric-hybrid's Python package, memfabric_hybrid: kernels post by its RoCE write. Empty: they do not post")
@@ -24,10 +25,10 @@ if(NOT CANN_HOME)
 endif()
 
 # Sets `out` to CANN's version, empty where no file tells: ascend_toolkit_install.info ("Querying the Software
-# Package Version"), or version.cfg, which older packages have.
+# Package Version") of this machine's architecture, or version.cfg, which older packages have.
 function(moe_read_cann_version home out)
   set(${out} "" PARENT_SCOPE)
-  file(GLOB files ${home}/*-linux/ascend_toolkit_install.info ${home}/ascend_toolkit_install.info
+  file(GLOB files ${home}/${CANN_MACHINE}-linux/ascend_toolkit_install.info ${home}/ascend_toolkit_install.info
        ${home}/version.cfg)
   foreach(file IN LISTS files)
     file(READ ${file} text)
@@ -47,6 +48,14 @@ function(moe_find_npu_toolchain problem)
   if(NOT CANN_HOME OR NOT IS_DIRECTORY "${CANN_HOME}")
     set(${problem} "CANN_HOME is '${CANN_HOME}', but it must be CANN's folder: install CANN and source its \
 set_env.sh, or pass -DCANN_HOME=PATH" PARENT_SCOPE)
+    return()
+  endif()
+  file(GLOB machines RELATIVE ${CANN_HOME} ${CANN_HOME}/*-linux)
+  if(machines AND NOT ${CANN_MACHINE}-linux IN_LIST machines)
+    list(TRANSFORM machines REPLACE "-linux$" "")
+    list(JOIN machines " and " machines)
+    set(${problem} "CANN in ${CANN_HOME} does not run here: it is for ${machines}, and this machine is \
+${CANN_MACHINE}. Install the ${CANN_MACHINE} package of CANN's toolkit and source its set_env.sh" PARENT_SCOPE)
     return()
   endif()
   # CANN's own folders first: another CANN's bisheng may be on the PATH.

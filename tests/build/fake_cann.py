@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import stat
 import subprocess
 import sys
@@ -48,6 +49,7 @@ class FakeCann:
         in_bin: put bisheng into bin, not into compiler/ccec_compiler/bin.
         compiles: whether bisheng leaves a library that can be loaded.
         fails: whether bisheng fails.
+        machine: the architecture that it says to be for; None for this machine's.
     """
 
     def __init__(
@@ -60,16 +62,18 @@ class FakeCann:
         compiles: bool = False,
         fails: bool = False,
         with_bisheng: bool = True,
+        machine: str | None = None,
     ) -> None:
         self.home = home
         self._record = home / "calls.jsonl"
-        (home / "x86_64-linux").mkdir(parents=True)
+        of_machine = home / f"{machine or platform.machine()}-linux"
+        of_machine.mkdir(parents=True)
         if version is not None and old_file:
             text = f"runtime_running_version=[1.2:{version}]\ntoolkit_running_version=[7.7.0.1.2:{version}]\n"
             (home / "version.cfg").write_text(text)
         elif version is not None:
             text = f"package_name=Ascend-cann-toolkit\nversion={version}\ninnerversion=V100R001C25\n"
-            (home / "x86_64-linux" / "ascend_toolkit_install.info").write_text(text)
+            (of_machine / "ascend_toolkit_install.info").write_text(text)
         self.bisheng = home / ("bin" if in_bin else "compiler/ccec_compiler/bin") / "bisheng"
         if with_bisheng:
             self.bisheng.parent.mkdir(parents=True)

@@ -95,6 +95,20 @@ def test_a_memfabric_without_the_header_is_refused(tmp_path: Path) -> None:
     assert "pip install memfabric-hybrid==1.3.0" in said
 
 
+@pytest.mark.parametrize(("here", "other"), [("x86_64", "aarch64"), ("aarch64", "x86_64")])
+def test_a_machine_takes_the_cann_that_is_for_it(tmp_path: Path, here: str, other: str) -> None:
+    cann, tree = FakeCann(tmp_path / "cann", "8.5.0", machine=here), tmp_path / "tree"
+    of_other = cann.home / f"{other}-linux" / "ascend_toolkit_install.info"
+    of_other.parent.mkdir()
+    of_other.write_text("version=9.1.0\n")
+    said = configure(tree, "-DBACKEND=npu", f"-DCANN_MACHINE={here}", home=cann.home)
+    assert f"CANN 8.5.0 in {cann.home}" in said
+    foreign = FakeCann(tmp_path / "foreign", machine=other)
+    said = configure(tree, "-DBACKEND=npu", home=foreign.home, code=1)
+    told = f"CANN in {foreign.home} does not run here: it is for {other}, and this machine is {here}."
+    assert told in said
+
+
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     said = configure(tree, "-DBACKEND=npu", code=1)

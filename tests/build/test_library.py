@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 import re
 import shutil
 from collections.abc import Iterator, Sequence
@@ -197,6 +198,20 @@ def test_the_version_can_be_given(tmp_path: Path) -> None:
     said = run_build("--cann", cann.home, "--output", tmp_path, "--cann-version", "8.2.RC1", code=1)
     assert "it must be 8.3 or later" in " ".join(said.split())
     assert len(cann.calls) == 1
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_command_builds_by_the_cann_of_its_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    cann = FakeCann(tmp_path / "cann", machine=machine)
+    assert "CANN 9.0.0 in" in run_build("--cann", cann.home, "--output", tmp_path)
+    (other,) = {"x86_64", "aarch64"} - {machine}
+    foreign = FakeCann(tmp_path / "foreign", machine=other)
+    said = run_build("--cann", foreign.home, "--output", tmp_path, code=1)
+    assert f"it is for {other}, and this machine is {machine}" in " ".join(said.split())
+    assert not foreign.calls
 
 
 @pytest.mark.parametrize("installed", [False, True])

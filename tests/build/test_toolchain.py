@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 import types
 from collections.abc import Callable
@@ -111,6 +112,47 @@ def test_a_cann_without_its_compiler_is_refused(tmp_path: Path) -> None:
     fake = FakeCann(tmp_path / "cann", with_bisheng=False)
     with pytest.raises(ToolchainError, match=f"bisheng is missing: neither {fake.home}"):
         toolchain.check_cann(fake.home)
+
+
+ARCHITECTURES = [("x86_64", "aarch64"), ("aarch64", "x86_64")]
+
+
+@pytest.mark.parametrize(("here", "other"), ARCHITECTURES)
+def test_what_a_cann_has_for_other_machines_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str, other: str
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: here)
+    fake = FakeCann(tmp_path / "cann", "9.1.0", machine=here)
+    of_other = fake.home / f"{other}-linux" / "ascend_toolkit_install.info"
+    of_other.parent.mkdir()
+    of_other.write_text("version=8.0.0\n")
+    found = toolchain.check_cann(fake.home)
+    assert found.version == ((9, 1), "9.1.0")
+    assert set(found.machines) == {here, other}
+
+
+@pytest.mark.parametrize(("here", "other"), ARCHITECTURES)
+@pytest.mark.parametrize("old_file", [False, True])
+def test_a_cann_for_another_machine_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str, other: str, old_file: bool
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: here)
+    fake = FakeCann(tmp_path / "default", "9.1.0", machine=other, old_file=old_file)
+    why = f"it is for {other}, and this machine is {here}"
+    refused = f"CANN in {fake.home} does not run here: {why}. Install the {here} package of CANN's toolkit"
+    with pytest.raises(ToolchainError, match=refused):
+        toolchain.check_cann()
+    rows = npu_rows(monkeypatch)
+    assert not rows["CANN"][0]
+    assert rows["CANN"][2].startswith(f"{why}: install")
+    assert not rows["bisheng"][0]
+
+
+def test_a_cann_that_does_not_say_what_it_is_for_is_taken(tmp_path: Path) -> None:
+    fake = FakeCann(tmp_path / "cann", "9.1.0", old_file=True)
+    (of_machine,) = fake.home.glob("*-linux")
+    of_machine.rmdir()
+    assert toolchain.check_cann(fake.home).machines == ()
 
 
 @pytest.mark.parametrize("version", ["7.0.1", "8.0.0", "8.2.RC1"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -95,10 +96,11 @@ def test_a_device_that_loses_numbers_is_told(monkeypatch: pytest.MonkeyPatch) ->
     [
         ("version.cfg", "# version: 1.0\ntoolkit_running_version=[7.3.0.1:8.0.RC1]\n", "8.0.RC1"),
         (
-            "aarch64-linux/ascend_toolkit_install.info",
+            f"{platform.machine()}-linux/ascend_toolkit_install.info",
             "package_name=x\nversion=8.2.RC1\ninnerversion=V1\n",
             "8.2.RC1",
         ),
+        ("sparc-linux/ascend_toolkit_install.info", "version=8.2.RC1\n", "version unknown"),
         ("other", "version=1", "version unknown"),
     ],
 )

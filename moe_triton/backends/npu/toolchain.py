@@ -7,6 +7,7 @@ when CMake runs alone; tests/build keeps the two in step.
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -31,6 +32,8 @@ OLDEST_DRIVERS = {(8, 0): (24, 1), (8, 5): (25, 0), (9, 1): (25, 2)}
 HOMES = (Path("/usr/local/Ascend/cann"), Path("/usr/local/Ascend/ascend-toolkit/latest"))
 DRIVER_INFO = Path("/usr/local/Ascend/driver/version.info")
 _SMI_SECONDS = 20
+# "Querying the Software Package Version" has it in <arch>-linux, arch being aarch64 or x86_64.
+_OF_MACHINE = "-linux"
 
 # ascend_toolkit_install.info: "Querying the Software Package Version". version.cfg, which older packages
 # have, is on no page that was found: toolkit_running_version=[7.7.0.1.238:8.2.RC1].
@@ -52,11 +55,20 @@ class Cann:
         home: its folder, ``ASCEND_HOME_PATH``.
         version: read from its files; None if they do not have it.
         bisheng: the compiler; None if the package has none.
+        machines: architectures that it is for; none if its folders do not say.
     """
 
     home: Path
     version: Version | None
     bisheng: Path | None
+    machines: tuple[str, ...] = ()
+
+    def why_not_here(self) -> str:
+        """Why its programs do not run on this machine; empty if nothing says so."""
+        here = platform.machine()
+        if not self.machines or here in self.machines:
+            return ""
+        return f"it is for {' and '.join(self.machines)}, and this machine is {here}"
 
 
 @dataclass(frozen=True)
@@ -73,13 +85,21 @@ def find_cann(home: Path | None = None) -> Cann | None:
     named = [Path(value) for value in (os.environ.get("ASCEND_HOME_PATH"),) if value]
     candidates = [home] if home else named or list(HOMES)
     folder = next((candidate for candidate in candidates if candidate.is_dir()), None)
-    return Cann(folder, cann_version(folder), find_bisheng(folder)) if folder else None
+    if folder is None:
+        return None
+    return Cann(folder, cann_version(folder), find_bisheng(folder), cann_machines(folder))
+
+
+def cann_machines(home: Path) -> tuple[str, ...]:
+    """The architectures that a CANN is for, as `platform.machine` calls them; none if no folder says."""
+    folders = (folder.name for folder in home.glob(f"*{_OF_MACHINE}") if folder.is_dir())
+    return tuple(sorted(name.removesuffix(_OF_MACHINE) for name in folders))
 
 
 def cann_version(home: Path) -> Version | None:
-    """The version in the files of a CANN."""
+    """The version in the files of a CANN; those for another architecture than this machine's are left out."""
     files = [
-        *sorted(home.glob("*-linux/ascend_toolkit_install.info")),
+        home / f"{platform.machine()}{_OF_MACHINE}" / "ascend_toolkit_install.info",
         home / "ascend_toolkit_install.info",
         home / "version.cfg",
     ]
@@ -121,13 +141,18 @@ def check_cann(home: Path | None = None) -> Cann:
     """A CANN that can build the kernels.
 
     Raises:
-        ToolchainError: there is none, it has no compiler, or it is too old.
+        ToolchainError: there is none, it is for other machines, has no compiler, or is too old.
     """
     if (cann := find_cann(home)) is None:
         where = home or os.environ.get("ASCEND_HOME_PATH") or f"not in {' or '.join(map(str, HOMES))}"
         raise ToolchainError(
             f"CANN is missing ({where}), but the kernels for the NPU need it. "
             "Install CANN's toolkit package and source its set_env.sh, or pass --cann PATH."
+        )
+    if why := cann.why_not_here():
+        raise ToolchainError(
+            f"CANN in {cann.home} does not run here: {why}. "
+            f"Install the {platform.machine()} package of CANN's toolkit and source its set_env.sh."
         )
     if cann.bisheng is None:
         raise ToolchainError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 import subprocess
 import sys
@@ -72,6 +73,7 @@ def build(settings: BuildSettings, console: Console) -> None:
         cann = toolchain.check_cann(settings.cann)
         options += [
             f"-DCANN_HOME={cann.home}",
+            f"-DCANN_MACHINE={platform.machine()}",
             f"-DBISHENG={cann.bisheng}",
             f"-DCANN_VERSION={settings.cann_version}",
             f"-DNPU_ARCH={settings.arch}",

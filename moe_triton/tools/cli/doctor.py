@@ -167,13 +167,14 @@ def _cann() -> list[Row]:
         return [(f"{NPU}CANN", False, "", install), (f"{NPU}bisheng", False, "", "comes with CANN")]
     version = cann.version.text if cann.version else "version unknown"
     is_old = cann.version is not None and cann.version.numbers < toolchain.OLDEST_CANN
-    fits = cann.version is not None and not is_old
+    why_not = cann.why_not_here()
+    fits = cann.version is not None and not is_old and not why_not
     bisheng = str(cann.bisheng or "")
     oldest = ".".join(map(str, toolchain.OLDEST_CANN))
     remedy = f"it must be {oldest} or later ({toolchain.WHY_OLDEST_CANN}): {install}" if is_old else install
     return [
-        (f"{NPU}CANN", fits, f"{version} in {cann.home}", remedy),
-        (f"{NPU}bisheng", bool(bisheng), bisheng, "comes with CANN's toolkit package"),
+        (f"{NPU}CANN", fits, f"{version} in {cann.home}", f"{why_not}: {install}" if why_not else remedy),
+        (f"{NPU}bisheng", bool(bisheng) and not why_not, bisheng, "comes with CANN's toolkit package"),
     ]
 
 
