@@ -26,8 +26,8 @@ test: lint
 test-quick: $(VENV)/.installed
 	$(BIN)/python -m pytest -n 2 $(SPREAD) --timeout 60 $$($(BIN)/python -m tests.tiers)
 
-# The site is built there too.
-test-long: $(VENV)/.installed $(VENV)/.docs
+# The site is built there too, and a wheel.
+test-long: $(VENV)/.installed $(VENV)/.docs $(VENV)/.wheels
 	$(BIN)/python -m pytest -n 3 $(SPREAD) --durations=25 -m long tests
 	$(MAKE) chaos-long
 
@@ -39,7 +39,7 @@ test-bare:
 	  $(BIN)/python -m pip check && $(BIN)/moe-triton doctor --fix; du -sh "$$bare/moe_triton/$(VENV)"
 
 # On an emulated processor, in build/aarch64: what docs/aarch64.md lists. apt-get install qemu-user g++-aarch64-linux-gnu.
-test-aarch64: $(VENV)/.installed
+test-aarch64: $(VENV)/.installed $(VENV)/.wheels
 	$(BIN)/python -m tests.aarch64
 
 # Ranks that are killed, stopped, late, interrupted or wrong, at random moments: whether the others go on.
@@ -94,6 +94,11 @@ $(VENV)/.tidy: $(VENV)/.installed kernels_ascendc/.clang-tidy
 wheel: $(VENV)/.installed
 	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
 
+# Packages for both processors and for each Python whose headers Debian has, in dist/: docs/wheels.md.
+.PHONY: wheels
+wheels: $(VENV)/.installed $(VENV)/.wheels
+	$(BIN)/python -m wheels
+
 bench: $(VENV)/.installed $(VENV)/.bench
 	$(BIN)/python -m benchmarks.kernels
 	$(BIN)/python -m benchmarks.compare
@@ -133,6 +138,10 @@ $(VENV)/.installed: $(VENV)/.packages $(NATIVE_SOURCES)
 # After .installed only so that two pips never run at once.
 $(VENV)/.docs: $(VENV)/.packages | $(VENV)/.installed
 	$(PIP) --no-build-isolation --editable '.[docs]'
+	@touch $@
+
+$(VENV)/.wheels: $(VENV)/.packages | $(VENV)/.installed
+	$(PIP) --no-build-isolation --editable '.[wheels]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.packages | $(VENV)/.installed

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -73,8 +74,19 @@ inline void StreamLines128(uint8_t* to, const uint8_t* from, uint64_t bytes) {
     }
 }
 
+// Asked of the processor: __builtin_cpu_supports asks the compiler's run-time library, and with it zig's would link
+// a memcpy of its own, which is slower than the C library's (docs/wheels.md).
+inline bool HasAvx512() {
+    constexpr uint32_t REGISTERS = 0xE6;  // those of SSE, AVX and AVX-512, which the system has to keep
+    uint32_t a = 0, b = 0, c = 0, d = 0, kept = 0, rest = 0;
+    if (__get_cpuid(1, &a, &b, &c, &d) == 0 || (c & bit_OSXSAVE) == 0) return false;
+    asm("xgetbv" : "=a"(kept), "=d"(rest) : "c"(0));
+    if ((kept & REGISTERS) != REGISTERS) return false;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (b & bit_AVX512F) != 0;
+}
+
 inline void StreamBytes(uint8_t* to, const uint8_t* from, uint64_t bytes) {
-    static const bool has_avx512 = __builtin_cpu_supports("avx512f");
+    static const bool has_avx512 = HasAvx512();
     const uint64_t head = (LINE_BYTES - reinterpret_cast<uint64_t>(to) % LINE_BYTES) % LINE_BYTES;
     if (bytes < head + LINE_BYTES) {
         std::memcpy(to, from, bytes);
