@@ -1,7 +1,7 @@
 """From a kernel to the NPU compiler's last module, on a machine without an NPU.
 
 ``bishengir-compile`` runs all of its own passes (HFusion, HIVM, memory planning, synchronisation) and only
-then calls ``hivmc``, a program that comes with CANN alone. The module that it leaves just before that
+then calls ``hivmc``, a program that comes with CANN. The module that it leaves just before that
 is the criterion: it has the AI vector core's instruction stream with all UB offsets.
 
 As a tree of operations the module is read in MLIR's generic form: ``bishengir-opt`` knows the compiler's own

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.aarch64 import code
-from tests.aarch64.machine import Machine, MissingError
+from tests.aarch64.machine import PYTHON, Machine
+from wheels.build import Wheel, build
+from wheels.debian import MissingError
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 FOLDER = CHECKOUT / "build" / "aarch64"
@@ -25,6 +27,16 @@ FILES = (
     "tests/test_rounds.py",
     "tests/test_layout.py",
 )
+# How what an NPU needs is found and built. Not the stand-in for torch_npu: docs/aarch64.md.
+NPU_FILES = (
+    "tests/build/test_toolchain.py",
+    "tests/build/test_cmake.py::test_a_version_can_be_given_where_no_file_tells_it",
+    "tests/build/test_cmake.py::test_with_cann_the_cpu_build_takes_the_npu_along",
+    "tests/build/test_library.py",
+)
+# By the NPU's compiler: kernels of different kinds that have few variants, for the chips whose compiler the
+# package has for aarch64, which are not 950.
+GATED, CHIPS = ("route", "select", "own_offsets"), ("A2", "A3")
 
 
 def _doctor(machine: Machine) -> str:
@@ -42,9 +54,13 @@ def _rounds(machine: Machine) -> str:
     return machine.run("-m", "tests.aarch64.rounds", timeout_s=STEP_S).stdout
 
 
-def _tests(machine: Machine) -> str:
+def _pytest(machine: Machine, *files: str) -> str:
     options = ["-q", "-p", "no:cacheprovider", "--timeout", "1800"]
-    return machine.run("-m", "pytest", *options, *FILES, timeout_s=STEP_S).stdout
+    return machine.run("-m", "pytest", *options, *files, timeout_s=STEP_S).stdout
+
+
+def _tests(machine: Machine) -> str:
+    return _pytest(machine, *FILES)
 
 
 def _demo(machine: Machine) -> str:
@@ -57,6 +73,28 @@ def _code(machine: Machine) -> str:
     return "\n".join(f"{name}: {code.read(Path(path))}" for name, _, path in lines)
 
 
+def _npu(machine: Machine) -> str:
+    said = machine.run("-m", "tests.aarch64.npu", timeout_s=STEP_S).stdout
+    return said + _pytest(machine, *NPU_FILES)
+
+
+def _gate(machine: Machine) -> str:
+    options = [f"--kernel={kernel}" for kernel in GATED] + [f"--soc={chip}" for chip in CHIPS]
+    return machine.run("-c", CLI, "gate", *options, timeout_s=STEP_S).stdout
+
+
+def _wheel(machine: Machine) -> str:
+    """An installation of the wheel, of which nothing is the checkout's."""
+    wheel = build(Wheel("aarch64", PYTHON), machine.folder / "dist")
+    installed = machine.with_wheel(wheel, STEP_S)
+    is_of_wheel = "import sys, moe_triton as m; sys.exit(not m.__file__.startswith(sys.argv[1]))"
+    installed.run("-c", is_of_wheel, f"{installed.wheel}/", timeout_s=STEP_S)
+    said = installed.run("-c", CLI, "doctor", timeout_s=STEP_S).stdout
+    sizes = {"ranks": 2, "tokens": 4, "hidden": 512, "topk": 2, "experts": 4, "rounds": 2}
+    options = [f"--{name}={size}" for name, size in sizes.items()]
+    return f"{wheel.name}\n{said}{installed.run('-c', CLI, 'demo', *options, timeout_s=STEP_S).stdout}"
+
+
 STEPS: dict[str, Callable[[Machine], str]] = {
     "doctor": _doctor,
     "outputs": _outputs,
@@ -64,6 +102,9 @@ STEPS: dict[str, Callable[[Machine], str]] = {
     "rounds": _rounds,
     "tests": _tests,
     "demo": _demo,
+    "npu": _npu,
+    "gate": _gate,
+    "wheel": _wheel,
 }
 
 
@@ -82,6 +123,8 @@ def main(names: list[str]) -> int:
                 said, failed_here = f"{error.stdout or ''}{error.stderr or ''}", True
             except subprocess.TimeoutExpired as error:
                 said, failed_here = f"{error}: {error.stdout!r}", True
+            except MissingError as error:
+                said, failed_here = str(error), True
             failed |= failed_here
             verdict = "failed" if failed_here else "is done"
             print(f"--- {name} {verdict} after {time.monotonic() - begin:.0f} s\n{said.rstrip()}", flush=True)

@@ -12,15 +12,18 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import tomli
+
 from tests.aarch64.cross import COMPILER, CPU, EMULATOR, PACKAGES, configuration
+from wheels.debian import Debian, MissingError, run
 
 TOOLS = {**PACKAGES, "apt-get": "apt"}
 SYSTEM = (
     *("python3.11", "libpython3.11-dev", "libgomp1", "libstdc++6", "binutils", "libgfortran5"),
-    *("python3-distutils", "libexpat1"),
+    *("python3-distutils", "libexpat1", "coreutils"),
 )
 PYTHON = "3.11"
 # The last release whose aarch64 wheel is built for CPUs alone.
@@ -31,8 +34,10 @@ WHEELS = (
     *("typer", "rich", "click", "shellingham", "pygments", "markdown-it-py", "mdurl", "packaging"),
     *("pydantic", "pydantic-core", "annotated-types", "typing-inspection"),
     *("annotated-doc", "pytest", "pluggy", "iniconfig", "pytest-timeout", "pytest-xdist", "execnet"),
-    *("hypothesis", "sortedcontainers", "attrs"),
+    *("hypothesis", "sortedcontainers", "attrs", "pip"),
 )
+# Deadlines of tests are for processors that are not emulated.
+PATIENCE = 20
 PLATFORMS = (
     "manylinux_2_34",
     "manylinux_2_31",
@@ -46,10 +51,6 @@ MAGIC = r"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x0
 MASK = r"\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff"
 
 
-class MissingError(Exception):
-    """Something that it takes is missing; the message says what, and how to get it."""
-
-
 @dataclass(frozen=True)
 class Machine:
     """One of them.
@@ -57,10 +58,13 @@ class Machine:
     Attributes:
         folder: where everything of it is.
         checkout: whose code runs.
+        wheel: a folder that a wheel of this project is installed in, whose code runs then: the checkout's is
+            out of sight.
     """
 
     folder: Path
     checkout: Path
+    wheel: Path | None = None
 
     @property
     def root(self) -> Path:
@@ -80,7 +84,7 @@ class Machine:
     @property
     def python(self) -> Path:
         """What starts Python there, from here or from there."""
-        return self.folder / "bin" / "python3"
+        return self.folder / ("bin" if self.wheel is None else "bin-of-wheel") / "python3"
 
     @property
     def _constraints(self) -> str:
@@ -118,26 +122,7 @@ class Machine:
         stamp.write_text(wanted)
 
     def _unpack_system(self) -> None:
-        apt = self.folder / "apt"
-        for each in ("state/lists/partial", "cache/archives/partial"):
-            (apt / each).mkdir(parents=True, exist_ok=True)
-        (apt / "state" / "status").touch()
-        settings = {
-            "APT::Architecture": "arm64",
-            "APT::Architectures": "arm64",
-            "Dir::State": apt / "state",
-            "Dir::State::status": apt / "state" / "status",
-            "Dir::Cache": apt / "cache",
-            "APT::Sandbox::User": "root" if os.geteuid() == 0 else "",
-        }
-        config = apt / "apt.conf"
-        config.write_text("".join(f'{name} "{value}";\n' for name, value in settings.items()))
-        environment = {**os.environ, "APT_CONFIG": str(config)}
-        _run(["apt-get", "update", "-qq"], env=environment)
-        command = ["apt-get", "install", "-y", "-qq", "--download-only", "--no-install-recommends", *SYSTEM]
-        _run(command, env=environment)
-        for package in sorted((apt / "cache" / "archives").glob("*.deb")):
-            _run(["dpkg-deb", "-x", str(package), str(self.root)])
+        Debian(self.folder / "apt", "arm64").unpack(SYSTEM, self.root)
 
     def _install_wheels(self) -> None:
         platforms = [part for each in PLATFORMS for part in ("--platform", f"{each}_aarch64")]
@@ -153,17 +138,27 @@ class Machine:
         ]
         constraints = self.folder / "constraints.txt"
         constraints.write_text(self._constraints)
-        _run([*command, "--constraint", str(constraints), *platforms, *abis, *WHEELS])
+        run([*command, "--constraint", str(constraints), *platforms, *abis, *WHEELS])
 
     def _make_programs(self) -> None:
         programs = self.folder / "bin"
         programs.mkdir(exist_ok=True)
-        linker, own = self.root / "usr/bin/aarch64-linux-gnu-ld.bfd", programs / "ld"
-        own.unlink(missing_ok=True)
-        own.symlink_to(linker)
-        path = ":".join(map(str, (self.checkout, self.package, self.site)))
+        own = {
+            "ld": self.root / "usr/bin/aarch64-linux-gnu-ld.bfd",
+            # By which CMake knows what machine it is on.
+            "uname": self.root / "bin/uname",
+        }
+        for name, program in own.items():
+            (programs / name).unlink(missing_ok=True)
+            (programs / name).symlink_to(program)
+        self._make_python()
+
+    def _make_python(self) -> None:
+        ours = (self.checkout, self.package) if self.wheel is None else (self.wheel,)
+        path = ":".join(map(str, (*ours, self.site)))
         root, python = self.root, self.root / "usr" / "bin" / f"python{PYTHON}"
         # Python believes that it is this script: so what it starts as itself comes here again.
+        self.python.parent.mkdir(exist_ok=True)
         self.python.write_text(
             "#!/bin/sh\n"
             f"export PYTHONHOME={shlex.quote(str(root / 'usr'))} PYTHONPATH={shlex.quote(path)}\n"
@@ -176,8 +171,8 @@ class Machine:
         """The native libraries, by the cross compiler with every warning an error."""
         sources, build = self.checkout / "kernels_ascendc", self.folder / "build"
         headers = self.root / "usr/include" / f"python{PYTHON}"
-        _run(["cmake", "-S", str(sources), "-B", str(build), *configuration(self.folder, headers)])
-        _run(["cmake", "--build", str(build), "--", "--quiet"])
+        run(["cmake", "-S", str(sources), "-B", str(build), *configuration(self.folder, headers)])
+        run(["cmake", "--build", str(build), "--", "--quiet"])
         native = self.package / "moe_triton" / "_native"
         native.mkdir(parents=True, exist_ok=True)
         for library in build.glob("*.so"):
@@ -186,6 +181,28 @@ class Machine:
         told.mkdir(exist_ok=True)
         (told / "METADATA").write_text("Metadata-Version: 2.1\nName: moe_triton\nVersion: 0\n")
         (told / "RECORD").touch()
+        project = tomli.loads((self.checkout / "pyproject.toml").read_text())["project"]
+        groups = {**project["entry-points"], "console_scripts": project["scripts"]}
+        (told / "entry_points.txt").write_text(
+            "".join(
+                f"[{group}]\n" + "".join(f"{name} = {where}\n" for name, where in of_group.items())
+                for group, of_group in groups.items()
+            )
+        )
+
+    def with_wheel(self, wheel: Path, timeout_s: float) -> Machine:
+        """The same, with a wheel that its pip has installed.
+
+        Raises:
+            subprocess.CalledProcessError: pip did not take it.
+        """
+        target = self.folder / "wheel"
+        shutil.rmtree(target, ignore_errors=True)
+        options = "-q", "--no-index", "--no-deps", "--no-compile", "--target", str(target)
+        self.run("-m", "pip", "install", *options, str(wheel), timeout_s=timeout_s)
+        installed = replace(self, wheel=target)
+        installed._make_python()
+        return installed
 
     def command(self, *arguments: str) -> list[str]:
         """What runs Python with these arguments, and aarch64 programs that it starts."""
@@ -203,9 +220,9 @@ class Machine:
     @property
     def environment(self) -> dict[str, str]:
         """What its programs are to see."""
-        path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
+        path = f"{self.python.parent}:{self.folder / 'bin'}:{os.environ['PATH']}"
         own = {"QEMU_CPU": CPU, "PATH": path, "MOE_TRITON_CACHE": str(self.folder / "kernels")}
-        own |= {"OMP_NUM_THREADS": "1", "CXX": COMPILER}
+        own |= {"OMP_NUM_THREADS": "1", "CXX": COMPILER, "MOE_TEST_PATIENCE": str(PATIENCE)}
         return {**os.environ, **own}
 
     def run(self, *arguments: str, timeout_s: float, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -217,16 +234,10 @@ class Machine:
         """
         return subprocess.run(
             self.command(*arguments),
-            cwd=self.checkout,
+            cwd=self.folder if self.wheel else self.checkout,
             env=self.environment,
             capture_output=True,
             text=True,
             timeout=timeout_s,
             check=check,
         )
-
-
-def _run(command: Sequence[str], **options: object) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, **options)  # type: ignore[call-overload]
-    if done.returncode:
-        raise MissingError(f"{shlex.join(command)} failed: {(done.stderr or done.stdout).strip()[-2000:]}")
