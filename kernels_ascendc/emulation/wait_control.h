@@ -1,8 +1,8 @@
 // What a host does while its launches wait for peers: it ends waits early, and lets Python handle signals and report
-// long waits.
+// long waits. Signals are handled between runs too, where several follow one another.
 //
-// Only the thread that launched does this, and only after some time without flags. Python's functions are passed as
-// addresses, since programs without Python load this library too.
+// Only the thread that launched does this, and in a wait only after some time without flags. Python's functions are
+// passed as addresses, since programs without Python load this library too.
 #pragma once
 
 #include <pthread.h>
@@ -68,9 +68,27 @@ struct WaitControl {
     }
 };
 
+// Calls Python: has it handle signals, and report a wait. What it raises is kept, and ends this wait and all others.
+inline void CallPython(WaitControl& control, bool handles_signals, bool tells) {
+    const PythonCalls& python = control.python;
+    const int state = python.ensure_gil();
+    bool is_good = !handles_signals || python.check_signals() == 0;
+    if (is_good && tells) {
+        void* const told = python.call(control.tell);
+        is_good = told != nullptr;
+        if (is_good) python.drop(told);
+    }
+    if (!is_good) {
+        python.fetch_error(&control.error[0], &control.error[1], &control.error[2]);
+        __atomic_store_n(&control.stop, 1, __ATOMIC_RELAXED);
+    }
+    python.release_gil(state);
+}
+
+constexpr uint64_t NS_BETWEEN_LOOKS = 50'000'000;
+
 // Called repeatedly by the launching thread while it waits, without the GIL.
 inline void LookUpFromWait(WaitControl& control) {
-    constexpr uint64_t NS_BETWEEN_LOOKS = 50'000'000;
     const uint64_t now = MonotonicNs();
     if (control.began_ns == 0) {
         control.began_ns = now;
@@ -82,20 +100,23 @@ inline void LookUpFromWait(WaitControl& control) {
     const bool handles_signals = static_cast<uint64_t>(pthread_self()) == control.main_thread;
     const bool tells = now >= control.tell_ns;
     if (!handles_signals && !tells) return;
-    const PythonCalls& python = control.python;
-    const int state = python.ensure_gil();
-    bool is_good = !handles_signals || python.check_signals() == 0;
-    if (is_good && tells) {
-        control.tell_ns = now + (now - control.began_ns);
-        void* const told = python.call(control.tell);
-        is_good = told != nullptr;
-        if (is_good) python.drop(told);
-    }
-    if (!is_good) {
-        python.fetch_error(&control.error[0], &control.error[1], &control.error[2]);
-        __atomic_store_n(&control.stop, 1, __ATOMIC_RELAXED);
-    }
-    python.release_gil(state);
+    if (tells) control.tell_ns = now + (now - control.began_ns);
+    CallPython(control, handles_signals, tells);
 }
+
+// When the thread was in Python last, by what it looks between runs.
+class SinceLook {
+public:
+    // Called by the launching thread between runs that follow one another, without the GIL: none of them may wait.
+    void LookUp(WaitControl& control) {
+        const uint64_t now = MonotonicNs();
+        if (now < next_ns_ || control.IsStopped()) return;
+        next_ns_ = now + NS_BETWEEN_LOOKS;
+        if (static_cast<uint64_t>(pthread_self()) == control.main_thread) CallPython(control, true, false);
+    }
+
+private:
+    uint64_t next_ns_ = MonotonicNs() + NS_BETWEEN_LOOKS;
+};
 
 }  // namespace moe

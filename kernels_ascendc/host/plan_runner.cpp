@@ -255,8 +255,11 @@ int64_t moe_run_plan(const MoePlan* plan, const uint64_t* placeholders) {
 // that ran, whose number `last` is then.
 int64_t moe_run_turns(const MoeTurn* turns, uint64_t count, moe::calls::Rounds* rounds, uint64_t* last) {
     int64_t result = 0;
+    moe::SinceLook since_look;
     for (uint64_t i = 0; i < count && result == 0; ++i) {
         const MoeTurn& turn = turns[i];
+        const moe::LaunchSettings* const settings = turn.plan->settings;
+        if (settings != nullptr && settings->control != nullptr) since_look.LookUp(*settings->control);
         *last = i;
         if (turn.begins != 0) rounds->Begin(turn.operator_id);
         result = moe_run_plan(turn.plan, turn.placeholders);

@@ -195,7 +195,7 @@ def check_handle(handle: DispatchHandle, buffer_id: int, communicator: Communica
     for name in ("buffer_id", "number"):
         check_integer(f"handle.{name}", handle_fields[name])
     if handle_fields["buffer_id"] != buffer_id:
-        rule = "combine needs this buffer's own"
+        rule = "it has to be this buffer's own"
         raise ArgumentError("handle", "of another buffer", rule, "Use the buffer that dispatched.")
     latest = communicator.counts["dispatch"] - 1
     is_kept = communicator.has_outputs_in_window  # and written over by later dispatches

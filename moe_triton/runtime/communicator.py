@@ -257,7 +257,13 @@ class Communicator(Exclusive):
         if self._in_flight.variants:
             self._in_flight.check(phases[0].operator, False, False)
         turns = turns_of(phases, self._rounds, self._executables, self.context)
-        ran = self.backend.run_turns(turns, self._rounds.record)
+        operator = phases[0].operator
+        first = self.counts[operator]
+        try:
+            ran = self.backend.run_turns(turns, self._rounds.record)
+        except BaseException as error:  # of a signal that came when all was over
+            self._give_up_at(operator, max(first, self.counts[operator] - 1), error)
+            raise
         if ran is None:
             return False
         last, report = turns[ran[0]], ran[1]

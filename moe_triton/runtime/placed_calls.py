@@ -122,7 +122,8 @@ class PlacedCalls:
             raise ArgumentError(name, value, rule, "Leave it out, split the batch, or leave out tp_group.")
         if not wait:
             rule = "rounds of a call wait for each other, and places are known when all are heard"
-            raise ArgumentError("wait", False, rule, f"Leave it out, or {name}.")
+            instead = "pass fewer tokens" if name == "x" else f"leave out {name}"
+            raise ArgumentError("wait", False, rule, f"Leave it out, or {instead}.")
 
     def _with_routing(self, tensors: Named, request: Request, known: DispatchHandle) -> Named:
         """What a dispatch takes, with the routing of an earlier one."""

@@ -243,6 +243,32 @@ def barrier_interrupted(rank: int, num_ranks: int) -> Any:
     return said
 
 
+def interrupt_between_rounds(rank: int, num_ranks: int) -> Any:
+    """Of a rank that waits for nobody and is signalled: what it says, whether it ends, what comes then."""
+    size, rounds = 16, 8192
+    sizes: dict[str, Any] = {"hidden": 256, "num_topk": 1, "num_experts": 4 * num_ranks}
+    x = torch.zeros(size * rounds, 256, dtype=torch.bfloat16)
+    ids = torch.arange(len(x), dtype=torch.int32)[:, None] % sizes["num_experts"]
+    with EPBuffer(num_max_tokens_per_rank=size, comm_alg="fullmesh_v1", **sizes) as buffer:
+        for _ in range(3):
+            buffer.dispatch(x[: 3 * size], ids[: 3 * size])
+        counts = buffer._communicator.counts
+        before, deadline = counts["dispatch"], time.monotonic() + seconds(60.0)
+
+        def interrupt_once_it_runs() -> None:
+            while counts["dispatch"] < before + 9 and time.monotonic() < deadline:
+                time.sleep(0.001)
+            send(signal.SIGINT)
+
+        watch = threading.Thread(target=interrupt_once_it_runs)
+        watch.start()
+        said = error_of(lambda: buffer.dispatch(x, ids))[:2]
+        watch.join()
+        made = counts["dispatch"] - before
+        then = error_of(lambda: buffer.dispatch(x, ids))[1]
+    return said, made < rounds, then.replace(f"number {before + made - 1} ", "number of the last ")
+
+
 def wait_long(rank: int, num_ranks: int, way: Way) -> list[str]:
     """What is logged while ranks 1 and 3 keep the others waiting."""
     buffer, call = prepared(way, rank, num_ranks, timeout_s=2.0)

@@ -28,6 +28,12 @@ def test_ctrl_c_ends_a_barrier(ranks: Groups) -> None:
     assert "barrier number 0 ended in KeyboardInterrupt" in then[1]
 
 
+def test_ctrl_c_ends_a_call_in_rounds_that_waits_for_nobody(ranks: Groups) -> None:
+    said, is_ended, then = ranks(1).run(interrupted.interrupt_between_rounds)[0]
+    assert (said, is_ended) == (("KeyboardInterrupt", ""), True)
+    assert "broken: dispatch number of the last ended in KeyboardInterrupt" in then
+
+
 def test_ctrl_c_ends_a_function_of_torch_npu(ranks: Groups) -> None:
     first, then = ranks(2).run(interrupted.interrupt_torch_npu)[0]
     assert first == ("KeyboardInterrupt", "", True)
