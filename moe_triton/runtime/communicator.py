@@ -25,7 +25,7 @@ from moe_triton.core.errors import BufferStateError, CommunicationTimeoutError
 from moe_triton.core.handle import DispatchHandle
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.plan import BEGINNING, ENDING
-from moe_triton.operators.variants import DispatchVariant, Variant
+from moe_triton.operators.variants import Variant
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.rendezvous.notes import Notes, noted_after_s
 from moe_triton.rendezvous.stores import Store, below, read_key
@@ -39,7 +39,7 @@ from moe_triton.runtime.local_launches import LocalLaunches
 from moe_triton.runtime.peer_memory import OutBytes, PeerMemory, Wanted
 from moe_triton.runtime.rounds import Rounds
 from moe_triton.runtime.traces import Trace
-from moe_triton.runtime.turns import WHOLE, PhaseRun, turns_of
+from moe_triton.runtime.turns import WHOLE, PhaseRun, operator_of, turns_of
 from moe_triton.schemes.rank_context import OPERATORS, Operator
 
 # Orders the uses of a process's communicators; it is the same on every rank, since all make the same calls.
@@ -174,7 +174,7 @@ class Communicator(Exclusive):
         self._alone(self._run, variant, bindings, phase)
 
     def _run(self, variant: Variant, bindings: Bindings, phase: Phase) -> None:
-        operator: Operator = "dispatch" if isinstance(variant, DispatchVariant) else "combine"
+        operator = operator_of(variant)
         self.last_use = next(_clock)
         capturing = self.backend.is_capturing()
         if self._unread is not None:

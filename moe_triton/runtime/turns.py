@@ -21,6 +21,11 @@ _IN_PARTS = ("ring", "round", WHOLE)
 _NUMBERS: dict[Operator, int] = {operator: number for number, operator in enumerate(OPERATORS)}
 
 
+def operator_of(variant: Variant) -> Operator:
+    """The operator that a plan of a variant is of."""
+    return "dispatch" if isinstance(variant, DispatchVariant) else "combine"
+
+
 class PhaseRun(NamedTuple):
     """A phase of an operator, or all of one, and what it runs with.
 
@@ -39,7 +44,7 @@ class PhaseRun(NamedTuple):
     @property
     def operator(self) -> Operator:
         """Whose phase it is."""
-        return "dispatch" if isinstance(self.variant, DispatchVariant) else "combine"
+        return operator_of(self.variant)
 
     def parts(self, context: RankContext) -> int:
         """Parts that it is cut into."""

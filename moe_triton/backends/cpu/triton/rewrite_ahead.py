@@ -47,10 +47,7 @@ def copy_ahead(module: Operation) -> None:
     The size of most copies is a constant, and then nothing is left of the loop in short ones. The function is
     written in the IR: nothing but libc is linked to kernels.
     """
-    copies = module.walk("llvm.intr.memcpy")
-    for copy in copies:
-        copy.replace(call(COPY_SYMBOL, copy.operands, copy.operand_types))
-    if copies:
+    if _has_copies_by(COPY_SYMBOL, module):
         _add_copy(module)
 
 
@@ -61,10 +58,7 @@ def copy_past_caches(module: Operation) -> None:
     These stores take whole lines: where a row does not begin with one it is copied as by `copy_ahead`. They
     are in no order until a fence, which follows the launch.
     """
-    copies = module.walk("llvm.intr.memcpy")
-    for copy in copies:
-        copy.replace(call(_STREAM_SYMBOL, copy.operands, copy.operand_types))
-    if not copies:
+    if not _has_copies_by(_STREAM_SYMBOL, module):
         return
     body = f"""
         {constant("%zero", 0)}
@@ -103,6 +97,14 @@ def copy_past_caches(module: Operation) -> None:
     """
     _add_copy(module)
     add_function(module, _STREAM_SYMBOL, dict(_ARGUMENTS), body, **_INLINED)
+
+
+def _has_copies_by(function: str, module: Operation) -> bool:
+    """Has a function do all copies, and tells whether there are any."""
+    copies = module.walk("llvm.intr.memcpy")
+    for copy in copies:
+        copy.replace(call(function, copy.operands, copy.operand_types))
+    return bool(copies)
 
 
 def _add_copy(module: Operation) -> None:
