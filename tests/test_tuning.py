@@ -104,6 +104,35 @@ def test_only_blocks_are_posted_in_parts(scheme: str, servers: int, rule: str) -
     Tuning(post_parts=2).check_post_parts(*_settings_of("fullmesh"), 2)
 
 
+@pytest.mark.parametrize("name", ["message_tokens", "return_pieces"])
+@pytest.mark.parametrize(
+    ("scheme", "servers", "posts", "rule"),
+    [
+        ("fullmesh", 2, None, "only hierarchy between servers has it, and here tokens travel by fullmesh"),
+        ("hierarchy", 1, None, "tokens travel by hierarchy inside one server"),
+        ("hierarchy", 2, "aicpu", "all tokens for a server are one message"),
+    ],
+)
+def test_messages_are_those_of_a_hierarchy_that_cores_post_for(
+    name: str, scheme: str, servers: int, posts: Any, rule: str
+) -> None:
+    with pytest.raises(ArgumentError, match=rule) as raised:
+        Tuning(posts=posts, **{name: 2}).check_messages(*_settings_of(scheme), servers)
+    assert raised.value.argument == f"tuning.{name}"
+    Tuning(posts=posts).check_messages(*_settings_of(scheme), servers)
+    Tuning(posts="aiv", **{name: 2}).check_messages(*_settings_of("hierarchy"), 2)
+    with pytest.raises(ArgumentError, match=rf"tuning.{name} is 0"):
+        Tuning(**{name: 0}).check(1)
+
+
+@pytest.mark.parametrize(("posts", "messages"), [(None, (8, 2)), ("aiv", (3, 1)), ("aicpu", (64, 1))])
+def test_messages_where_nobody_says_and_where_an_aicpu_posts(posts: Any, messages: tuple[int, int]) -> None:
+    config = Config(16, 64, 1024, 2, 16, product="A2", scheme="hierarchy")
+    given = {"message_tokens": 3, "return_pieces": 1} if posts == "aiv" else {}
+    context = RankContext(config, 0, 8, 1000, CAPABILITIES["npu"], tuning=Tuning(posts=posts, **given))
+    assert (context.message_tokens, context.return_pieces) == messages
+
+
 @pytest.mark.parametrize("parts", [0, -1, 64])
 def test_so_many_parts_that_are_posted_there_are_not(parts: int) -> None:
     with pytest.raises(ArgumentError, match=r"tuning.post_parts is .*1 to 63"):

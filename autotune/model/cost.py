@@ -51,6 +51,9 @@ class Cost:
         detail: by pipe of the slowest core, cycles busy; empty where nothing was replayed.
         look_us: of one look at all that is still missing, where a launch takes what comes as it comes.
         taking_us: of these parts, what is done with what has come.
+        is_in_series: nothing is done with it before all of it has come.
+        blocks_us: of each of its cores, without what wires and hops take longer; empty where nobody knows.
+        posting: numbers of the cores that post to queues.
         messages: that it posts, whose bytes are not among those sent; None if there are none.
     """
 
@@ -61,12 +64,21 @@ class Cost:
     detail: Mapping[str, float] = field(default_factory=dict)
     look_us: float = 0.0
     taking_us: float = 0.0
+    is_in_series: bool = False
+    blocks_us: tuple[float, ...] = ()
+    posting: tuple[int, ...] = ()
     messages: Messages | None = None
 
     @property
     def leaving(self) -> int:
         """Bytes that leave this device: written to others, read from them, or posted."""
         return self.sent + (0 if self.messages is None else int(self.messages.num_bytes.sum()))
+
+    @property
+    def others_us(self) -> float:
+        """Microseconds until the cores that post nothing have ended; all of it, where there are none."""
+        others = [us for block, us in enumerate(self.blocks_us) if block not in self.posting]
+        return max(others, default=self.us) if self.posting else self.us
 
     def after_last_us(self, coming_us: float) -> float:
         """Microseconds from the arrival of the last thing that a launch waits for to the launch's end.
@@ -82,6 +94,8 @@ class Cost:
         """
         if not self.look_us:
             return 0.0
+        if self.is_in_series:
+            return self.look_us + self.taking_us
         left = max(0.0, self.taking_us - coming_us)
         turn = math.sqrt(2 * max(0.0, coming_us) * self.look_us)
         if coming_us > self.taking_us:

@@ -56,13 +56,14 @@ def relay_tables(config: Config, rank: int, ids: np.ndarray) -> np.ndarray:
     here, most = topology.servers[rank], config.num_max_tokens_per_rank
     part["inner_ids"][:] = part["inner_active_index"][:] = -1
     for server, source in enumerate(topology.rail(rank)):
+        place = (server - here) % topology.num_servers
         local = ids[source][_goes(ids[source], experts, topology.num_servers)[:, here]] - here * experts
         is_here = (local >= 0) & (local < experts)
-        rows = slice(server * most, server * most + len(local))
-        ascending = np.sort(np.where(is_here, server * experts + local, np.iinfo(np.int32).max), axis=1)
+        rows = slice(place * most, place * most + len(local))
+        ascending = np.sort(np.where(is_here, place * experts + local, np.iinfo(np.int32).max), axis=1)
         part["inner_ids"][rows] = np.where(np.arange(ids.shape[2]) < is_here.sum(1)[:, None], ascending, -1)
         part["inner_active_index"][rows] = 0
-        part["rail_counts"][server] = len(local)
+        part["rail_counts"][place] = len(local)
     return tables
 
 

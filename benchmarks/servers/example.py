@@ -7,6 +7,7 @@ from there to each expert.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,7 +83,7 @@ def hierarchy(posts: str) -> Wires:
     rows = float(np.delete(flow.relayed, flow.card).sum())
     others = SERVERS - 1
     end_bytes = stamp_bytes = 32
-    messages = tokens + others if send["by_token"] else 2 * others
+    messages = others * (math.ceil(tokens / others / send["message_tokens"]) + 1)
     row_bytes = relay["row_bytes"] + stamp_bytes
     return Wires(tokens * send["slot_bytes"] + others * end_bytes, rows * row_bytes, messages)
 

@@ -112,16 +112,14 @@ public:
     }
 
     void Store(const UnifiedBuffer& ub, uint64_t to, uint32_t from, uint64_t bytes, uint64_t writer) {
-        if (ub.unknown.HasAny(from, UNIT_BYTES) && SegmentAt(to).contents != Contents::UNKNOWN) {
-            Line& line = Make(to / LINE);
-            const auto bit = static_cast<uint8_t>(1U << to % LINE / UNIT_BYTES);
-            line.rows |= bit;
-            line.stored &= static_cast<uint8_t>(~bit);
-        }
-        if (!ub.unknown.HasOthers(from, bytes)) return;
+        const bool is_known = ub.unknown.HasOthers(from, bytes);
+        bool is_row = false;
         for (uint64_t at = 0; at < bytes; at += UNIT_BYTES) {
-            if (ub.unknown.HasAny(from + at, UNIT_BYTES)) continue;
-            StoreBytes(to + at, ub.bytes + from + at, std::min(UNIT_BYTES, bytes - at), writer);
+            const bool was_row = is_row;
+            is_row = ub.unknown.HasAny(from + at, UNIT_BYTES);
+            if (is_row && !was_row) BeginRow(to + at);
+            if (!is_known) return;
+            if (!is_row) StoreBytes(to + at, ub.bytes + from + at, std::min(UNIT_BYTES, bytes - at), writer);
         }
     }
 
@@ -186,6 +184,14 @@ private:
         uint8_t bytes[LINE];
         uint64_t writers[LINE / UNIT_BYTES];
     };
+
+    void BeginRow(uint64_t at) {
+        if (SegmentAt(at).contents == Contents::UNKNOWN) return;
+        Line& line = Make(at / LINE);
+        const auto bit = static_cast<uint8_t>(1U << at % LINE / UNIT_BYTES);
+        line.rows |= bit;
+        line.stored &= static_cast<uint8_t>(~bit);
+    }
 
     const Segment& SegmentAt(uint64_t address) const {
         static constexpr Segment unsaid{0, Contents::ZEROS, nullptr, 0};

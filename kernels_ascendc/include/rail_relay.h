@@ -1,9 +1,10 @@
 // Dispatch by hierarchy, between steps 2 and 3: what came from the rail goes on to the ranks of this server that have
 // the tokens' experts: a row for each expert, with its stamp, and behind the last one of a source its entries.
 //
-// A token's own head is in the same message as its row and may come first. It is believed when the next token's is
-// there, or the end flag: these come behind all of it. Blocks share the (server, receiver) pairs; a block relays what
-// has come for any of its own, and waits only where there is nothing. Entries come behind the rows of the same block.
+// Tokens come in messages, whose first head is their first piece and says how many each has. They are believed when the
+// first head of the next message is there, or the end flag: these come behind all of it. Blocks share the (server,
+// receiver) pairs, from the last block on, since the first ones post; a block relays what has come for any of its own,
+// and waits only where there is nothing. Entries come behind the rows of the same block.
 //
 // Words come from a peer: an id, token or position out of bounds names no place. Its source counts as lost from there
 // on, as one whose end flag does not come: its entries say so, lest receivers take this rank for the missing one.
@@ -22,6 +23,8 @@ public:
         rail_.Init(args);
         peers_.Init(args.peers, args.num_servers * args.ranks_per_server);
         next_.Init(pipe, static_cast<uint32_t>(args.num_servers));
+        believed_.Init(pipe, static_cast<uint32_t>(args.num_servers));
+        runs_.Init(pipe, static_cast<uint32_t>(args.num_servers));
         totals_.Init(pipe, static_cast<uint32_t>(args.num_servers));
         counts_.Init(pipe, static_cast<uint32_t>(args.num_servers * NumNeighbourExperts()));
         heads_.Init(pipe, static_cast<uint32_t>(MAX_HEADS * RAIL_HEAD_WORDS));
@@ -47,7 +50,8 @@ public:
     }
 
 private:
-    static constexpr int64_t MAX_HEADS = 9;  // loaded at a time: they say of the tokens before each
+    static constexpr int64_t MAX_HEADS = 9;  // loaded at a time: they say of the messages before each
+    static constexpr int64_t TOKENS_PER_TURN = 8;  // of a source, before others have theirs
     static constexpr int64_t ENTRIES_PER_COPY = MAX_POLLED_BYTES / STATUS_ENTRY_BYTES;
     static constexpr int32_t UNKNOWN = -1;
     static constexpr int32_t DONE = -2;
@@ -72,7 +76,8 @@ private:
 
     // Whether what a server's rank has for a receiver is this block's.
     __aicore__ inline bool IsOwn(int64_t server, int64_t receiver) const {
-        return (server * args_.ranks_per_server + receiver) % AscendC::GetBlockNum() == AscendC::GetBlockIdx();
+        const int64_t place = (server * args_.ranks_per_server + receiver) % AscendC::GetBlockNum();
+        return AscendC::GetBlockNum() - 1 - place == AscendC::GetBlockIdx();
     }
 
     __aicore__ inline void Begin() {
@@ -88,6 +93,8 @@ private:
                 has_own = has_own || IsOwn(server, receiver);
             }
             next_.Set(server, 0);
+            believed_.Set(server, 0);
+            runs_.Set(server, 0);
             totals_.Set(server, has_own ? UNKNOWN : DONE);
             left_ += has_own ? 1 : 0;
         }
@@ -100,7 +107,7 @@ private:
     __aicore__ inline bool AwaitAny() {
         for (PollLoop poll(deadline_, args_.window, 0, args_.num_servers); poll.Next();) {
             const int64_t left = left_;
-            const bool is_ready = args_.by_token != 0 || AllEndsAreThere();
+            const bool is_ready = args_.in_series == 0 || AllEndsAreThere();
             if ((is_ready && RelayWhatIsThere()) || left_ != left) {
                 return true;
             }
@@ -110,7 +117,7 @@ private:
         return false;
     }
 
-    // Where all comes in one message nothing is relayed before every server's has come.
+    // Where phases follow one another nothing is relayed before all of every server's has come.
     __aicore__ inline bool AllEndsAreThere() {
         bool are_there = true;
         for (int64_t server = 0; server < args_.num_servers; ++server) {
@@ -130,12 +137,16 @@ private:
             if (totals_.At(server) == UNKNOWN) {
                 LookForEnd(server);
             }
+            if (totals_.At(server) == UNKNOWN) {
+                LookForMessages(server);
+            }
             const int32_t total = totals_.At(server);
             if (total == DONE) {
                 continue;
             }
             const int64_t first = next_.At(server);
-            const int64_t number = total == UNKNOWN ? Believed(server, first) : Smaller(total - first, MAX_HEADS - 1);
+            const int64_t there = total == UNKNOWN ? believed_.At(server) : total;
+            const int64_t number = Smaller(there - first, TOKENS_PER_TURN);
             has_moved = has_moved || number > 0 || first == total;
             Relay(server, first, number);
         }
@@ -159,23 +170,50 @@ private:
         deadline_.TraceWaitEnds(rail_.RankOn(server));
     }
 
-    // How many tokens are there from one on, by the heads of those behind them.
-    __aicore__ inline int64_t Believed(int64_t server, int64_t first) {
-        const int64_t heads = Smaller(MAX_HEADS, MaxTokens() - first);
-        if (heads < 2) {
-            return 0;
+    // Which messages are there, by the first heads of those behind them.
+    __aicore__ inline void LookForMessages(int64_t server) {
+        const int64_t first = believed_.At(server);
+        if (runs_.At(server) == 0 && !LearnRun(server)) {
+            return;
         }
-        const uint64_t at = args_.window + args_.rails.At(args_.zone, server, first);
-        const uint32_t gap = static_cast<uint32_t>(args_.rails.index_stride - RAIL_HEAD_BYTES);
-        Order<AscendC::HardEvent::S_MTE2>();
-        AscendC::DataCopyPad(heads_.Entries(), GlobalAt<int32_t>(at),
-                             {static_cast<uint16_t>(heads), RAIL_HEAD_BYTES, gap, 0, 0}, NoPadding<int32_t>());
-        Order<AscendC::HardEvent::MTE2_S>();
+        const int64_t run = runs_.At(server);
+        const int64_t heads = Smaller(MAX_HEADS, (MaxTokens() - first + run - 1) / run);
+        if (heads < 2) {
+            return;
+        }
+        FetchHeads(server, first, run, heads);
         int64_t there = 0;
         while (there < heads && heads_.At(there * RAIL_HEAD_WORDS + RailHead::NUMBER) == number_) {
             ++there;
         }
-        return there == 0 ? 0 : there - 1;
+        if (there > 1) {
+            believed_.Set(server, static_cast<int32_t>(first + (there - 1) * run));
+        }
+    }
+
+    // How many tokens a source's messages have, once the first of them has begun to come.
+    __aicore__ inline bool LearnRun(int64_t server) {
+        FetchHeads(server, 0, 1, 1);
+        if (heads_.At(RailHead::NUMBER) != number_) {
+            return false;
+        }
+        const int32_t run = heads_.At(RailHead::TOKENS);
+        if (run < 1) {
+            Refuse(server);
+            return false;
+        }
+        runs_.Set(server, run);
+        return true;
+    }
+
+    // Heads of tokens, each so many behind the one before.
+    __aicore__ inline void FetchHeads(int64_t server, int64_t first, int64_t step, int64_t number) {
+        const uint64_t at = args_.window + args_.rails.At(args_.zone, rail_.PlaceOf(server), first);
+        const uint32_t gap = static_cast<uint32_t>(step * args_.rails.index_stride - RAIL_HEAD_BYTES);
+        Order<AscendC::HardEvent::S_MTE2>();
+        AscendC::DataCopyPad(heads_.Entries(), GlobalAt<int32_t>(at),
+                             {static_cast<uint16_t>(number), RAIL_HEAD_BYTES, gap, 0, 0}, NoPadding<int32_t>());
+        Order<AscendC::HardEvent::MTE2_S>();
     }
 
     __aicore__ inline void Relay(int64_t server, int64_t first, int64_t number) {
@@ -193,7 +231,7 @@ private:
 
     __aicore__ inline bool RelayToken(int64_t server, int64_t index) {
         TraceStep(TRACE_WRITE);
-        const uint64_t slot = args_.window + args_.rails.At(args_.zone, server, index);
+        const uint64_t slot = args_.window + args_.rails.At(args_.zone, rail_.PlaceOf(server), index);
         Order<AscendC::HardEvent::S_MTE2>();
         head_.Load(slot, 0, RAIL_HEAD_WORDS);
         route_.Load(slot + static_cast<uint64_t>(args_.words_offset), 0, RouteWords());
@@ -202,7 +240,8 @@ private:
         if (!IsCall(server, head_.At(RailHead::CALL))) {
             return false;
         }
-        if (head_.At(RailHead::NUMBER) != number_ || token < 0 || token >= MaxTokens()) {
+        if (head_.At(RailHead::NUMBER) != number_ || head_.At(RailHead::TOKENS) < 1 || token < 0 ||
+            token >= MaxTokens()) {
             Refuse(server);
             return false;
         }
@@ -305,7 +344,7 @@ private:
         for (int64_t server = 0; server < args_.num_servers; ++server) {
             while (totals_.At(server) >= 0) {
                 const int64_t first = next_.At(server);
-                Relay(server, first, Smaller(totals_.At(server) - first, MAX_HEADS - 1));
+                Relay(server, first, Smaller(totals_.At(server) - first, TOKENS_PER_TURN));
             }
             if (totals_.At(server) == UNKNOWN) {
                 report_.Add(REPORT_TIMEOUT, rail_.RankOn(server));
@@ -336,8 +375,8 @@ private:
     // For launches that follow; -1: not all of them came.
     __aicore__ inline void KeepTotal(int64_t server, int32_t total) {
         if (IsOwn(server, 0)) {
-            total_.Begin(server);
-            total_.Set(server, total);
+            total_.Begin(rail_.PlaceOf(server));
+            total_.Set(rail_.PlaceOf(server), total);
             total_.Store(args_.rail_counts, 1);
         }
     }
@@ -368,9 +407,11 @@ private:
 
     Rail rail_;
     Peers peers_;
-    Table next_;    // token of each server's rank
-    Table totals_;  // of each; UNKNOWN before its end flag, DONE behind its entries
-    Table counts_;  // (S, L * localE) rows of each for each expert of this server
+    Table next_;      // token of each server's rank
+    Table believed_;  // of each: where its first message begins that may not all be there
+    Table runs_;      // tokens of each of its messages; 0 before the first head
+    Table totals_;    // of each; UNKNOWN before its end flag, DONE behind its entries
+    Table counts_;    // (S, L * localE) rows of each for each expert of this server
     Table heads_, end_, head_, route_, total_;
     StatusEntries entries_;
     AscendC::TQueBind<AscendC::TPosition::VECIN, AscendC::TPosition::VECOUT, 2> rows_;

@@ -45,10 +45,19 @@ public:
         return (server_ + place) % num_servers_;
     }
 
+    // The place of a server in that order.
+    __aicore__ inline int64_t PlaceOf(int64_t server) const {
+        return (server + num_servers_ - server_) % num_servers_;
+    }
+
+    // The place of this rank's server in the order of another one.
+    __aicore__ inline int64_t PlaceFrom(int64_t server) const {
+        return (server_ + num_servers_ - server) % num_servers_;
+    }
+
     // Whether what goes to a server is this block's: one core for each queue.
     __aicore__ inline bool IsOwner(int64_t server) const {
-        const int64_t place = (server + num_servers_ - server_) % num_servers_;
-        return place % AscendC::GetBlockNum() == AscendC::GetBlockIdx();
+        return PlaceOf(server) % AscendC::GetBlockNum() == AscendC::GetBlockIdx();
     }
 
 private:

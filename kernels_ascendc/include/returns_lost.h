@@ -31,6 +31,20 @@ __aicore__ inline LostRank FirstLost(const Args& args) {
     return lost;
 }
 
+// Says so to the rails of the servers of this launch.
+template <typename Args>
+__aicore__ inline void SendLost(const Args& args, const Rail& rail, const Peers& peers, Poster& poster, EndFlags& ends,
+                                const LostRank& lost) {
+    const int32_t rank = static_cast<int32_t>(rail.Neighbour(lost.number));
+    for (int64_t i = 0; i < args.num_places; ++i) {
+        const int64_t server = rail.ServerAt(args.first_place + i);
+        const bool is_posted = server != rail.Server() && rail.IsOwner(server);
+        if (is_posted && !ends.Send(args, rail, peers, poster, server, 0, rank + 1, lost.call)) {
+            return;
+        }
+    }
+}
+
 class ReturnsLost : RailKernel<ReturnsLostArgs> {
 public:
     __aicore__ inline void Init(const ReturnsLostArgs& args, AscendC::TPipe* pipe) {
@@ -42,21 +56,10 @@ public:
         // A rank whose waits were stopped is leaving: it is the one that others miss.
         if (lost.number >= 0 && !WaitsAreStopped()) {
             ends_.Begin(RoundNumber(args_), args_.call);
-            Send(lost);
+            SendLost(args_, rail_, peers_, poster_, ends_, lost);
         }
         poster_.WriteTraffic(true);
         report_.Write();
-    }
-
-private:
-    __aicore__ inline void Send(const LostRank& lost) {
-        const int32_t rank = static_cast<int32_t>(rail_.Neighbour(lost.number));
-        for (int64_t server = 0; server < args_.num_servers; ++server) {
-            const bool is_posted = server != rail_.Server() && rail_.IsOwner(server);
-            if (is_posted && !ends_.Send(args_, rail_, peers_, poster_, server, 0, rank + 1, lost.call)) {
-                return;
-            }
-        }
     }
 };
 

@@ -1,6 +1,6 @@
 // Combine by hierarchy, step 1: the results of each entry to the rank of this server that relayed its rows. In that
 // rank's window they lie where the rows lay in the slots of all of this server's ranks: by source, expert and number.
-// A flag for the whole rank follows (post_status).
+// A launch has those of the sources on some servers; a flag for the whole rank follows (post_status), one for each.
 #pragma once
 
 #include "rails.h"
@@ -22,18 +22,9 @@ public:
     // This block's share of the rows; it walks all entries up to its last one.
     __aicore__ inline void Process() {
         TraceStep(TRACE_WRITE);
-        const Share share = blocks_.ShareOf(NumResults(args_, report_));
-        int64_t row = 0;
-        for (int64_t first = 0; first < args_.num_entries && row < share.last; first += ENTRIES_PER_CHUNK) {
-            const int64_t last = Smaller(first + ENTRIES_PER_CHUNK, args_.num_entries);
-            ends_.Fetch(args_.recv_offsets, first, last - first);
-            for (int64_t entry = first; entry < last && row < share.last; ++entry) {
-                // Callers hold the sums: none makes us read past our own rows, or backwards.
-                const int64_t end = Larger(row, Smaller<int64_t>(ends_.At(entry), args_.capacity));
-                SendEntry(entry, {row, end}, share);
-                row = end;
-            }
-        }
+        const int64_t all = NumResults(args_, report_);
+        const bool has_all_servers = args_.num_places == args_.num_servers;
+        Walk(blocks_.ShareOf(has_all_servers ? all : Walk({0, 0}, true)), false);
         traffic_.Write(args_.adds_traffic != 0);
         report_.Write();
     }
@@ -41,20 +32,48 @@ public:
 private:
     static constexpr int64_t ENTRIES_PER_CHUNK = 2048;
 
-    // Rows that are neighbours here are neighbours there.
-    __aicore__ inline void SendEntry(int64_t entry, const Share& rows, const Share& share) {
-        const Share own = {Larger(rows.first, share.first), Smaller(rows.last, share.last)};
-        if (own.first >= own.last) {
-            return;
+    // Sends this block's share of what this launch has, or counts all of it. Returns how many rows it has passed.
+    __aicore__ inline int64_t Walk(const Share& share, bool only_counts) {
+        int64_t row = 0;
+        int64_t passed = 0;
+        for (int64_t first = 0; first < args_.num_entries && (only_counts || passed < share.last);
+             first += ENTRIES_PER_CHUNK) {
+            const int64_t last = Smaller(first + ENTRIES_PER_CHUNK, args_.num_entries);
+            ends_.Fetch(args_.recv_offsets, first, last - first);
+            for (int64_t entry = first; entry < last && (only_counts || passed < share.last); ++entry) {
+                // Callers hold the sums: none makes us read past our own rows, or backwards.
+                const int64_t end = Larger(row, Smaller<int64_t>(ends_.At(entry), args_.capacity));
+                if (end > row && IsOfPlaces(entry)) {
+                    const Share own = {row + Larger<int64_t>(share.first - passed, 0),
+                                       row + Smaller(share.last - passed, end - row)};
+                    if (!only_counts && own.first < own.last) {
+                        SendRows(entry, own, row);
+                    }
+                    passed += end - row;
+                }
+                row = end;
+            }
         }
+        return passed;
+    }
+
+    // Whether an entry's source is on one of the servers of this launch.
+    __aicore__ inline bool IsOfPlaces(int64_t entry) const {
+        const int64_t source = entry % (args_.num_servers * args_.ranks_per_server);
+        const int64_t place = rail_.PlaceOf(source / args_.ranks_per_server);
+        return place >= args_.first_place && place < args_.first_place + args_.num_places;
+    }
+
+    // Of an entry, which begins at a row. Rows that are neighbours here are neighbours there.
+    __aicore__ inline void SendRows(int64_t entry, const Share& own, int64_t first_row) {
         const int64_t ranks = args_.num_servers * args_.ranks_per_server;
         const int64_t source = entry % ranks;
-        const uint64_t server = static_cast<uint64_t>(source / args_.ranks_per_server);
+        const uint64_t place = static_cast<uint64_t>(rail_.PlaceOf(source / args_.ranks_per_server));
         const uint64_t expert = static_cast<uint64_t>(rail_.Number() * (args_.num_entries / ranks) + entry / ranks);
         const uint64_t number = static_cast<uint64_t>(own.last - own.first);
-        const uint64_t first = static_cast<uint64_t>(own.first - rows.first);
+        const uint64_t first = static_cast<uint64_t>(own.first - first_row);
         const uint64_t zone = args_.zone;
-        if (!args_.slots.Contains(zone, server, expert, first + number - 1)) {
+        if (!args_.slots.Contains(zone, place, expert, first + number - 1)) {
             report_.Add(REPORT_BAD_ROW, own.first, own.last - own.first);
             return;
         }
@@ -64,7 +83,7 @@ private:
             traffic_.Add(Traffic::PAYLOAD_INSIDE, static_cast<int64_t>(number) * args_.row_bytes);
         }
         rows_.CopyRows(args_.rows + static_cast<uint64_t>(own.first * args_.row_bytes), own.last - own.first,
-                       peers_.WindowOf(relay) + args_.slots.At(zone, server, expert, first));
+                       peers_.WindowOf(relay) + args_.slots.At(zone, place, expert, first));
     }
 
     Rail rail_;

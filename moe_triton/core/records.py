@@ -68,7 +68,8 @@ MAX_CALL_TOKENS = 1 << 24
 LOST_COUNT = -(2**31 - 1)
 # What a token begins with on a rail, and what ends a rank's tokens or partial rows there. `lost`: 1 + the
 # rank without which there are none; 0. `lost_call`: that rank's call word, if it made another call; 0.
-RAIL_HEAD = Record("rail_head", 8, (("number", "i32"), ("token", "i32"), ("call", "i32")))
+# `tokens`: of each message of this source but the last one.
+RAIL_HEAD = Record("rail_head", 8, (("number", "i32"), ("token", "i32"), ("call", "i32"), ("tokens", "i32")))
 RAIL_END = Record(
     "rail_end",
     8,

@@ -19,6 +19,8 @@ _RANGES: dict[str, tuple[int, int]] = {
     "spins": (0, 2**30),
     "yields": (0, 2**30),
     "post_parts": (1, MAX_POST_PARTS),
+    "message_tokens": (1, 2**31 - 1),
+    "return_pieces": (1, 2**31 - 1),
 }
 
 Posts = Literal["aiv", "aicpu"]
@@ -66,14 +68,19 @@ class Tuning:
         receiving_blocks: of a rank's blocks, those that put received rows in their places while the others
             send, in a dispatch of fullmesh_v1; 0 lets all of them do one after the other. None: 0 on a CPU,
             on an NPU what `moe_triton.schemes.rank_context.RankContext.receiving_blocks` says.
-        posts: hierarchy: who posts to other servers. "aiv": a core for each of them, token by token, while
-            the other cores pass on what has come; "aicpu": all tokens for a server as one message, and
+        posts: hierarchy: who posts to other servers. "aiv": a core for each of them, some tokens at a time,
+            while the other cores pass on what has come; "aicpu": all tokens for a server as one message, and
             nothing is passed on before all has come. None: "aiv".
         tables: folder of tables of kernels' settings that go before those of the package. None:
             $MOE_TRITON_TABLES, or where `moe-triton tune kernels` writes them.
         post_parts: A2's fullmesh between servers: parts of some ranks each in which blocks are made, each
             posted while the next one is made; 1 posts when all are made, and no more than ranks count. None:
             what `moe_triton.schemes.rank_context.usual_post_parts` says.
+        message_tokens: hierarchy, posts="aiv": neighbouring tokens, or partial rows, of a message. None: what
+            `moe_triton.schemes.rank_context.usual_message_tokens` says.
+        return_pieces: hierarchy, posts="aiv": pieces of some servers each in which results are returned
+            inside a server: what one has for other servers is under way while the next one is returned; no
+            more than servers count. None: what `moe_triton.schemes.rank_context.usual_return_pieces` says.
 
     Examples:
         >>> tuning = Tuning(combine_tokens=16)
@@ -92,6 +99,8 @@ class Tuning:
     posts: Posts | None = None
     tables: str | os.PathLike[str] | None = None
     post_parts: int | None = None
+    message_tokens: int | None = None
+    return_pieces: int | None = None
 
     def __post_init__(self) -> None:
         """Makes every integer Python's.
@@ -159,6 +168,27 @@ class Tuning:
             rule = "only A2's fullmesh between servers posts blocks, and here tokens travel by " + scheme
             rule += " inside one server" if num_servers == 1 else ""
             raise ArgumentError("tuning.post_parts", self.post_parts, rule, "Leave it out.")
+
+    def check_messages(self, scheme: str, offered: Collection[str], num_servers: int) -> None:
+        """Checks that tokens are posted in messages of some, if somebody says of how many.
+
+        Args:
+            scheme, offered, num_servers: as in `check_post_parts`.
+
+        Raises:
+            ArgumentError: another scheme, nothing is posted, or all of a server's tokens are one message.
+        """
+        for name in ("message_tokens", "return_pieces"):
+            given = getattr(self, name)
+            if given is None:
+                continue
+            if name not in offered or num_servers == 1:
+                rule = f"only hierarchy between servers has it, and here tokens travel by {scheme}"
+                rule += " inside one server" if num_servers == 1 else ""
+                raise ArgumentError(f"tuning.{name}", given, rule, "Leave it out.")
+            if self.posts == "aicpu":
+                rule = "with posts='aicpu' all tokens for a server are one message, and phases are in series"
+                raise ArgumentError(f"tuning.{name}", given, rule, "Leave it out, or pass posts='aiv'.")
 
     def check_poster(self, scheme: str, offered: Collection[str], posters: Collection[Posts]) -> None:
         """Checks that who posts may be chosen.

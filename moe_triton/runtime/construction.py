@@ -60,6 +60,10 @@ class Order:
     environment: Mapping[str, str] = field(default_factory=read_environment)
 
 
+FROM_CONTEXT = "posts", "post_parts", "message_tokens", "return_pieces"
+"""Settings that ranks compare as they are once a context has filled in what is left open."""
+
+
 @dataclass(frozen=True)
 class Prepared:
     """An order, checked and resolved on this rank.
@@ -84,7 +88,7 @@ class Prepared:
         sizes = {f"{operator}_tokens": part.tokens for operator, part in context.part_tokens.items()}
         tuning = dataclasses.asdict(context.tuning) | sizes
         del tuning["tables"]  # a folder of this rank's; what its tables say is compared
-        tuning |= {"posts": context.posts, "post_parts": context.post_parts}
+        tuning |= {name: getattr(context, name) for name in FROM_CONTEXT}
         return {
             "protocol": PROTOCOL_VERSION,
             "moe_triton": version_of("moe_triton"),
@@ -203,6 +207,7 @@ def _check_parts(tuning: Tuning, config: Config) -> None:
     if config.topology.num_servers > 1:
         tuning.check_posts(config.num_max_tokens_per_rank)
     tuning.check_post_parts(config.scheme, scheme_type(config).settings, config.topology.num_servers)
+    tuning.check_messages(config.scheme, scheme_type(config).settings, config.topology.num_servers)
 
 
 def _check_blocks(tuning: Tuning, config: Config, blocks: int, capabilities: Capabilities) -> None:

@@ -36,6 +36,10 @@ more (`autotune/model/constants.toml`, remote_writes_in_flight).
 """
 POST_PARTS = 8
 """Parts in which blocks are made, unless set: more hide little more, and each is a look at all ids."""
+MESSAGE_TOKENS = 8
+"""Tokens of a message of a hierarchy: fewer keep the poster longer, more their receiver (docs/model.md)."""
+PIECED_ROWS = 64
+"""Partial rows of a rank for other servers from which results are returned in two pieces (docs/model.md)."""
 MAX_RECEIVED_ENTRIES = 1024
 """Status entries of which a block that receives finds every row's place (dispatch_receive.h)."""
 
@@ -282,6 +286,22 @@ class RankContext:
         return self.tuning.posts or POSTS[0]
 
     @property
+    def message_tokens(self) -> int:
+        """Neighbouring tokens that a message of a hierarchy has: all of a server's, if an AICPU posts."""
+        most = self.config.num_max_tokens_per_rank
+        if self.posts == "aicpu":
+            return most
+        return min(self.tuning.message_tokens or usual_message_tokens(self.capabilities), most)
+
+    @property
+    def return_pieces(self) -> int:
+        """Pieces in which results are returned inside a server: one, where an AICPU posts what is summed."""
+        if self.posts == "aicpu":
+            return 1
+        given = self.tuning.return_pieces or usual_return_pieces(self.capabilities, self.config)
+        return min(given, self.config.topology.num_servers)
+
+    @property
     def post_parts(self) -> int:
         """Parts in which blocks for queued ranks are made: each is posted while the next one is made."""
         return min(self.tuning.post_parts or usual_post_parts(self.config.num_ranks), self.config.num_ranks)
@@ -329,6 +349,21 @@ def usual_receiving_blocks(capabilities: Capabilities, num_blocks: int) -> int:
     """
     is_split = capabilities.owns_cores and num_blocks >= 2 * SENDING_BLOCKS
     return num_blocks - SENDING_BLOCKS if is_split else 0
+
+
+def usual_message_tokens(capabilities: Capabilities) -> int:
+    """Neighbouring tokens that a message of a hierarchy carries, where nobody says."""
+    return MESSAGE_TOKENS
+
+
+def usual_return_pieces(capabilities: Capabilities, config: Config) -> int:
+    """Pieces in which a hierarchy returns results, where nobody says: two where that hides more than it adds.
+
+    Others' rows are on their way while this rank's server returns its own. That costs two more launches and
+    a barrier.
+    """
+    others = config.topology.num_servers - 1
+    return 2 if config.num_max_tokens_per_rank * others >= PIECED_ROWS else 1
 
 
 def usual_post_parts(num_ranks: int) -> int:

@@ -136,8 +136,8 @@ class HierarchyWorld:
         return {name: getattr(slot, name) for name in names.split()}
 
     @property
-    def _by_token(self) -> dict[str, object]:
-        return {"by_token": int(self.case.by_token)}
+    def _messages(self) -> dict[str, object]:
+        return {"message_tokens": self.case.message_tokens or self.config.num_max_tokens_per_rank}
 
     # Dispatch.
 
@@ -146,7 +146,9 @@ class HierarchyWorld:
         self._pause(straggle)
         capacity = self.config.receive_capacity(rank)
         received = Received.of(self.config, self.layout.num_servers, number, capacity)
-        self._run(self.dispatch_phases(rank, number, zone, received), number % 2)
+        tokens, *phases = self.dispatch_phases(rank, number, zone, received)
+        self._run([tokens], 0)
+        self._run(phases, number % 2)
         received.check_guards()
         check_dispatched(self.case, self.seed, rank, number, self.traffic[rank].array)
         self._pause(straggle)
@@ -159,18 +161,30 @@ class HierarchyWorld:
         routing = draw_routing(case, self.seed, number, rank)
         outer = outer_table(case, routing)
         slot = case.slot
-        send = {
+        tokens = {
+            "window": self.windows[rank],
+            "out_offset": layout.in_bytes,
             "rows": routing.rows,
             "row_stride": case.sent_bytes,
             "row_scale": slot.scale_offset if case.scaled else 0,
             "topk_weights": routing.weights,
             "outer_ids": outer.ids,
+            "outer_rows": outer.rows,
             "route_words": outer.words,
             "num_tokens": case.tokens[rank],
-            **self._by_token,
-            **self._peers(rank),
+            **self._messages,
+            **self._rail(rank),
             **self._round(rank, "D", number, zone),
             **self._in_slot(),
+            "slots": layout.rail_slots,
+        }
+        send = {
+            "outer_counts": outer.counts,
+            **self._messages,
+            "row_bytes": case.rail_slot.row_bytes,
+            "slot_bytes": case.rail_slot.slot_bytes,
+            **self._peers(rank),
+            **self._round(rank, "D", number, zone),
             **self._posting(rank),
             "slots": layout.rail_slots,
             "ends": layout.rail_flags,
@@ -182,7 +196,7 @@ class HierarchyWorld:
             "slot_scale": slot.scale_offset if case.scaled else 0,
             "stamp_offset": slot.stamp_offset,
             "timeout_us": relay_timeout_us(case.timeout_us),
-            **self._by_token,
+            "in_series": int(not case.message_tokens),
             **self._peers(rank),
             **self._round(rank, "D", number, zone),
             **self._in_slot(),
@@ -221,6 +235,7 @@ class HierarchyWorld:
             "slots": layout.forward_slots.in_units(UB_ALIGN),
         }
         return [
+            ("rail_tokens", tokens),
             ("rail_send", send),
             ("rail_relay", relay),
             ("dispatch_wait", wait),
@@ -246,7 +261,8 @@ class HierarchyWorld:
         self._check_tables(received, counts, len(rows))
         relayed = [self._sent(source, received.number) for source in c.topology.rail(rank)]
         own = rank // layout.ranks_per_server
-        check("rail_counts", received.rail_counts.array, [sent[own] for sent in relayed])
+        by_place = [relayed[(own + place) % layout.num_servers] for place in range(layout.num_servers)]
+        check("rail_counts", received.rail_counts.array, [sent[own] for sent in by_place])
         window, slot = self.windows[rank], case.slot
         if case.slots_read_from is not None:
             zone = case.slots_read_from
@@ -273,13 +289,19 @@ class HierarchyWorld:
     def combine(self, rank: int, number: int, zone: int, received: Received, straggle: bool = False) -> None:
         """Returns results, sums them, sends partial rows, and checks the sums."""
         self._pause(straggle)
-        returned = Guarded((1, self.layout.ranks_per_server), np.int32)
-        self._run(self.return_phases(rank, number, zone, received, returned), 0)
-        returned.check_guards()
-        self._pause(straggle)
-        sums = self.server_sums(rank, zone, received)
+        returned = Guarded((self.layout.num_servers, self.layout.ranks_per_server), np.int32)
         seen = Guarded((self.layout.num_servers,), np.int32)
-        self._run(self.partial_phases(rank, number, zone, received, returned, sums, seen), number % 2)
+        sent: list[Phase] = []  # of the piece before, which goes on with the next one's
+        for piece, places in enumerate(self.pieces):
+            self._run([*sent, *self.return_phases(rank, number, zone, received, returned, piece)], 0)
+            self._pause(straggle)
+            sums = self.server_sums(rank, zone, received, places)
+            place, *sent, wait = self.partial_phases(
+                rank, number, zone, received, returned, sums, seen, piece
+            )
+            self._run([place], 0)
+        self._run([*sent, wait], number % 2)
+        returned.check_guards()
         seen.check_guards()
         self._pause(not straggle)
         check_combined(self.case, rank, received, self.traffic[rank].array)
@@ -287,11 +309,25 @@ class HierarchyWorld:
         check("rail_seen", seen.array, sent)
         self._check_sums(rank, number, zone, received.number)
 
+    @property
+    def pieces(self) -> list[range]:
+        """Places of servers whose results are returned together, the own one's last."""
+        others, pieces = self.layout.num_servers - 1, min(self.case.pieces - 1, self.layout.num_servers - 1)
+        if not pieces:
+            return [range(others + 1)]
+        ends = [1 + others * piece // pieces for piece in range(pieces + 1)]
+        return [*(range(*ends[piece : piece + 2]) for piece in range(pieces)), range(1)]
+
+    def _returned(self, returned: Guarded, piece: int) -> dict[str, object]:
+        returns = self.layout.return_status_of(piece)
+        return {"returned": returned.array[piece : piece + 1], "returns": returns}
+
     def return_phases(
-        self, rank: int, number: int, zone: int, received: Received, returned: Guarded
+        self, rank: int, number: int, zone: int, received: Received, returned: Guarded, piece: int = 0
     ) -> list[Phase]:
         """Up to the wait for this rank's server."""
-        c, layout = self.config, self.layout
+        c, layout, places = self.config, self.layout, self.pieces[piece]
+        status = layout.return_status_of(piece)
         rows = results_of(self.case, received.origins, number)
         send = {
             "rows": rows,
@@ -299,9 +335,12 @@ class HierarchyWorld:
             "recv_offsets": received.recv_offsets.array,
             "num_entries": c.num_local_experts * c.num_ranks,
             "capacity": len(rows),
+            "first_place": places.start,
+            "num_places": len(places),
             **self._peers(rank),
             "zone": zone,
             "traffic": self.traffic[rank].array,
+            "adds_traffic": int(piece > 0),
             "slots": layout.result_slots,
         }
         ranks, own = layout.ranks_per_server, rank % layout.ranks_per_server
@@ -315,26 +354,27 @@ class HierarchyWorld:
             "out_offset": 0,
             "timeout_us": 0,
             "traffic": 0,
-            "status": layout.return_status,
+            "status": status,
             **posting("C", number),
         }
         wait = {
             "window": self.windows[rank],
-            "recv_counts": returned.array,
+            "recv_counts": returned.array[piece : piece + 1],
             "waited_us": 0,
             "num_local_experts": 1,
             "zone": zone,
             "timeout_us": relay_timeout_us(self.case.timeout_us),
             "count_end": 1,
-            "status": layout.return_status,
+            "status": status,
             **expecting("C", number),
         }
         lost = {
-            "returned": returned.array,
+            **self._returned(returned, piece),
+            "first_place": places.start,
+            "num_places": layout.num_servers - places.start if places.start else len(places),
             **self._peers(rank),
             **self._round(rank, "C", number, zone),
             **self._posting(rank),
-            "returns": layout.return_status,
             "ends": layout.partial_flags,
         }
         return [
@@ -344,27 +384,32 @@ class HierarchyWorld:
             ("returns_lost", lost),
         ]
 
-    def server_sums(self, rank: int, zone: int, received: Received) -> np.ndarray:
-        """(S, tokens, bytes): of each token that came by the rail, by what the rail says of it."""
+    def server_sums(
+        self, rank: int, zone: int, received: Received, places: range | None = None
+    ) -> np.ndarray:
+        """(S, tokens, bytes): of each token that came by the rail, by what the rail says of it.
+
+        Of some places of servers; of all, if none are given.
+        """
         layout, window, slot = self.layout, self.windows[rank], self.case.rail_slot
         first = rank // layout.ranks_per_server * layout.server_experts
         shape = layout.num_servers, self.config.num_max_tokens_per_rank, self.case.result_bytes
         sums = np.full(shape, 0xEE, np.uint8)
-        for server, count in enumerate(received.rail_counts.array.tolist()):
-            tokens = rows_of(window, layout.rail_slots, received.number % self.case.zones, server)
-            for number in range(count):
+        for place in places or range(layout.num_servers):
+            tokens = rows_of(window, layout.rail_slots, received.number % self.case.zones, place)
+            for number in range(int(received.rail_counts.array[place])):
                 words = tokens[number, slot.words_offset :][: 4 * slot.topk].copy().view(np.int32)
                 chosen = sorted(
                     ((word & (1 << POSITION_SHIFT) - 1) - first, word >> POSITION_SHIFT)
                     for word in words.tolist()
                     if word >= 0 and first <= word & (1 << POSITION_SHIFT) - 1 < first + layout.server_experts
                 )
-                places = [
-                    layout.result_slots.offset(zone=zone, source=server, expert=expert, index=position)
+                slots = [
+                    layout.result_slots.offset(zone=zone, source=place, expert=expert, index=position)
                     for expert, position in chosen
                 ]
-                rows = (window[at : at + self.case.result_bytes] for at in places)
-                sums[server, number] = in_order(rows, self.case.result_bytes)
+                rows = (window[at : at + self.case.result_bytes] for at in slots)
+                sums[place, number] = in_order(rows, self.case.result_bytes)
         return sums
 
     def partial_phases(
@@ -376,24 +421,35 @@ class HierarchyWorld:
         returned: Guarded,
         sums: np.ndarray,
         seen: Guarded,
+        piece: int = 0,
     ) -> list[Phase]:
         """Up to the wait for the rail."""
-        layout, size = self.layout, self.case.result_bytes
-        send = {
-            "rows": sums,
+        layout, size, places = self.layout, self.case.result_bytes, self.pieces[piece]
+        rows = {
             "row_bytes": size,
-            "payload_bytes": size,
             "rail_counts": received.rail_counts.array,
-            "returned": returned.array,
-            **self._by_token,
-            "first_place": 0,
-            "num_places": layout.num_servers,
+            "first_place": places.start,
+            "num_places": len(places),
             "first_row": 0,
             "last_row": layout.config.num_max_tokens_per_rank,
+        }
+        place = {
+            "window": self.windows[rank],
+            "out_offset": layout.in_bytes,
+            "rows": sums,
+            **rows,
+            **self._rail(rank),
+            "zone": zone,
+            "slots": layout.partials_of(size),
+        }
+        send = {
+            **rows,
+            "payload_bytes": size,
+            **self._returned(returned, piece),
+            **self._messages,
             **self._peers(rank),
             **self._round(rank, "C", number, zone),
             **self._posting(rank),
-            "returns": layout.return_status,
             "slots": layout.partials_of(size),
             "ends": layout.partial_flags,
         }
@@ -406,7 +462,7 @@ class HierarchyWorld:
             **self._round(rank, "C", number, zone),
             "ends": layout.partial_flags,
         }
-        return [("partials_send", send), ("rail_wait", wait)]
+        return [("partials_place", place), ("partials_send", send), ("rail_wait", wait)]
 
     def _check_sums(self, rank: int, number: int, zone: int, dispatch_number: int) -> None:
         """Each token's: its servers' sums ascending, of results as their experts made them, ascending."""

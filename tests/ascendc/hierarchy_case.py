@@ -30,7 +30,8 @@ class HierarchyCase(Case):
 
     Attributes:
         servers: ranks of each, as many everywhere.
-        by_token: whether each token is a message, or all of a server.
+        message_tokens: of a message; 0 for all of a server, with phases that follow one another.
+        pieces: in which results are returned.
         first_number: that of the first round of either operator.
         zones: how many are used in turn. One is not enough.
         keeps_order: whether queues keep order inside messages.
@@ -39,7 +40,8 @@ class HierarchyCase(Case):
     """
 
     servers: tuple[int, ...] = (2, 2)
-    by_token: bool = True
+    message_tokens: int = 1
+    pieces: int = 1
     first_number: int = 1
     zones: int = NUM_ZONES
     keeps_order: bool = False

@@ -29,6 +29,7 @@ class Change(NamedTuple):
         code: what the relay reports.
         is_for_all: whether each block of the relay refuses it; otherwise the one does that relays to rank 0,
             and what goes to rank 1 may be right.
+        is_early: the end flag is not there yet.
     """
 
     place: str
@@ -36,10 +37,11 @@ class Change(NamedTuple):
     value: int
     code: int
     is_for_all: bool = True
+    is_early: bool = False
 
 
 _COUNT, _CALL = RAIL_END.word("count"), RAIL_END.word("call")
-_TOKEN = RAIL_HEAD.word("token")
+_TOKEN, _TOKENS = RAIL_HEAD.word("token"), RAIL_HEAD.word("tokens")
 CHANGES = {
     "a count below 0": Change("end", _COUNT, -1, REPORT_BAD_ROW),
     "a count beyond the slots": Change("end", _COUNT, 1000, REPORT_BAD_ROW),
@@ -49,6 +51,11 @@ CHANGES = {
     "a token beyond the largest": Change("head", _TOKEN, 1 << 20, REPORT_BAD_ROW),
     "a token of another call": Change("head", RAIL_HEAD.word("call"), 77, REPORT_MISMATCH),
     "a token of another round": Change("head", RAIL_HEAD.word("number"), 9, REPORT_BAD_ROW),
+    "messages of no tokens": Change("head", _TOKENS, 0, REPORT_BAD_ROW),
+    "messages of no tokens, seen early": Change("head", _TOKENS, 0, REPORT_BAD_ROW, is_early=True),
+    "messages of less than none, seen early": Change(
+        "head", _TOKENS, -(2**31), REPORT_BAD_ROW, is_early=True
+    ),
     "an expert that there is none of": Change("choice", 0, 0x7FFF, REPORT_BAD_ROW),
     "a position below 0": Change("choice", 0, -2, REPORT_BAD_ROW),
     "a position beyond the slots": Change("choice", 0, 1000 << 16, REPORT_BAD_ROW),
@@ -80,6 +87,7 @@ class GoneCase(HierarchyCase):
     Attributes:
         gone: which.
         in_combine: it has dispatched.
+        is_said_late: who waits elsewhere hears of it from what would have sent partial rows.
     """
 
     tokens: tuple[int, ...] = (2, 3, 1, 2, 3, 2)
@@ -87,6 +95,7 @@ class GoneCase(HierarchyCase):
     topk: int = 4
     gone: int = 3
     in_combine: bool = False
+    is_said_late: bool = False
     timeout_us: int = SHORT_US
 
 
@@ -96,6 +105,7 @@ class OddCase(HierarchyCase):
 
     Attributes:
         odd: which.
+        is_said_late: as in `GoneCase`.
     """
 
     tokens: tuple[int, ...] = (2, 3, 1, 2, 3, 2)
@@ -103,16 +113,17 @@ class OddCase(HierarchyCase):
     blocks: int = 3
     topk: int = 4
     odd: int = 3
+    is_said_late: bool = False
 
 
 def _sent(world: HierarchyWorld, rank: int) -> Received:
     """A rank's dispatch up to its posts."""
     received = Received.of(world.config, world.layout.num_servers, 0, world.config.receive_capacity(rank))
     world.nics.use(rank)
-    name, arguments = world.dispatch_phases(rank, 0, 0, received)[0]
-    report = world.library.launch(name, world.case.blocks, **arguments)
-    if report.any():
-        raise WrongResultError(f"rank {rank} reports {report[:, :3].tolist()} while it sends")
+    for name, arguments in world.dispatch_phases(rank, 0, 0, received)[:2]:
+        report = world.library.launch(name, world.case.blocks, **arguments)
+        if report.any():
+            raise WrongResultError(f"rank {rank} reports {report[:, :3].tolist()} while it sends")
     return received
 
 
@@ -131,13 +142,13 @@ def all_sent(world: HierarchyWorld, gone: tuple[int, ...] = ()) -> list[Received
 
 def relay_on(world: HierarchyWorld, rank: int, received: Received) -> np.ndarray:
     """The report of a rank's relay."""
-    name, arguments = world.dispatch_phases(rank, 0, 0, received)[1]
+    name, arguments = world.dispatch_phases(rank, 0, 0, received)[2]
     return world.library.launch(name, world.case.blocks, **arguments)
 
 
 def wait_on(world: HierarchyWorld, rank: int, received: Received) -> np.ndarray:
     """The report of a rank's wait. Its offsets follow."""
-    (name, arguments), offsets = world.dispatch_phases(rank, 0, 0, received)[2:]
+    (name, arguments), offsets = world.dispatch_phases(rank, 0, 0, received)[3:]
     report = world.library.launch(name, world.case.blocks, **arguments)
     world.library.launch(offsets[0], world.case.blocks, **offsets[1])
     return report
@@ -179,6 +190,8 @@ def check_hostile_rail(library: Library, case: HostileRailCase, seed: int) -> No
     world = HierarchyWorld(library, case, seed)
     received = all_sent(world)
     change, slot = CHANGES[case.change], case.rail_slot
+    # Where phases follow one another, nobody looks at tokens before the end flag is there.
+    code = REPORT_TIMEOUT if change.is_early and not case.message_tokens else change.code
     ends, slots = world.layout.rail_flags, world.layout.rail_slots
     first = {
         "end": ends.offset(zone=0, server=1),
@@ -186,10 +199,12 @@ def check_hostile_rail(library: Library, case: HostileRailCase, seed: int) -> No
         "choice": slots.offset(zone=0, server=1) + slot.words_offset,
     }[change.place]
     world.windows[0][first : first + 32].view(np.int32)[change.word] = change.value
+    if change.is_early:
+        world.windows[0][ends.offset(zone=0, server=1) :][:4].view(np.int32)[RAIL_END.word("number")] = 0
     relay, *others = [relay_on(world, rank, received[rank]) for rank in range(4)]
     if any(report.any() for report in others):
         raise WrongResultError(f"{case.change}: others report, too")
-    if not codes_of(relay) or codes_of(relay) != {(change.code, 2)}:
+    if not codes_of(relay) or codes_of(relay) != {(code, 2)}:
         raise WrongResultError(f"{case.change}: the relay reports {relay[:, :3].tolist()}")
     if received[0].rail_counts.array.tolist() != [2, -1]:
         raise WrongResultError(f"{case.change}: counts {received[0].rail_counts.array.tolist()}")
@@ -250,14 +265,15 @@ def _check_gone_in_combine(library: Library, case: GoneCase, seed: int) -> None:
             world.nics.use(rank)
             waits, lost = phases[rank]
             report = library.launch(waits[0], case.blocks, **waits[1])
-            library.launch(lost[0], case.blocks, **lost[1])
+            if not case.is_said_late:
+                library.launch(lost[0], case.blocks, **lost[1])
             is_neighbour = rank // ranks == gone // ranks
             if bool(report.any()) != is_neighbour:
                 raise WrongResultError(f"rank {rank} waits and reports {report[:, :3].tolist()}")
             sums = world.server_sums(rank, 0, received[rank])
             seen = Guarded((servers,), np.int32)
-            send = world.partial_phases(rank, 0, 0, received[rank], returned[rank], sums, seen)[0]
-            if library.launch(send[0], case.blocks, **send[1]).any():
+            *sends, _ = world.partial_phases(rank, 0, 0, received[rank], returned[rank], sums, seen)
+            if any(library.launch(name, case.blocks, **arguments).any() for name, arguments in sends):
                 raise WrongResultError(f"rank {rank} cannot send its partial rows")
     finally:
         world.nics.close()
@@ -266,7 +282,7 @@ def _check_gone_in_combine(library: Library, case: GoneCase, seed: int) -> None:
             continue
         seen = Guarded((servers,), np.int32)
         sums = np.zeros(0, np.uint8)
-        wait = world.partial_phases(rank, 0, 0, received[rank], returned[rank], sums, seen)[1]
+        wait = world.partial_phases(rank, 0, 0, received[rank], returned[rank], sums, seen)[-1]
         report = library.launch(wait[0], case.blocks, **wait[1])
         if {int(code) for code in report[:, 0] if code} != {REPORT_TIMEOUT}:
             raise WrongResultError(f"rank {rank} waits and reports {report[:, :3].tolist()}")
@@ -303,10 +319,12 @@ def check_odd(library: Library, case: OddCase, seed: int) -> None:
             expected = {(REPORT_MISMATCH, odd % ranks)} if rank // ranks == odd // ranks else set()
             if codes_of(library.launch(wait[0], case.blocks, **wait[1])) != expected:
                 raise WrongResultError(f"rank {rank} does not report the call of rank {odd}")
-            library.launch(lost[0], case.blocks, **lost[1])
+            if not case.is_said_late:
+                library.launch(lost[0], case.blocks, **lost[1])
             sums = world.server_sums(rank, 0, received[rank])
-            send, last = world.partial_phases(rank, 0, 0, received[rank], returned[rank], sums, seen[rank])
-            library.launch(send[0], case.blocks, **send[1])
+            *sends, last = world.partial_phases(rank, 0, 0, received[rank], returned[rank], sums, seen[rank])
+            for name, arguments in sends:
+                library.launch(name, case.blocks, **arguments)
             rails.append(last)
     finally:
         world.nics.close()

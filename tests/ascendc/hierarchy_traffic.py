@@ -39,7 +39,7 @@ def check_combined(case: HierarchyCase, rank: int, received: Received, words: np
         words: (blocks, words) what the blocks have counted.
     """
     size, ranks = case.result_bytes, case.layout.ranks_per_server
-    counts = [int(received.rail_counts.array[server]) for server in _others(case, rank)]
+    counts = received.rail_counts.array[1:].tolist()  # the own server's are at place 0
     returned = received.origins[:, 0] % ranks != rank % ranks
     _check(words, _posted(case, counts, size, size, size), int(returned.sum()) * size)
 
@@ -61,9 +61,10 @@ def _posted(case: HierarchyCase, counts: list[int], row_bytes: int, used: int, s
     posts, payload = len(counts), sum(counts) * row_bytes
     framing = RAIL_END.num_bytes * len(counts) - payload
     for count in counts:
-        posts += count if case.by_token else int(count > 0)
-        if count:
-            framing += count * used if case.by_token else (count - 1) * stride + used
+        most = case.message_tokens or max(count, 1)
+        for first in range(0, count, most):
+            posts += 1
+            framing += (min(most, count - first) - 1) * stride + used
     return {"posts": posts, "payload": payload, "framing": framing}
 
 

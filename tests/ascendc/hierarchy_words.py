@@ -139,14 +139,16 @@ def _check_partial_ends(library: Library, case: HostileWordsCase, seed: int) -> 
             library.launch(wait[0], case.blocks, **wait[1])
             world.nics.use(rank)
             sums = world.server_sums(rank, 0, received[rank])
-            send = world.partial_phases(rank, 0, 0, received[rank], returned[rank], sums, seen)[0]
-            library.launch(send[0], case.blocks, **send[1])
+            for name, arguments in world.partial_phases(
+                rank, 0, 0, received[rank], returned[rank], sums, seen
+            )[:-1]:
+                library.launch(name, case.blocks, **arguments)
     finally:
         world.nics.close()
     state = world.windows[0][: world.layout.state_bytes].copy()
     end = world.layout.partial_flags.offset(zone=0, server=1)
     sums = np.zeros(0, np.uint8)
-    name, arguments = world.partial_phases(0, 0, 0, received[0], returned[0], sums, seen)[1]
+    name, arguments = world.partial_phases(0, 0, 0, received[0], returned[0], sums, seen)[-1]
     for word, value, code, has_seen in PARTIAL_ENDS:
         _write(world, state, end + 4 * word, value)
         report = library.launch(name, case.blocks, **arguments)

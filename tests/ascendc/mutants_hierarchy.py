@@ -9,10 +9,12 @@ from .library import Patch
 from .mutants import DISPATCH_WAIT, MUTANT_TIMEOUT_US, Mutant, without
 
 RAILS = "include/rails.h"
+RAIL_TOKENS = "include/rail_tokens.h"
 RAIL_SEND = "include/rail_send.h"
 RAIL_RELAY = "include/rail_relay.h"
 RAIL_WAIT = "include/rail_wait.h"
 SERVER_RETURN = "include/server_return.h"
+PARTIALS_PLACE = "include/partials_place.h"
 PARTIALS_SEND = "include/partials_send.h"
 RETURNS_LOST = "include/returns_lost.h"
 OFFSETS = "include/offsets.h"
@@ -25,35 +27,62 @@ def case_of(**changes: object) -> HierarchyCase:
     return HierarchyCase(**{**defaults, **changes, "timeout_us": MUTANT_TIMEOUT_US})  # type: ignore[arg-type]
 
 
-_BELIEVED = "return there == 0 ? 0 : there - 1;"
-_POST_LEFT = "            if (is_left && !Post(server, 0, count)) {\n                return;\n            }\n"
-_SEND_END = (
-    "            if (!ends_.Send(args_, rail_, peers_, poster_, server, count)) {\n"
-    "                return;\n            }\n"
+_BELIEVED = (
+    "        if (there > 1) {\n"
+    "            believed_.Set(server, static_cast<int32_t>(first + (there - 1) * run));\n"
 )
-_RETURN = "    run.template Phase<ServerReturn>(0, args.phase_0, false, false, false);\n"
-_FLAG = "    run.template Phase<PostStatus>(1, args.phase_1, true, false, false);\n"
+_BELIEVED_EARLY = (
+    "        if (there > 0) {\n"
+    "            believed_.Set(server, static_cast<int32_t>(first + there * run));\n"
+)
+_POST_THEN_END = (
+    "        if (server != rail_.Server() && number > 0 && !Post(server, first, number)) {\n"
+    "            return false;\n        }\n"
+    "        return first + number < count || ends_.Send(args_, rail_, peers_, poster_, server, count);\n"
+)
+_END_THEN_POST = (
+    "        if (first + number >= count && !ends_.Send(args_, rail_, peers_, poster_, server, count)) {\n"
+    "            return false;\n        }\n"
+    "        return server == rail_.Server() || number <= 0 || Post(server, first, number);\n"
+)
+_RETURN = "    run.template Phase<ServerReturn>(1, args.phase_1, false, false, false);\n"
+_FLAG = "    run.template Phase<PostStatus>(2, args.phase_2, true, false, false);\n"
 
 HIERARCHY_MUTANTS = (
     Mutant(
-        "a token believed by its own head",
-        (Patch(RAIL_RELAY, _BELIEVED, "return there;"),),
+        "a message believed by its own head",
+        (Patch(RAIL_RELAY, _BELIEVED, _BELIEVED_EARLY),),
         case_of(rounds=6),
+    ),
+    Mutant(
+        "a message of several tokens believed by its own head",
+        (Patch(RAIL_RELAY, _BELIEVED, _BELIEVED_EARLY),),
+        case_of(rounds=6, message_tokens=2),
+    ),
+    Mutant(
+        "tokens of a message believed one by one",
+        (Patch(RAIL_RELAY, "const int64_t run = runs_.At(server);", "const int64_t run = 1;"),),
+        case_of(rounds=6, message_tokens=3, tokens=(8, 8, 8, 8)),
     ),
     Mutant(
         "a token believed by a flag at its tail",
         (
-            Patch(RAIL_RELAY, _BELIEVED, "return there;"),
+            Patch(RAIL_RELAY, _BELIEVED, _BELIEVED_EARLY),
             Patch(
                 RAIL_RELAY,
-                "args_.rails.At(args_.zone, server, first);",
-                "args_.rails.At(args_.zone, server, first) + args_.scale_offset;",
+                "runs_.At(server) == 0 && !LearnRun(server)",
+                "runs_.At(server) == 0 && (runs_.Set(server, 1), false)",
             ),
             Patch(
-                RAIL_SEND,
-                "        SetHead(RailHead::NUMBER, number);\n",
-                "        SetHead(RailHead::NUMBER, number);\n"
-                "        SetHead(static_cast<uint32_t>(args_.scale_offset / sizeof(int32_t)), number);\n",
+                RAIL_RELAY,
+                "args_.rails.At(args_.zone, rail_.PlaceOf(server), first);",
+                "args_.rails.At(args_.zone, rail_.PlaceOf(server), first) + args_.scale_offset;",
+            ),
+            Patch(
+                RAIL_TOKENS,
+                "            SetHead(half, RailHead::NUMBER, number);\n",
+                "            SetHead(half, RailHead::NUMBER, number);\n"
+                "            SetHead(half, static_cast<uint32_t>(args_.scale_offset / 4), number);\n",
             ),
         ),
         case_of(rounds=6),
@@ -82,8 +111,46 @@ HIERARCHY_MUTANTS = (
     ),
     Mutant(
         "the end flag before the one message of all tokens",
-        (Patch(RAIL_SEND, _POST_LEFT + _SEND_END, _SEND_END + _POST_LEFT),),
-        case_of(by_token=False, rounds=6),
+        (Patch(RAIL_SEND, _POST_THEN_END, _END_THEN_POST),),
+        case_of(message_tokens=0, rounds=6),
+    ),
+    Mutant(
+        "the end flag before the last run of tokens",
+        (Patch(RAIL_SEND, _POST_THEN_END, _END_THEN_POST),),
+        case_of(message_tokens=3, rounds=6),
+    ),
+    Mutant(
+        "tokens that are not where those before them end",
+        (Patch(RAIL_TOKENS, "places_.At(entry));", "token);"),),
+        case_of(tokens=(6, 6, 6, 6), topk=1),
+    ),
+    Mutant(
+        "what both halves of a core's buffer hold made over while it is written",
+        (
+            without(RAIL_TOKENS, "        const uint32_t half = double_buffer_.Take();\n"),
+            Patch(
+                RAIL_TOKENS,
+                "        SetHead(half, RailHead::TOKEN,",
+                "        const uint32_t half = 0;\n        SetHead(half, RailHead::TOKEN,",
+            ),
+            without(RAIL_TOKENS, "        double_buffer_.Give();\n"),
+        ),
+        case_of(rounds=6, blocks=1),
+    ),
+    Mutant(
+        "results of all servers returned with the first piece's flag",
+        (Patch(SERVER_RETURN, "place >= args_.first_place && place < ", "place < "),),
+        case_of(pieces=2),
+    ),
+    Mutant(
+        "a piece's flag where another piece's is looked for",
+        (Patch(FUSED, _RETURN + _FLAG, _FLAG.replace("true", "false") + _RETURN),),
+        case_of(pieces=2, rounds=6),
+    ),
+    Mutant(
+        "partial rows of a piece at the places of another one",
+        (Patch(PARTIALS_PLACE, "rail_.ServerAt(place), args_.rows +", "rail_.ServerAt(i), args_.rows +"),),
+        case_of(pieces=2),
     ),
     Mutant(
         "counts before their tokens",
@@ -117,7 +184,7 @@ HIERARCHY_MUTANTS = (
             Patch(
                 RAIL_RELAY,
                 "route_.Load(slot + ",
-                "route_.Load(args_.window + args_.rails.At(1 - args_.zone, server, index) + ",
+                "route_.Load(args_.window + args_.rails.At(1 - args_.zone, rail_.PlaceOf(server), index) + ",
             ),
         ),
         case_of(),
@@ -127,35 +194,11 @@ HIERARCHY_MUTANTS = (
         (
             Patch(
                 SERVER_RETURN,
-                "args_.slots.At(zone, server, expert, first));",
-                "args_.slots.At(1 - zone, server, expert, first));",
+                "args_.slots.At(zone, place, expert, first));",
+                "args_.slots.At(1 - zone, place, expert, first));",
             ),
         ),
         case_of(),
-    ),
-    Mutant(
-        "a token that is posted before it is there",
-        (without(RAIL_SEND, "        FinishToken();\n"),),
-        case_of(rounds=6),
-    ),
-    Mutant(
-        "a partial row that is posted before it is there",
-        (without(PARTIALS_SEND, "        FinishRows();\n"),),
-        case_of(rounds=6),
-    ),
-    *(
-        Mutant(
-            f"{what} posted behind a barrier of the copies alone",
-            (
-                Patch(
-                    file,
-                    "        Order<AscendC::HardEvent::MTE3_S>();\n",
-                    "        AscendC::PipeBarrier<PIPE_MTE3>();\n",
-                ),
-            ),
-            case_of(rounds=6),
-        )
-        for what, file in (("a token", RAIL_SEND), ("a partial row", PARTIALS_SEND))
     ),
     Mutant(
         "an end flag that is posted before it is there",
@@ -177,9 +220,14 @@ HIERARCHY_MUTANTS = (
         "tokens of both zones in one place of the out part",
         (
             Patch(
+                RAIL_TOKENS,
+                "return args_.slots.At(args_.zone, static_cast<uint64_t>(rail_.PlaceOf(server)), ",
+                "return args_.slots.At(server == rail_.Server() ? args_.zone : 0, rail_.PlaceOf(server), ",
+            ),
+            Patch(
                 RAIL_SEND,
-                "static_cast<uint64_t>(args_.out_offset) + args_.slots.At(args_.zone, server, index);",
-                "static_cast<uint64_t>(args_.out_offset) + args_.slots.At(0, server, index);",
+                "slot = args_.slots.At(args_.zone, rail_.PlaceOf(server), first);",
+                "slot = args_.slots.At(0, rail_.PlaceOf(server), first);",
             ),
         ),
         # A rank has to be a round ahead of its own NIC, also where its core is another's for long: this one
@@ -191,8 +239,8 @@ HIERARCHY_MUTANTS = (
         (
             Patch(
                 RAILS,
-                "return place % AscendC::GetBlockNum() == AscendC::GetBlockIdx();",
-                "return place >= 0;",
+                "return PlaceOf(server) % AscendC::GetBlockNum() == AscendC::GetBlockIdx();",
+                "return PlaceOf(server) >= 0;",
             ),
         ),
         case_of(blocks=2),
@@ -205,7 +253,7 @@ HIERARCHY_MUTANTS = (
     Mutant(
         "a token of another round",
         (Patch(RAIL_RELAY, "head_.At(RailHead::NUMBER) != number_ || ", ""),),
-        HostileRailCase(change="a token of another round", by_token=False),
+        HostileRailCase(change="a token of another round", message_tokens=0),
     ),
     Mutant(
         "a choice that nobody compares with those before",
@@ -224,7 +272,7 @@ HIERARCHY_MUTANTS = (
     ),
     Mutant(
         "sums without the results of a rank that is gone",
-        (Patch(PARTIALS_SEND, "if (FirstLost(args_).number < 0) {", "if (args_.num_servers > 0) {"),),
+        (Patch(PARTIALS_SEND, "if (lost.number < 0) {", "if (args_.num_servers > 0) {"),),
         GoneCase(in_combine=True),
     ),
     Mutant(
@@ -234,6 +282,19 @@ HIERARCHY_MUTANTS = (
             Patch(RAIL_WAIT, "if (lost != 0 || count != ", "if (count != "),
         ),
         GoneCase(in_combine=True),
+    ),
+    Mutant(
+        "messages of no tokens taken for some",
+        (
+            Patch(RAIL_RELAY, "head_.At(RailHead::TOKENS) < 1 || ", ""),
+            Patch(RAIL_RELAY, "if (run < 1) {", "if (run < -1) {"),
+        ),
+        HostileRailCase(change="messages of no tokens"),
+    ),
+    Mutant(
+        "a lost rank that nobody hears of from what sends",
+        (Patch(PARTIALS_SEND, "} else if (IsLast() && ", "} else if (args_.num_servers == 0 && "),),
+        GoneCase(in_combine=True, is_said_late=True),
     ),
     Mutant(
         "another call of a neighbour that no other server hears of",

@@ -43,27 +43,34 @@ CASES = {
     "long_row": HierarchyCase(tokens=(1, 2, 1, 2), blocks=1, hidden=512 * 7, rounds=1),
 }
 _CASES = pytest.mark.parametrize("case", list(CASES.values()), ids=list(CASES))
-_STAGES = pytest.mark.parametrize("by_token", [True, False], ids=["by_token", "at_once"])
+# Tokens of a message, 0 for all of a server, and pieces in which results are returned.
+_STAGES = pytest.mark.parametrize(
+    ("message_tokens", "pieces"),
+    [(1, 1), (0, 1), (3, 2), (2, 8)],
+    ids=["by_token", "at_once", "by_threes_in_two", "by_twos_by_server"],
+)
+_MESSAGES = pytest.mark.parametrize("message_tokens", [1, 0, 2])
 
 
 @_STAGES
 @_CASES
-def test_strict(strict: Library, case: HierarchyCase, by_token: bool) -> None:
+def test_strict(strict: Library, case: HierarchyCase, message_tokens: int, pieces: int) -> None:
+    case = replace(case, message_tokens=message_tokens, pieces=pieces)
     for seed in range(4):
-        HierarchyWorld(strict, replace(case, by_token=by_token, keeps_order=seed == 3), seed).run()
+        HierarchyWorld(strict, replace(case, keeps_order=seed == 3), seed).run()
 
 
 @_STAGES
 @_CASES
-def test_fast(fast: Library, case: HierarchyCase, by_token: bool) -> None:
+def test_fast(fast: Library, case: HierarchyCase, message_tokens: int, pieces: int) -> None:
     for seed in range(3):
-        HierarchyWorld(fast, replace(case, by_token=by_token), seed).run()
+        HierarchyWorld(fast, replace(case, message_tokens=message_tokens, pieces=pieces), seed).run()
 
 
-@pytest.mark.parametrize("by_token", [True, False])
+@_MESSAGES
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_a_peer_writes_is_not_trusted(library: Library, change: str, by_token: bool) -> None:
-    check_hostile_rail(library, HostileRailCase(change=change, by_token=by_token), 0)
+def test_what_a_peer_writes_is_not_trusted(library: Library, change: str, message_tokens: int) -> None:
+    check_hostile_rail(library, HostileRailCase(change=change, message_tokens=message_tokens), 0)
 
 
 @pytest.mark.parametrize("place", ["entry", "return", "partial end"])
@@ -72,20 +79,22 @@ def test_words_that_cannot_be_are_reported(library: Library, place: Place) -> No
 
 
 @pytest.mark.parametrize("gone", [0, 3])
-@pytest.mark.parametrize("by_token", [True, False])
-@pytest.mark.parametrize("in_combine", [False, True])
+@_MESSAGES
+@pytest.mark.parametrize(("in_combine", "late"), [(False, False), (True, False), (True, True)])
 def test_who_is_gone_is_named_across_two_hops(
-    library: Library, gone: int, by_token: bool, in_combine: bool
+    library: Library, gone: int, message_tokens: int, in_combine: bool, late: bool
 ) -> None:
-    check_gone(library, GoneCase(gone=gone, by_token=by_token, in_combine=in_combine), 0)
+    case = GoneCase(gone=gone, message_tokens=message_tokens, in_combine=in_combine, is_said_late=late)
+    check_gone(library, case, 0)
 
 
 @pytest.mark.parametrize("odd", [0, 3])
-@pytest.mark.parametrize("by_token", [True, False])
+@_MESSAGES
+@pytest.mark.parametrize("late", [False, True])
 def test_who_makes_another_combine_is_named_across_two_hops(
-    library: Library, odd: int, by_token: bool
+    library: Library, odd: int, message_tokens: int, late: bool
 ) -> None:
-    check_odd(library, OddCase(odd=odd, by_token=by_token), 0)
+    check_odd(library, OddCase(odd=odd, message_tokens=message_tokens, is_said_late=late), 0)
 
 
 @pytest.mark.parametrize("in_combine", [False, True])

@@ -245,6 +245,10 @@ def test_words_are_numbers_in_a_space_and_words_in_a_buffer(tmp_path: Path) -> N
         "aiv",
         "aicpu",
     ]
+    settings = {name: values[0] for name, values in space.choices.items()} | dict(space.usual)
+    assert space.allows({**settings, "posts": 0, "message_tokens": 1})
+    assert space.allows({**settings, "posts": 1})
+    assert not space.allows({**settings, "posts": 1, "message_tokens": 1})
     with pytest.raises(ValueError, match="posts must be 0 to 1"):
         pipelines._check({"posts": 2})
     assert Candidate("fullmesh_v1").tuning == Tuning(tables=FOLDER)  # not what a user has found before

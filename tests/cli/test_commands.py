@@ -270,6 +270,9 @@ BY_SERVERS = "--comm-alg", "hierarchy", "--ranks", "4", "--ranks-per-server", "2
         ((*BY_SERVERS, "--backend", "npu", "--posts", "aicpu"), "tuning.posts is 'aicpu'"),
         (("--posts", "aiv"), "tuning.posts is 'aiv'"),
         ((*BY_SERVERS, "--post-parts", "2"), "tuning.post_parts is 2"),
+        (("--message-tokens", "2"), "tuning.message_tokens is 2"),
+        ((*BY_SERVERS, "--message-tokens", "0"), "tuning.message_tokens is 0"),
+        ((*BY_SERVERS, "--posts", "aicpu", "--return-pieces", "2"), "tuning.return_pieces is 2"),
         (("--product", "A2", "--comm-alg", "fullmesh", "--post-parts", "2"), "tuning.post_parts is 2"),
     ],
 )
@@ -290,8 +293,10 @@ def test_plan_shows_who_posts() -> None:
         ("--posts", "aiv"), (), ("--posts", "aicpu")
     ))  # fmt: skip
     assert usual == by_token
-    assert ("by_token=1" in by_token, "by_token=0" in by_token) == (True, False)
-    assert ("by_token=1" in at_once, "by_token=0" in at_once) == (False, True)
+    one_by_one = run("plan", *BY_SERVERS, "--message-tokens", "1", "--return-pieces", "1")
+    for said, tokens, returns in ((by_token, 8, 2), (one_by_one, 1, 1), (at_once, 64, 1)):
+        assert f"message_tokens={tokens}," in said
+        assert said.count("server_return") == returns
 
 
 @pytest.mark.parametrize(

@@ -131,19 +131,32 @@ def relayed(
     return Relayed(replace(case, config=config), limit, nic or NicSettings(), cached_bytes)
 
 
-def make(of: Relayed, posts: Posts, **options: Any) -> EPBuffer:
+def make(
+    of: Relayed,
+    posts: Posts,
+    message_tokens: int | None = None,
+    return_pieces: int | None = None,
+    **options: Any,
+) -> EPBuffer:
     """Its buffer. Collective."""
-    return make_buffer(of.case, tuning=Tuning(posts=posts, cached_bytes=of.cached_bytes), **options)
+    messages = {"message_tokens": message_tokens, "return_pieces": return_pieces}
+    tuning = Tuning(posts=posts, cached_bytes=of.cached_bytes, **messages)
+    return make_buffer(of.case, tuning=tuning, **options)
 
 
 def compare(rank: int, num_ranks: int, cases: Sequence[Relayed]) -> list[str]:
-    """Every case in both stages: what differs from the reference in any bit."""
+    """Every case in both stages: what differs from the reference in any bit.
+
+    Of that in which cores post, one case after the other has messages of 1 to 3 tokens, and other pieces.
+    """
     wrong = []
     for case, of in enumerate(cases):
         expected = by_turns(of.expected, of.case.rounds)
+        servers = of.config.topology.num_servers
         for posts in POSTS:
+            messages = (1 + case % 3, 1 + case % servers) if posts == "aiv" else (None, None)
             # Sixteen ranks and what else runs have two cores between them: one may come very late.
-            with of.device(rank), make(of, posts, timeout_s=seconds(120.0)) as buffer:
+            with of.device(rank), make(of, posts, *messages, timeout_s=seconds(120.0)) as buffer:
                 for number, each in enumerate(expected):
                     found = _compare_round(buffer, of, number, each)
                     wrong += [f"case {case} by {posts}, round {number}: {what}" for what in found]
@@ -155,7 +168,7 @@ def _compare_round(buffer: EPBuffer, of: Relayed, number: int, expected: Expecte
     output = buffer.dispatch(inputs.x, inputs.topk_idx, inputs.topk_weights, quantize=of.case.quantize)
     wrong = wrong_received(output, expected.received[rank])
     assert output.handle.tables is not None
-    wrong += wrong_tables_of(of.config, output.handle.tables, expected.tables[rank])
+    wrong += wrong_tables_of(of.config, rank, output.handle.tables, expected.tables[rank])
     y = experts_of(of.case, rank, output.tokens)
     for name, sums in expected.sums.items():
         got = buffer.combine(y, output.handle, inputs.topk_weights, comm_quantize=name)  # type: ignore[call-overload]
@@ -164,24 +177,26 @@ def _compare_round(buffer: EPBuffer, of: Relayed, number: int, expected: Expecte
     return wrong
 
 
-def wrong_tables_of(config: Config, found: torch.Tensor, expected: Tables) -> list[str]:
+def wrong_tables_of(config: Config, rank: int, found: torch.Tensor, expected: Tables) -> list[str]:
     """What a dispatch has kept otherwise than the reference, where it means anything."""
     parts = RelayTables(config)
     of = {name: parts.of(found, name) for name in parts.parts}
     tokens, goes = len(expected.outer_ids), expected.outer_ids >= 0
-    counts = expected.received_from
+    servers, own = config.topology.num_servers, config.topology.servers[rank]
+    by_place = [(own + place) % servers for place in range(servers)]
+    counts = expected.received_from[by_place]
     pairs = [
         ("outer_ids", of["outer_ids"][:tokens], expected.outer_ids),
         ("outer_rows", of["outer_rows"][:tokens][goes], expected.outer_rows[goes]),
         ("outer_counts", of["outer_counts"], expected.sent_to.int()),
         ("rail_counts", of["rail_counts"], counts.int()),
     ]
-    most, experts = config.num_max_tokens_per_rank, config.num_experts // config.topology.num_servers
-    for server, (relay, count) in enumerate(zip(expected.inner, counts.tolist(), strict=True)):
-        rows = slice(server * most, (server + 1) * most)
+    most, experts = config.num_max_tokens_per_rank, config.num_experts // servers
+    for place, (server, count) in enumerate(zip(by_place, counts.tolist(), strict=True)):
+        relay, rows = expected.inner[server], slice(place * most, (place + 1) * most)
         active = torch.where(torch.arange(most) < count, 0, -1).int()
         here = relay.inner_ids >= 0
-        numbered = torch.where(here, relay.inner_ids + server * experts, -1).int()
+        numbered = torch.where(here, relay.inner_ids + place * experts, -1).int()
         inner = {name: of[f"inner_{name}"][rows][:count] for name in ("ids", "positions", "weights")}
         pairs += [
             (f"inner_active_index of {server}", of["inner_active_index"][rows], active),
@@ -215,9 +230,11 @@ def straggle(rank: int, num_ranks: int, of: Relayed, rounds: int) -> list[str]:
 # What is posted.
 
 
-def traffic_of(rank: int, num_ranks: int, of: Relayed, posts: Posts) -> tuple[Traffic, Traffic]:
+def traffic_of(
+    rank: int, num_ranks: int, of: Relayed, posts: Posts, message_tokens: int | None = None
+) -> tuple[Traffic, Traffic]:
     """Of a dispatch and its combine."""
-    with of.device(rank), make(of, posts) as buffer:
+    with of.device(rank), make(of, posts, message_tokens) as buffer:
         inputs = of.inputs(rank, 0)
         output = buffer.dispatch(inputs.x, inputs.topk_idx, inputs.topk_weights, quantize=of.case.quantize)
         buffer.combine(experts_of(of.case, rank, output.tokens), output.handle, inputs.topk_weights)
@@ -325,8 +342,12 @@ def held_back(rank: int, num_ranks: int, of: Relayed, posts: Posts, link_s: floa
     c = of.config
     is_slow = c.topology.servers[rank] == c.topology.num_servers - 1
     token_bytes = RailSlot.of(c, AS_THEY_ARE, of.case.dtype).slot_bytes
-    link = PacedLink(FAST)
-    with of.device(rank), paced(link) if is_slow else nullcontext(), make(of, posts, trace=trace) as buffer:
+    link, tokens = PacedLink(FAST), 1 if posts == "aiv" else None
+    with (
+        of.device(rank),
+        paced(link) if is_slow else nullcontext(),
+        make(of, posts, tokens, trace=trace) as buffer,
+    ):
         inputs = of.inputs(rank, 0)
         one_round(buffer, of, inputs)  # kernels are there then, and the other zone is empty
         link.set(c.num_max_tokens_per_rank * token_bytes / link_s / 1e9)

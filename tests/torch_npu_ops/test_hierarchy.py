@@ -110,7 +110,7 @@ def _compare(
     wrong = [name for name, (have, want) in pairs.items() if not torch.equal(have, want)]
     if len(kept) != 2 * TOKENS * RANKS * TOPK * c.topology.num_servers:
         wrong.append(f"{len(kept)} words behind the counts")
-    return wrong + wrong_tables_of(c, kept, tables(c, ids, all_weights)[rank])
+    return wrong + wrong_tables_of(c, rank, kept, tables(c, ids, all_weights)[rank])
 
 
 def _left(r: Round, mask: torch.Tensor) -> Round:

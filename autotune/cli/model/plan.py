@@ -98,6 +98,8 @@ def plan(
     ] = None,
     ranks_per_server: Annotated[str, typer.Option(help=f"others are posted to; {SERVERS_HELP}")] = "",
     posts: Annotated[Posts | None, typer.Option(help="who posts in hierarchy; the model prices both")] = None,
+    message_tokens: Annotated[int | None, typer.Option(help="of a message of hierarchy, see Tuning")] = None,
+    return_pieces: Annotated[int | None, typer.Option(help="of results in hierarchy, see Tuning")] = None,
     mode: Annotated[Literal["graph", "stream"], typer.Option(help=LAUNCHED)] = "graph",
     machine: Annotated[str, typer.Option(help=MACHINE)] = "A3",
     routing: Annotated[str, typer.Option(help="uniform, node-limited or zipf")] = "uniform",
@@ -115,7 +117,8 @@ def plan(
     product = _product_of(comm_alg, used)
     fixed = ranks, tokens, hidden, topk, experts, rows, comm_alg, product, mode
     servers = servers_of(ranks_per_server)
-    group = Group(*fixed, parts, communication_blocks, Routing(routing, seed), servers, posts)
+    messages = posts, message_tokens, return_pieces
+    group = Group(*fixed, parts, communication_blocks, Routing(routing, seed), servers, *messages)
     if comm_alg == AUTO:
         group = _with_chosen_scheme(group, outputs, console if not as_json else None)
     if product != used.product and group.config.topology.num_servers == 1:

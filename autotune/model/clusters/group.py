@@ -47,8 +47,12 @@ OPTIONS = {
     "num_topk": "topk",
     "num_experts": "experts",
     "tuning.posts": "posts",
+    "tuning.message_tokens": "message_tokens",
+    "tuning.return_pieces": "return_pieces",
 }
 """What commands call the sizes of a `Config`, and settings of a `Tuning`."""
+BETWEEN_SERVERS = ("posts", "message_tokens", "return_pieces")
+"""Settings of a group that are those of its ranks' `Tuning`."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,7 @@ class Group:
         ranks_per_server: see `Config`.
         posts: who posts to other servers, where a scheme has a choice: see `Tuning`. An AICPU that posts has
             a price too, though no buffer on an NPU has it yet.
+        message_tokens, return_pieces: of a hierarchy that cores post for: see `Tuning`.
 
     Raises:
         ArgumentError: what no group has, whatever its scheme.
@@ -102,6 +107,8 @@ class Group:
     routing: Routing = field(default_factory=Routing)
     ranks_per_server: RanksPerServer = None
     posts: Posts | None = None
+    message_tokens: int | None = None
+    return_pieces: int | None = None
 
     def __post_init__(self) -> None:
         if not 2 <= self.ranks <= MOST_RANKS:
@@ -145,13 +152,18 @@ class Group:
             relaxed=True,
             ranks_per_server=self.ranks_per_server,
         )
-        tuning = Tuning(posts=self.posts)
+        offered = scheme_type(config).settings
         try:
             check_config(config)
-            tuning.check_poster(config.scheme, scheme_type(config).settings, POSTS)
+            self._between_servers.check_poster(config.scheme, offered, POSTS)
+            self._between_servers.check_messages(config.scheme, offered, config.topology.num_servers)
         except ArgumentError as error:
             raise error.renamed(OPTIONS) from None
         return config
+
+    @property
+    def _between_servers(self) -> Tuning:
+        return Tuning(posts=self.posts, message_tokens=self.message_tokens, return_pieces=self.return_pieces)
 
     def draw(self) -> np.ndarray:
         """(EP, T, K) int32 experts; see `draw_ids`."""
@@ -181,7 +193,8 @@ class Group:
             each = -(-self.tokens // self.parts)
             half = blocks // 2 if self.parts > 1 and self.communication_blocks is None else 0
             tuning = Tuning(each, each, half or communicating)
-        tuning = replace(tuning, posts=self.posts, tables=FOLDER)  # a user's own are no part of the model
+        between = {name: getattr(self._between_servers, name) for name in BETWEEN_SERVERS}
+        tuning = replace(tuning, **between, tables=FOLDER)  # a user's own are no part of the model
         tuning.check(blocks)
         return make_scheme(
             RankContext(self.config, rank, blocks, TIMEOUT_US, CAPABILITIES["npu"], tuning=tuning)

@@ -8,6 +8,7 @@ for other ranks, until their data is there (`autotune.model.timelines.arrivals`)
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -128,7 +129,8 @@ class Span:
     Attributes:
         launch: of the plan.
         stream: that it runs on.
-        begin_us, end_us: from its first block's begin to its last one's end.
+        begin_us, end_us: from its first block's begin to its last one's end. A phase that posts ends while
+            cores that have no queue are in the next one.
         waited_us: of these, how long it only waited for other ranks: the last part of them, or of a launch
             that takes what comes as it comes all that it has nothing to do.
         event_us, launch_us: how long before its begin it waited for an event, and was launched.
@@ -198,9 +200,11 @@ class Timeline:
             EVENTS: sum(span.event_us for span in spans) + self.end_event_us,
             WAITS: sum(span.waited_us for span in spans),
         }
-        for span in spans:
-            step = span.launch.step
-            us_by_part[step] = us_by_part.get(step, 0.0) + span.end_us - span.begin_us - span.waited_us
+        # Of a phase that posts, what cores without a queue have gone on with meanwhile counts instead.
+        begins = [*(span.begin_us for span in spans[1:]), math.inf]
+        for span, next_begin in zip(spans, begins, strict=True):
+            step, end_us = span.launch.step, min(span.end_us, next_begin)
+            us_by_part[step] = us_by_part.get(step, 0.0) + end_us - span.begin_us - span.waited_us
         return us_by_part
 
 
@@ -288,6 +292,8 @@ class _Walker:
         self.begins = np.array([0.0] * len(self.traffics) if begins_us is None else begins_us, dtype=float)
         self.synced = synced_phases(plan.launches)
         self.ends: list[np.ndarray] = []
+        self.begun: list[np.ndarray] = []
+        self.costs: list[list[Cost]] = []
         self.spans: list[list[Span]] = [[] for _ in group.traffics]
         self.num_waits = 0
 
@@ -304,6 +310,8 @@ class _Walker:
         launch_us = 0.0 if pending else self.launch_us
         begin = ready + event_us + launch_us
         done = begin + np.array([cost.us for cost in costs])
+        if pending and index not in self.synced and any(cost.posting for cost in self.costs[-1]):
+            begin, done = self._beside_posts(costs)
         end = done
         there = self.group.arrivals()
         if there is not None:
@@ -315,12 +323,25 @@ class _Walker:
             end = np.maximum(done, there + np.array(looks))
         self.group.send(costs, begin, end)
         self.ends.append(end)
+        self.begun.append(begin)
+        self.costs.append(costs)
         stream = self.order.steps[index].stream
         for rank, spans in enumerate(self.spans):
             begin_us, end_us, done_us, event = (float(a[rank]) for a in (begin, end, done, event_us))
             before = None if follows[rank] == BEGIN else int(follows[rank])
             waited_us, cost = end_us - done_us, costs[rank]
             spans.append(Span(launch, stream, begin_us, end_us, waited_us, event, launch_us, before, cost))
+
+    def _beside_posts(self, costs: Sequence[Cost]) -> tuple[np.ndarray, np.ndarray]:
+        """When a phase begins and is done behind one that posts: who has no queue goes on with it at once."""
+        began, before = self.begun[-1], self.costs[-1]
+        begin = began + np.array([cost.others_us for cost in before])
+        done = []
+        for first, start, posted, cost in zip(began.tolist(), begin.tolist(), before, costs, strict=True):
+            of_cores = zip(posted.blocks_us, cost.blocks_us, strict=True)
+            last = max((earlier + us for earlier, us in of_cores), default=0.0)
+            done.append(max(start + cost.us, first + last))
+        return begin, np.array(done)
 
     def _ready(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """When what a launch follows has ended, what an event takes after that, and which launch it is."""

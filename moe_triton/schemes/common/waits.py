@@ -121,9 +121,7 @@ def running_round(arguments: Mapping[str, Any]) -> int:
 
 def counts_of(arguments: Mapping[str, Any], memory: Memory) -> torch.Tensor:
     """(experts, ranks) what came with the flags that a wait for entries saw, -1 where none came."""
-    counts = memory[arguments["recv_counts"].name]
-    assert isinstance(counts, torch.Tensor)
-    return counts.view(arguments["num_local_experts"], -1)
+    return held_by(memory, arguments["recv_counts"]).view(arguments["num_local_experts"], -1)
 
 
 def entries_timed_out(wait: TimedOut) -> list[int]:

@@ -1,8 +1,8 @@
 """Dispatch by hierarchy: each token once to each server, and from there to its experts' ranks.
 
 Steps: what a mask leaves of the routing; route (with pack where rows are quantised), and the outer table;
-send and flag on the rail; relay, which sends and flags inside the server; wait; offsets; the inner table;
-arrange.
+tokens as they travel; send and flag on the rail; relay, which sends and flags inside the server; wait;
+offsets; the inner table; arrange.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from moe_triton.kernels.outer_table import outer_table_kernel
 from moe_triton.layout import WORD_BYTES
 from moe_triton.operators.variants import DispatchVariant
 from moe_triton.schemes.common.steps import DispatchSteps
-from moe_triton.schemes.hierarchy.ascendc import FUSED, RAIL_RELAY, RAIL_SEND
+from moe_triton.schemes.hierarchy.ascendc import FUSED, RAIL_RELAY, RAIL_SEND, RAIL_TOKENS
 from moe_triton.schemes.hierarchy.layout import HierarchyLayout, RailSlot
 from moe_triton.schemes.hierarchy.relay_tables import RelayTables
 from moe_triton.schemes.rank_context import RankContext
@@ -26,8 +26,9 @@ def of_rails(context: RankContext, layout: HierarchyLayout) -> dict[str, Value]:
         "num_servers": layout.num_servers,
         "ranks_per_server": layout.ranks_per_server,
         "server_experts": layout.server_experts,
-        # 1: a message for each token, as an AIV posts them; 0: one for a server, as an AICPU does.
-        "by_token": int(context.posts == "aiv"),
+        "message_tokens": context.message_tokens,
+        "first_place": 0,
+        "num_places": layout.num_servers,
     }
 
 
@@ -67,6 +68,7 @@ class Dispatch(DispatchSteps):
             *self.before_routing(),
             *self.route_or_pack(),
             self.launch("outer table", outer, self.blocks_of_words),  # which servers each token goes to
+            self._make(),
             *joined(phases, FUSED),
             self._inner_table(),
         ]
@@ -80,20 +82,25 @@ class Dispatch(DispatchSteps):
         names = "topk", "row_bytes", "words_offset", "weights_offset", "scale_offset", "slot_bytes"
         return {name: getattr(self.rail_slot, name) for name in names}
 
-    def _send(self) -> Launch:
-        """Steps 1 and 2, on the rail."""
+    def _make(self) -> Launch:
+        """What goes by the rail, before any of it is posted: each token is loaded once."""
         rows = self.rows_to_send()
         return self.launch(
-            "send",
-            RAIL_SEND,
+            "tokens",
+            RAIL_TOKENS,
+            out_offset=self.layout.in_bytes,
             rows=rows["rows"],
             row_stride=rows["row_stride"],
             row_scale=self.slot.scale_offset if self.is_quantized else 0,
             topk_weights=Placeholder("topk_weights"),
             **self._in_slot,
-            **self.posting_on(),
             slots=self.layout.rail_slots,
         )
+
+    def _send(self) -> Launch:
+        """Steps 1 and 2, on the rail."""
+        sizes = {name: self._in_slot[name] for name in ("row_bytes", "slot_bytes")}
+        return self.launch("send", RAIL_SEND, **sizes, **self.posting_on(), slots=self.layout.rail_slots)
 
     def _relay(self) -> Launch:
         """Steps 1 and 2, inside the server."""
@@ -103,6 +110,7 @@ class Dispatch(DispatchSteps):
             slot_scale=self.slot.scale_offset if self.slot.num_scales else 0,
             stamp_offset=self.slot.stamp_offset,
             timeout_us=relay_timeout_us(self.context.timeout_us),
+            in_series=int(self.context.posts == "aicpu"),
             **self._in_slot,
             rails=self.layout.rail_slots,
             slots=self.layout.forward_slots,

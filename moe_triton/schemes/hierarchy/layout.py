@@ -5,14 +5,16 @@ experts of a token.
 
 Sizes in bytes::
 
-    state     barrier entries, end flags of both operators, token counts, and flags of results: zone 0, zone 1
+    state     barrier entries, end flags of both operators, token counts, and flags of results by piece: zone
+              0, zone 1
     rails     tokens, zone 0 and zone 1; partial rows, the same: what other servers write
     data      forwarded rows, zone 0 and zone 1; results, the same: what this rank's own server writes
     out       state and rails once more, for what is posted
 
 A token on a rail (`RailSlot`)::
 
-    0        head: number of the round, token, call word (`moe_triton.core.records.RAIL_HEAD`)
+    0        head: number of the round, token, call word, tokens of a message
+             (`moe_triton.core.records.RAIL_HEAD`)
     32       row, Align32
     then     K words {expert, its number among its rank's for that expert}, Align8(K) of them
     then     K weights, the same
@@ -139,9 +141,22 @@ class HierarchyLayout(Layout):
 
     @cached_property
     def return_status(self) -> Region:
-        """Entry that each rank of this server posts once its results are here, by its number in it."""
-        size = self.ranks_per_server * STATUS_ENTRY_BYTES
-        return entry_per_rank("return_status", self.token_counts.end, size, self.ranks_per_server)
+        """Entry that each rank of this server posts once its results of a piece are here, by its number.
+
+        An ``expert`` is a piece: there are at most as many as servers.
+        """
+        entry, ranks = STATUS_ENTRY_BYTES, self.ranks_per_server
+        piece, base = ranks * entry, self.token_counts.end
+        dims = (self.num_zones, self.num_servers * piece), (self.num_servers, piece), (ranks, entry)
+        return region_of("dispatch_status", base, entry, *dims, name="return_status")
+
+    def return_status_of(self, piece: int) -> Region:
+        """The entries of one piece."""
+        status = self.return_status
+        zones, pieces, ranks = status.dims
+        base, one = status.offset(expert=piece), (1, pieces.stride)
+        dims = (zones.extent, zones.stride), one, (ranks.extent, ranks.stride)
+        return region_of(status.kind, base, status.item_bytes, *dims, name=status.name)
 
     @property
     def entries_bytes(self) -> int:
@@ -157,7 +172,10 @@ class HierarchyLayout(Layout):
 
     @cached_property
     def rail_slots(self) -> Region:
-        """Token number ``index`` of those that ``server``'s rank of this rail has for this server."""
+        """Token number ``index`` of those that the rank of this rail at a place has for this server.
+
+        Here a ``server`` is a place in the order that begins with this rank's own: place 0.
+        """
         stride = RailSlot(align(2 * self.config.hidden, UB_ALIGN), self.config.num_topk).slot_bytes
         return self._rails("rail_slots", self.state_bytes, stride)
 
@@ -193,9 +211,9 @@ class HierarchyLayout(Layout):
 
     @cached_property
     def result_slots(self) -> Region:
-        """Result of the ``index``-th row of ``source``'s rank of this rail for ``expert`` of this server.
+        """Result of the ``index``-th row of this rail's rank at a place for ``expert`` of this server.
 
-        Here a source is a server.
+        Here a ``source`` is a place of servers, as in `rail_slots`.
         """
         stride, base = 2 * self.config.hidden, align(self.forward_slots.end, SLOT_ALIGN)
         rows = self.num_servers, self.server_experts, self.config.num_max_tokens_per_rank

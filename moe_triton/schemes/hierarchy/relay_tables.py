@@ -45,11 +45,12 @@ class RelayTables(KeptTables):
     """Where the tables of a `Config` lie. The same on every rank.
 
     ``outer_ids`` (T, S): q where a token of this rank goes to server q, else -1. ``outer_rows`` (T, S): how
-    many of its earlier tokens go there too. ``outer_counts`` (S,): how many go there in all. ``rail_counts``
-    (S,): tokens that came from each server to be relayed.
+    many of its earlier tokens go there too. ``outer_counts`` (S,): how many go there in all.
 
-    Row s * T + n of the inner ones is about token n that came from server s. ``inner_ids`` (S * T, K): its
-    experts on this server, ascending, as s * (experts of a server) + number in the server, then -1.
+    What came to be relayed is in the order that begins with this rank's own server, place 0, so that what
+    came from others is together. ``rail_counts`` (S,): tokens that came from the server at each place. Row
+    p * T + n of the inner tables is about token n that came from place p. ``inner_ids`` (S * T, K): its
+    experts on this server, ascending, as p * (experts of a server) + number in the server, then -1.
     ``inner_positions`` (S * T, K): its number among its source's tokens for each of them. ``inner_weights``
     (S * T, K): the bits of its fp32 weights. ``inner_active_index`` (S * T,): 0 where there is a token, else
     -1.

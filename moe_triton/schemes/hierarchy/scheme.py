@@ -39,7 +39,7 @@ import torch
 from moe_triton.core.capabilities import Capabilities
 from moe_triton.core.config import Config
 from moe_triton.core.region import Region
-from moe_triton.core.space import Space
+from moe_triton.core.space import Settings, Space
 from moe_triton.core.tuning import POSTS
 from moe_triton.layout import UB_ALIGN, WORD_BYTES, align
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
@@ -49,10 +49,18 @@ from moe_triton.schemes.hierarchy.layout import HierarchyLayout
 from moe_triton.schemes.hierarchy.limits import FORMULAS, RULES
 from moe_triton.schemes.hierarchy.relay_tables import RelayTables
 from moe_triton.schemes.hierarchy.waits import FINDERS
-from moe_triton.schemes.rank_context import OPERATORS, Operator, RoundFacts
+from moe_triton.schemes.rank_context import (
+    OPERATORS,
+    Operator,
+    RoundFacts,
+    usual_message_tokens,
+    usual_return_pieces,
+)
 from moe_triton.schemes.scheme import REFUSED_ON_A2, Refusal, Scheme, Scratch
 
 FULLMESH = "Use comm_alg='fullmesh' for it."
+MESSAGES = 1, 2, 4, 8, 16, 32
+"""Tokens of a message that are searched."""
 
 
 class Hierarchy(Scheme):
@@ -66,7 +74,7 @@ class Hierarchy(Scheme):
     formulas: ClassVar = FORMULAS
     between_servers: ClassVar[bool] = True
     finders: ClassVar = FINDERS
-    settings: ClassVar = frozenset({"posts"})
+    settings: ClassVar = frozenset({"posts", "message_tokens", "return_pieces"})
     crosses_servers: ClassVar[bool] = True
     sums_alike: ClassVar[bool] = False
     refuses: ClassVar = {
@@ -92,12 +100,27 @@ class Hierarchy(Scheme):
 
     @classmethod
     def space(cls, config: Config, capabilities: Capabilities, cores: int) -> Space:
-        """Lists settings to search. Who posts to other servers may be chosen as well, where several can."""
-        space = super().space(config, capabilities, cores)
-        posters = tuple(map(POSTS.index, capabilities.posters))
-        if len(posters) == 1 or config.topology.num_servers == 1:
+        """Lists settings to search: who posts to other servers, where several can, and in what messages."""
+        space, servers = super().space(config, capabilities, cores), config.topology.num_servers
+        if servers == 1:
             return space
-        return replace(space, choices={"posts": posters, **space.choices})
+        posters = tuple(map(POSTS.index, capabilities.posters))
+        usual = {
+            "message_tokens": usual_message_tokens(capabilities),
+            "return_pieces": usual_return_pieces(capabilities, config),
+        }
+        choices = {
+            **({"posts": posters} if len(posters) > 1 else {}),
+            "message_tokens": tuple(sorted({usual["message_tokens"], *MESSAGES})),
+            "return_pieces": tuple(sorted({1, min(2, servers), servers, usual["return_pieces"]})),
+            **space.choices,
+        }
+
+        def allows(values: Settings) -> bool:
+            by_cores = POSTS[values.get("posts", 0)] == "aiv"
+            return by_cores or all(values[name] == value for name, value in usual.items())
+
+        return replace(space, choices=choices, usual={**space.usual, **usual}, allows=allows)
 
     @cached_property
     def rounds(self) -> RoundFacts:

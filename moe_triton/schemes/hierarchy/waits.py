@@ -143,9 +143,12 @@ def _words(window: torch.Tensor, first: int, num_bytes: int) -> list[int]:
 
 def _rails_timed_out(wait: TimedOut) -> list[int]:
     """Sources of which the relay has said that they are lost."""
-    counts = wait.tensor("rail_counts").view(-1)
-    servers = range(wait.context.config.topology.num_servers)
-    return [_rank_on(wait.context, s) for s in servers if int(counts[s]) < 0]
+    counts, context = wait.tensor("rail_counts").view(-1), wait.context
+    topology = context.config.topology
+    own, servers = topology.servers[context.rank], topology.num_servers
+    return sorted(
+        _rank_on(context, (own + place) % servers) for place in range(servers) if int(counts[place]) < 0
+    )
 
 
 def _rails_pending(context: RankContext, arguments: dict[str, Any], servers: range) -> Iterator[int]:

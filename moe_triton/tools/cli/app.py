@@ -153,6 +153,8 @@ def plan(
     combine_tokens: Annotated[int | None, typer.Option(help="of a part, see Tuning")] = None,
     posts: Annotated[Posts | None, typer.Option(help="who posts in hierarchy, see Tuning")] = None,
     post_parts: Annotated[int | None, typer.Option(help="of blocks that are posted, see Tuning")] = None,
+    message_tokens: Annotated[int | None, typer.Option(help="of a message, see Tuning")] = None,
+    return_pieces: Annotated[int | None, typer.Option(help="of results in hierarchy, see Tuning")] = None,
 ) -> None:
     """Print the launches of dispatch and combine on rank 0, in zone 0 where plans are of one zone.
 
@@ -165,7 +167,15 @@ def plan(
     from moe_triton.tools.cli.show import Group, show_plans
 
     make = partial(Config, ranks, tokens, hidden, topk, experts)
-    tuning = Tuning(dispatch_tokens, combine_tokens, communication_blocks, posts=posts, post_parts=post_parts)
+    tuning = Tuning(
+        dispatch_tokens,
+        combine_tokens,
+        communication_blocks,
+        posts=posts,
+        post_parts=post_parts,
+        message_tokens=message_tokens,
+        return_pieces=return_pieces,
+    )
     group = Group(make, Asked(comm_alg, outputs, backend), product, ranks_per_server)
     show_plans(group, None if quantize == "none" else quantize, blocks, tuning, Console())
 

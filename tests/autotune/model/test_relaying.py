@@ -41,12 +41,15 @@ def test_tables_are_the_references(per_server: int) -> None:
         goes = reference.outer_ids >= 0
         assert layout.of(words, "outer_rows")[goes].equal(reference.outer_rows[goes])
         assert layout.of(words, "outer_counts").equal(reference.sent_to.int())
-        assert layout.of(words, "rail_counts").equal(reference.received_from.int())
+        own = config.topology.servers[rank]
+        by_place = [(own + place) % servers for place in range(servers)]
+        assert layout.of(words, "rail_counts").equal(reference.received_from[by_place].int())
         inner = layout.of(words, "inner_ids").view(servers, tokens, topk)
         active_index = layout.of(words, "inner_active_index").view(servers, tokens)
-        for server, relayed in enumerate(reference.inner):
+        for place, server in enumerate(by_place):
+            relayed = reference.inner[server]
             number = len(relayed.tokens)
-            assert active_index[server].tolist() == [0] * number + [-1] * (tokens - number)
-            wanted = torch.where(relayed.inner_ids >= 0, relayed.inner_ids + server * experts, -1)
-            assert inner[server, :number].equal(wanted)
-            assert (inner[server, number:] == -1).all()
+            assert active_index[place].tolist() == [0] * number + [-1] * (tokens - number)
+            wanted = torch.where(relayed.inner_ids >= 0, relayed.inner_ids + place * experts, -1)
+            assert inner[place, :number].equal(wanted)
+            assert (inner[place, number:] == -1).all()

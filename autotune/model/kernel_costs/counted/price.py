@@ -8,7 +8,7 @@ devices (`autotune.model.kernel_costs.movement`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -51,7 +51,8 @@ def counted(work: Work, machine: Machine) -> Cost:
     run, index = work.place.run, work.place.index
     if run.ran(index)[work.place.number].steps.posting and "rdma_gb_per_s" not in machine.constants:
         raise NoNetworkError(f"{work.kernel.name}: {machine.name} has no constants of a network; A2 has")
-    return priced(run.ran(index)[work.place.number], work.traffic.tiers, machine, run.cores(index), run.rings)
+    cost = priced(run.ran(index)[work.place.number], work.traffic.tiers, machine, run.cores(index), run.rings)
+    return replace(cost, is_in_series=bool(work.arguments.get("in_series", 0)))
 
 
 def priced(ran: Ran, tiers: Sequence[Tier], machine: Machine, cores: int, rings: bool) -> Cost:
@@ -67,7 +68,7 @@ def priced(ran: Ran, tiers: Sequence[Tier], machine: Machine, cores: int, rings:
     steps, rate = ran.steps, movement.bytes_per_cycle(machine, cores)
     away = _away(steps, tiers, machine)
     blocks = clocked(steps, machine, rate, 0.0 if rings or not steps.posting else machine.post_aiv_us)
-    slowest = max(blocks, key=lambda each: _us(each, away))
+    slowest = max(blocks, key=lambda each: _us(each.steps_us, away))
     parts = _parts(slowest, away)
     if steps.meetings:
         parts["barrier"] = steps.meetings * machine.sync_all_us
@@ -75,7 +76,8 @@ def priced(ran: Ran, tiers: Sequence[Tier], machine: Machine, cores: int, rings:
     look_us = taking_us = 0.0
     if ran.look is not None and steps.takes_what_comes:
         look_us = max(block.us for block in clocked(ran.look.from_looks_on(), machine, rate, 0.0))
-        taking_us = max(0.0, slowest.steps_us.get(ascendc.TRACE_POLL, 0.0) - look_us)
+        taken = {kind: us for kind, us in slowest.steps_us.items() if kind != ascendc.TRACE_BLOCK}
+        taking_us = max(0.0, _us(taken, away) - look_us)
     return Cost(
         parts,
         steps.num_bytes(Did.LOAD),
@@ -83,6 +85,8 @@ def priced(ran: Ran, tiers: Sequence[Tier], machine: Machine, cores: int, rings:
         sent,
         look_us=look_us,
         taking_us=taking_us,
+        blocks_us=tuple(block.us for block in blocks),
+        posting=steps.posting,
         messages=_messages(steps, blocks, machine, rings),
     )
 
@@ -104,9 +108,9 @@ def _away(steps: Steps, tiers: Sequence[Tier], machine: Machine) -> dict[int, tu
     return us_by_kind
 
 
-def _us(core: Block, away: Mapping[int, tuple[float, float]]) -> float:
+def _us(steps_us: Mapping[int, float], away: Mapping[int, tuple[float, float]]) -> float:
     """In each kind of step what a core does, or what all cores have for other devices meanwhile."""
-    return sum(max(us, sum(away.get(kind, (0.0,)))) for kind, us in core.steps_us.items())
+    return sum(max(us, sum(away.get(kind, (0.0,)))) for kind, us in steps_us.items())
 
 
 def _parts(core: Block, away: Mapping[int, tuple[float, float]]) -> dict[str, float]:
