@@ -10,17 +10,22 @@ port a card; what stays inside goes by HCCS. The schemes are CANN's, as publishe
   which hands it on inside the server. Stage 2: AICPU posts, two items for each server (rows, and their flag),
   and the phases follow each other. Stage 3: vector cores post token by token, one core for each server, and
   rows are handed on while others arrive. Combine goes the other way: results are collected and summed inside
-  the server, then one row for each token and server goes back. Nothing published says that these two overlap,
-  so they follow each other in both stages.
+  the server, then one row for each token and server goes back. Stage 2 posts a server's rows when all of them
+  are summed. In stage 3 a token's row is posted when that token is summed: results are copied to where the
+  server's cards read them, by a core for each rank that they are for; then some cores read and sum them while
+  others, one for each server, post what is summed (GM2IPC, SumToWindow and AlltoAllServerDispatch in
+  ops-transformer's moe_distribute_combine_a2_layered.h).
 
 Rows may be of sampled routing (`flows_of`) or means (`mean_flow`): nothing here has to be an integer. Steps
-that overlap cost as in a pipeline: each its first item, and the longest of them the rest of its items.
+that overlap cost as in a pipeline: each its first item, and the longest of them the rest of its items. An
+item of stage 3 is a message: one token, as published, or a run of neighbouring ones.
 
 On a group they are priced for every rank, with drawn routing (`price`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -47,10 +52,23 @@ class Form:
         relays: once to each server, where a card hands them on.
         posts_by_token: vector cores post them one by one, and rows are handed on while others arrive; else
             the AICPU posts blocks.
+        tokens_per_message: neighbouring tokens that vector cores post at once.
+
+    Raises:
+        ArgumentError: messages without a token, or of several where the AICPU posts blocks.
     """
 
     relays: bool = False
     posts_by_token: bool = False
+    tokens_per_message: int = 1
+
+    def __post_init__(self) -> None:
+        tokens = self.tokens_per_message
+        if tokens < 1:
+            raise ArgumentError("tokens_per_message", tokens, "it must be at least 1", "Pass 1 or more.")
+        if tokens > 1 and not self.posts_by_token:
+            rule = "only the stage whose vector cores post has messages of tokens"
+            raise ArgumentError("tokens_per_message", tokens, rule, "Pass 1, or price 'hierarchy-aiv'.")
 
 
 FORMS = {
@@ -184,7 +202,14 @@ def token_bytes(row_bytes: int, topk: int) -> int:
 
 
 def operator_cost(
-    scheme: str, operator: str, flow: Flow, machine: Machine, *, row_bytes: float, token_bytes: float = 0
+    scheme: str,
+    operator: str,
+    flow: Flow,
+    machine: Machine,
+    *,
+    row_bytes: float,
+    token_bytes: float = 0,
+    tokens_per_message: int = 1,
 ) -> Cost:
     """What one fused operator takes on one rank, from its begin until the last rank's rows are arranged.
 
@@ -195,13 +220,16 @@ def operator_cost(
         machine: with an RDMA port.
         row_bytes: of a row that goes to an expert's rank, or back.
         token_bytes: of a row between servers in a hierarchy; row_bytes if not given.
+        tokens_per_message: neighbouring tokens that a vector core posts at once; 1 in other schemes than
+            "hierarchy-aiv".
 
     Returns:
         Parts: "pack", "sync", "posts", "rdma", "hccs", "latency", "sum" and "arrange", those that the scheme
         has. Steps that overlap are shown without what others hide of them.
 
     Raises:
-        ArgumentError: no such scheme or operator, or a machine without a network.
+        ArgumentError: no such scheme or operator, a machine without a network, or messages that the scheme
+            does not have.
     """
     if scheme not in SCHEMES:
         raise ArgumentError("comm_alg", repr(scheme), f"A2 has {list(SCHEMES)}", "Name one of them.")
@@ -212,26 +240,39 @@ def operator_cost(
     if "rdma_gb_per_s" not in machine.constants:
         rule = "A2's schemes need a network"
         raise ArgumentError("machine", machine.name, rule, "Pass A2's constants, or a report of one.")
-    form, used = FORMS[scheme], flow if operator == "dispatch" else flow.reversed
+    form = _form_of(scheme, tokens_per_message)
+    used = flow if operator == "dispatch" else flow.reversed
     if not form.relays:
         return _fullmesh(operator, used, machine, row_bytes)
     relayed = _hierarchy_dispatch if operator == "dispatch" else _hierarchy_combine
     return relayed(form, used, machine, row_bytes, token_bytes or row_bytes)
 
 
-def phases(scheme: str, operator: str, call: fused.Call, flow: Flow, machine: Machine) -> fused.Phases:
+def _form_of(scheme: str, tokens_per_message: int) -> Form:
+    return replace(FORMS[scheme], tokens_per_message=tokens_per_message)
+
+
+def phases(
+    scheme: str,
+    operator: str,
+    call: fused.Call,
+    flow: Flow,
+    machine: Machine,
+    tokens_per_message: int = 1,
+) -> fused.Phases:
     """What a whole operator across servers takes on one rank, with int8 rows in dispatch.
 
     What its cores compute before they send is that of Ascend's operators inside a server.
 
     Args:
-        scheme, operator, flow, machine: as in `operator_cost`.
+        scheme, operator, flow, machine, tokens_per_message: as in `operator_cost`.
         call: sizes.
     """
     is_dispatch = operator == "dispatch"
     row_bytes = call.slot_bytes if is_dispatch else 2 * call.hidden
     between = token_bytes(row_bytes, call.topk) if is_dispatch else row_bytes
-    cost = operator_cost(scheme, operator, flow, machine, row_bytes=row_bytes, token_bytes=between)
+    sizes = {"row_bytes": row_bytes, "token_bytes": between}
+    cost = operator_cost(scheme, operator, flow, machine, **sizes, tokens_per_message=tokens_per_message)
     computing = fused.counting(call, machine) + fused.quantising(call, machine) if is_dispatch else 0.0
     return {"start": {"start": machine.fused_start_us, "cores": computing}, scheme: cost.parts}
 
@@ -264,7 +305,7 @@ def _fullmesh(operator: str, flow: Flow, machine: Machine, row_bytes: float) -> 
 def _hierarchy_dispatch(form: Form, flow: Flow, machine: Machine, row_bytes: float, between: float) -> Cost:
     copies, arriving = _to_others(flow.copies, flow.server), _to_others(flow.arriving, flow.server)
     handed, busier = _inside(flow)
-    relay = movement.wire(machine, busier * row_bytes), movement.wire(machine, row_bytes)
+    relay = _by_message(movement.wire(machine, busier * row_bytes), flow.arriving, form)
     parts = {"pack": memory_us(2 * flow.tokens * between, machine), "sync": machine.sync_all_us}
     if flow.is_single_server:
         parts |= {"hccs": relay[0]}
@@ -281,16 +322,37 @@ def _hierarchy_combine(form: Form, flow: Flow, machine: Machine, row_bytes: floa
     copies, arriving = _to_others(flow.copies, flow.server), _to_others(flow.arriving, flow.server)
     handed, busier = _inside(flow)
     partial = flow.copies.sum()  # sums for the tokens of this card and of those with its number
-    parts = {"sync": machine.sync_all_us, "hccs": movement.wire(machine, busier * row_bytes)}
-    collected = memory_us((flow.gathered.sum() + partial) * row_bytes, machine)
+    inside = {
+        "hccs": movement.wire(machine, busier * row_bytes),
+        "sum": memory_us((flow.gathered.sum() + partial) * row_bytes, machine),
+    }
+    parts = {"sync": machine.sync_all_us}
     if flow.is_single_server:
-        return _cost(
-            parts | {"latency": _latency(flow, machine), "sum": collected}, float(handed * row_bytes)
-        )
-    parts |= _overlapping(_network(form, copies, arriving, between, machine))
+        parts |= inside | {"latency": _latency(flow, machine)}
+        return _cost(parts, float(handed * row_bytes))
+    network = _network(form, copies, arriving, between, machine)
+    if form.posts_by_token:
+        parts = {"pack": _copied(flow, machine, row_bytes), **parts}
+        of_tokens = {name: _by_message(us, flow.copies, form) for name, us in inside.items()}
+        parts |= _overlapping(of_tokens | network)
+    else:
+        parts |= inside | _overlapping(network)
     parts["latency"] = _latency(flow, machine)
-    parts["sum"] = collected + memory_us((flow.arriving.sum() + flow.tokens) * row_bytes, machine)
+    parts["sum"] += memory_us((flow.arriving.sum() + flow.tokens) * row_bytes, machine)
     return _cost(parts, float(copies.sum() * between + handed * row_bytes))
+
+
+def _copied(flow: Flow, machine: Machine, row_bytes: float) -> float:
+    """Results to where the server's cards read them, row by row, by a core for each rank that gets them."""
+    cores = min(flow.sent.size, int(machine.cores))
+    rows = max(of_core.sum() for of_core in np.array_split(flow.sent, cores))
+    row = sum(copy(machine, row_bytes, cores) for copy in (movement.load_cycles, movement.store_cycles))
+    return float(movement.us_of(machine, rows * row))
+
+
+def _by_message(us: float, tokens: np.ndarray, form: Form) -> tuple[float, float]:
+    """Time of a step over all tokens, and over those of one message."""
+    return us, us * form.tokens_per_message / max(float(tokens.sum()), form.tokens_per_message)
 
 
 def _network(
@@ -300,10 +362,12 @@ def _network(
     if not form.posts_by_token:
         posts = machine.post_aicpu_us * ITEMS_PER_SERVER * copies.size, machine.post_aicpu_us
         return {"posts": posts, "rdma": _wire(copies * between, arriving * between, machine)}
-    # A core for each server posts its tokens, one after the other.
-    posts = machine.post_aiv_us * float(copies.max(initial=0)), machine.post_aiv_us
+    # A core for each server posts its tokens, one message after the other; a message with fewer is one too.
+    messages = math.ceil(copies.max(initial=0) / form.tokens_per_message)
+    one = rdma_us(form.tokens_per_message * between, machine)
     total = rdma_us(max(copies.sum(), arriving.sum()) * between, machine)
-    return {"posts": posts, "rdma": (total, rdma_us(between, machine))}
+    posts = machine.post_aiv_us * messages, machine.post_aiv_us
+    return {"posts": posts, "rdma": (total, one)}
 
 
 def _wire(out: np.ndarray, back: np.ndarray, machine: Machine) -> tuple[float, float]:
@@ -352,7 +416,9 @@ def _cost(parts: Mapping[str, float], sent: float) -> Cost:
     return Cost({name: float(us) for name, us in parts.items()}, sent=round(sent))
 
 
-def price(group: Group, machine: Machine, ids: np.ndarray | None = None) -> Point:
+def price(
+    group: Group, machine: Machine, ids: np.ndarray | None = None, tokens_per_message: int = 1
+) -> Point:
     """What dispatch and combine take on the slowest rank.
 
     A server by itself is the same for all schemes: its cards reach each other's memory.
@@ -361,10 +427,11 @@ def price(group: Group, machine: Machine, ids: np.ndarray | None = None) -> Poin
         group: the group, of product A2; up to 8 ranks, or whole servers of 8.
         machine: that each rank is.
         ids: (EP, T, K) experts, if they are drawn already.
+        tokens_per_message: see `operator_cost`.
 
     Raises:
-        ArgumentError: no such scheme, a group of parts of servers, rows of another format, or a routing that
-            cannot be drawn.
+        ArgumentError: no such scheme, a group of parts of servers, rows of another format, a routing that
+            cannot be drawn, or messages that the scheme does not have.
     """
     if group.comm_alg not in SCHEMES:
         raise ArgumentError("comm_alg", repr(group.comm_alg), f"A2 has {list(SCHEMES)}", "Name one of them.")
@@ -373,8 +440,33 @@ def price(group: Group, machine: Machine, ids: np.ndarray | None = None) -> Poin
         raise ArgumentError("quantize", repr(group.quantize), rule, f"Pass {ROWS!r}.")
     ids = group.draw() if ids is None else ids
     load = Load.of(group, ids, machine)
-    of_operators = _one_server if group.ranks <= RANKS_PER_NODE["A2"] else _servers
-    return Point(group, of_operators(group, machine, ids, load), load.imbalance, tuple(range(group.ranks)))
+    _form_of(group.comm_alg, tokens_per_message)  # refused for one server too, which has no messages
+    if group.ranks <= RANKS_PER_NODE["A2"]:
+        operators = _one_server(group, machine, ids, load)
+    else:
+        operators = _servers(group, machine, ids, load, tokens_per_message)
+    return Point(group, operators, load.imbalance, tuple(range(group.ranks)))
+
+
+def fastest(group: Group, machine: Machine, ids: np.ndarray | None = None) -> tuple[int, Point]:
+    """How many tokens a message should carry, and what dispatch and combine take then.
+
+    Of 1, 2, 3, 4, 6, 8, ... up to the group's tokens; 1 where messages are no tokens.
+
+    Args:
+        group, machine, ids: as in `price`.
+
+    Raises:
+        ArgumentError: see `price`.
+    """
+    ids = group.draw() if ids is None else ids
+    points = {1: price(group, machine, ids)}
+    if FORMS[group.comm_alg].posts_by_token:
+        longer = sorted(first << doubled for first in (2, 3) for doubled in range(group.tokens.bit_length()))
+        for tokens in longer:
+            if tokens <= group.tokens:
+                points[tokens] = price(group, machine, ids, tokens)
+    return min(points.items(), key=lambda each: each[1].us)
 
 
 def _one_server(group: Group, machine: Machine, ids: np.ndarray, load: Load) -> dict[str, OperatorPoint]:
@@ -386,12 +478,16 @@ def _one_server(group: Group, machine: Machine, ids: np.ndarray, load: Load) -> 
     }
 
 
-def _servers(group: Group, machine: Machine, ids: np.ndarray, load: Load) -> dict[str, OperatorPoint]:
+def _servers(
+    group: Group, machine: Machine, ids: np.ndarray, load: Load, tokens_per_message: int
+) -> dict[str, OperatorPoint]:
     call = _call(group, load)
     flows = flows_of(ids, group.num_experts, RANKS_PER_NODE["A2"])
     points: dict[str, OperatorPoint] = {}
     for operator in OPERATORS:
-        of_ranks = [phases(group.comm_alg, operator, call, flow, machine) for flow in flows]
+        of_ranks = [
+            phases(group.comm_alg, operator, call, flow, machine, tokens_per_message) for flow in flows
+        ]
         slowest = max(range(len(flows)), key=lambda rank: fused.total(of_ranks[rank]))
         most = (
             _most_sent(group, operator, call, flows, machine),

@@ -187,6 +187,80 @@ def test_the_busiest_core_bounds_posts_of_cores(machine: Machine) -> None:
     assert skewed == 100 * machine.post_aiv_us
 
 
+class TestCombineOfAHierarchy:
+    """64 tokens that go to both of two servers: 64 rows to the other server, 128 sums, 512 results."""
+
+    FLOW = mean_flow(servers=2, cards=8, tokens=64, topk=8, servers_per_token=2)
+
+    def parts(self, scheme: str, machine: Machine, tokens_per_message: int = 1) -> dict[str, float]:
+        return operator_cost(
+            scheme,
+            "combine",
+            self.FLOW,
+            machine,
+            row_bytes=ROW,
+            tokens_per_message=tokens_per_message,
+        ).parts
+
+    def steps(self, machine: Machine) -> dict[str, float]:
+        """All of what stage 3 overlaps but its posts, and what it sums behind that."""
+        return {
+            "hccs": movement.wire(machine, 512 * 7 / 8 * ROW),
+            "sum": a2.memory_us((512 + 128) * ROW, machine),
+            "rdma": a2.rdma_us(64 * ROW, machine),
+            "behind": a2.memory_us((128 + 64) * ROW, machine),
+        }
+
+    def test_stage_2_collects_sums_and_posts_in_series(self, machine: Machine) -> None:
+        steps, parts = self.steps(machine), self.parts("hierarchy", machine)
+        assert parts["hccs"] == pytest.approx(steps["hccs"])
+        assert parts["sum"] == pytest.approx(steps["sum"] + steps["behind"])
+        assert parts["rdma"] == pytest.approx(steps["rdma"])
+        assert "pack" not in parts
+
+    @pytest.mark.parametrize(("post_us", "longest"), [(0.5, "hccs"), (2.9, "posts")])
+    def test_stage_3_does_so_at_once(self, machine: Machine, post_us: float, longest: str) -> None:
+        steps, parts = (
+            self.steps(machine),
+            self.parts("hierarchy-aiv", machine.replaced({"post_aiv_us": post_us})),
+        )
+        expected = {
+            "hccs": steps["hccs"] / (1 if longest == "hccs" else 128),
+            "posts": post_us * (64 if longest == "posts" else 1),
+            "sum": steps["sum"] / 128 + steps["behind"],
+            "rdma": steps["rdma"] / 64,
+        }
+        assert {name: parts[name] for name in expected} == pytest.approx(expected)
+
+    def test_a_message_may_carry_a_run_of_tokens(self, machine: Machine) -> None:
+        """6 of them: 10 messages of 6 and one of 4, and an item is what goes into one message."""
+        slow = machine.replaced({"post_aiv_us": 100})
+        steps, parts = self.steps(machine), self.parts("hierarchy-aiv", slow, 6)
+        expected = {
+            "hccs": steps["hccs"] * 6 / 128,
+            "posts": 11 * 100,
+            "sum": steps["sum"] * 6 / 128 + steps["behind"],
+            "rdma": steps["rdma"] * 6 / 64,
+        }
+        assert {name: parts[name] for name in expected} == pytest.approx(expected)
+
+    def test_in_one_message_nothing_overlaps(self, machine: Machine) -> None:
+        steps, parts = self.steps(machine), self.parts("hierarchy-aiv", machine, 128)
+        assert parts["posts"] == machine.post_aiv_us
+        network = parts["hccs"] + parts["sum"] + parts["rdma"]
+        assert network == pytest.approx(sum(steps.values()))
+
+    def test_a_core_for_each_rank_copies_its_results(self, machine: Machine) -> None:
+        cycles = movement.load_cycles(machine, ROW, 16) + movement.store_cycles(machine, ROW, 16)
+        pack = self.parts("hierarchy-aiv", machine)["pack"]
+        assert pack == pytest.approx(movement.us_of(machine, 32 * cycles))
+        two_ranks_each = a2.operator_cost(
+            "hierarchy-aiv", "combine", mean_flow(10, 8, 64, 8, 4), machine, row_bytes=ROW
+        ).parts["pack"]
+        cycles = movement.load_cycles(machine, ROW, 40) + movement.store_cycles(machine, ROW, 40)
+        assert two_ranks_each == pytest.approx(movement.us_of(machine, 2 * 6.4 * cycles))
+
+
 def test_token_bytes_are_those_of_the_published_window() -> None:
     assert a2.token_bytes(ROW, 8) == ROW + 16 * 8
     assert a2.token_bytes(ROW, 9) == ROW + 16 * 16
@@ -200,6 +274,18 @@ def test_token_bytes_are_those_of_the_published_window() -> None:
         (
             "machine",
             lambda flow: operator_cost("fullmesh", "combine", flow, machine_named("A3"), row_bytes=1),
+        ),
+        (
+            "tokens_per_message",
+            lambda flow: operator_cost(
+                "hierarchy-aiv", "dispatch", flow, machine_named("A2"), row_bytes=1, tokens_per_message=0
+            ),
+        ),
+        (
+            "tokens_per_message",
+            lambda flow: operator_cost(
+                "hierarchy", "combine", flow, machine_named("A2"), row_bytes=1, tokens_per_message=2
+            ),
         ),
         ("ranks", lambda _: flows_of(np.zeros((3, 1, 1), np.int32), 6, cards=2)),
         ("experts", lambda _: flows_of(np.zeros((4, 1, 1), np.int32), 6, cards=2)),

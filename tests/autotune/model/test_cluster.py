@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -176,6 +177,23 @@ class TestA2:
         for scheme in a2.SCHEMES:
             gain = took[scheme, "uniform"] / took[scheme, "node-limited"]
             assert (gain > 1.1) == (scheme != "fullmesh")
+
+    @pytest.mark.parametrize("ranks", [16, 32, 64])
+    def test_runs_of_tokens_put_stage_3_ahead_of_stage_2(self, ranks: int) -> None:
+        """With one token a message, as published, it is in front where tokens go to many servers."""
+        for tokens, least in ((16, 1.0), (64, 1.1), (128, 1.1)):
+            second = _a2("hierarchy", ranks, tokens)
+            ids = second.draw()
+            us = a2.price(second, A2, ids).us
+            third = replace(second, comm_alg="hierarchy-aiv")
+            assert us / a2.fastest(third, A2, ids)[1].us >= least
+            assert (us > a2.price(third, A2, ids).us) == (ranks == 64)
+
+    def test_messages_are_refused_where_there_are_none(self) -> None:
+        for ranks in (8, 16):
+            with pytest.raises(ArgumentError, match="tokens_per_message"):
+                a2.price(_a2("hierarchy", ranks, 16), A2, tokens_per_message=2)
+        assert a2.fastest(_a2("hierarchy", 16, 16), A2)[0] == 1
 
     def test_a_launch_by_the_host_is_added(self) -> None:
         graph, stream = (a2.price(_a2("fullmesh", 8, 8, mode=mode), A2).us for mode in ("graph", "stream"))

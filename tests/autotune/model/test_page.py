@@ -7,15 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from autotune.cli.model.page import BETWEEN_SERVERS, PICTURES, PRICES, SECTIONS, between_servers
+from autotune.cli.model.page import (
+    BETWEEN_SERVERS,
+    HIERARCHY,
+    PICTURES,
+    PRICES,
+    SECTIONS,
+    between_servers,
+)
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 
 def sections_of(text: str) -> list[str]:
     """The page's, without the line break between two."""
-    second, third = text.index(f"\n{PRICES}"), text.index(f"\n{BETWEEN_SERVERS}")
-    return [text[:second], text[second + 1 : third], text[third + 1 :]]
+    first, *others = (text.index(f"\n{heading}") for heading in (PRICES, BETWEEN_SERVERS, HIERARCHY))
+    begins = [0, first + 1, *(begin + 1 for begin in others)]
+    return [text[begin:end] for begin, end in zip(begins, [first, *others, None], strict=True)]
 
 
 @pytest.mark.parametrize(
