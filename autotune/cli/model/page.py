@@ -11,7 +11,7 @@ from autotune.cli.model.validate import error_bars, page_text, plot_validation
 from autotune.model.clusters import a2
 from autotune.model.clusters.cluster import Point
 from autotune.model.clusters.group import Group
-from autotune.model.clusters.posted import STAGES, compare
+from autotune.model.clusters.posted import SECOND, STAGES, THIRD, compare, stages
 from autotune.model.constants import machine_named
 from autotune.model.fits.validate import validate
 from autotune.model.kernel_costs.kernel_cost import kernel_cost_of
@@ -70,6 +70,14 @@ Stage 2, whose AICPU posts a server's rows at once, and stage 3, whose cores pos
 neighbouring tokens at once, of the length that is best: dispatch (int8) + combine (bf16) on the slowest rank,
 uniform routing, in a graph. Published of stage 3, of single tokens: 10% and more in front, on average.
 """
+STAGES_OF_PLANS = """\
+## Stages of A2's hierarchy, by their plans
+
+The same of the plans that run: 8 tokens a message, results in two pieces where that pays; on a typical rank.
+Posts of a vector core as they are fitted, and at both ends of what they may take. Why the plans differ from
+the forms: [the model](model.md#plans-that-post).
+"""
+PLANS_HEADINGS = ("EP", "BS", "stage 2", "stage 3", "stage 2 / 3", "posts at 0.5 us", "posts at 2.9 us")
 HIERARCHY_HEADINGS = (
     *("EP", "BS", "stage 2", "stage 3, a token", "stage 2 / 3"),
     *("tokens", "stage 3, as many tokens", "stage 2 / 3"),
@@ -104,6 +112,17 @@ def hierarchy_table() -> list[tuple[object, ...]]:
     return lines
 
 
+def plans_table() -> list[tuple[object, ...]]:
+    """A line of `PLANS_HEADINGS` for each size, times in us."""
+    machine, kernel_costs, lines = machine_named("A2"), OfArguments(kernel_cost_of), []
+    for ranks in SERVERS:
+        for tokens in HIERARCHY_TOKENS:
+            quick, fitted, slow = stages(ranks, tokens, machine, kernel_costs)
+            us = (" + ".join(f"{us:.0f}" for us in fitted.us[posts].values()) for posts in (SECOND, THIRD))
+            lines.append((ranks, tokens, *us, *(f"{each.gain:.2f}" for each in (fitted, quick, slow))))
+    return lines
+
+
 def _both(point: Point) -> str:
     return " + ".join(f"{operator.us:.0f}" for operator in point.operators.values())
 
@@ -132,7 +151,8 @@ def between_servers() -> str:
 
 def hierarchies() -> str:
     """Stages of A2's hierarchy."""
-    return "\n".join([HIERARCHY, table(HIERARCHY_HEADINGS, hierarchy_table()) + "\n"])
+    forms, plans = table(HIERARCHY_HEADINGS, hierarchy_table()), table(PLANS_HEADINGS, plans_table())
+    return "\n".join([HIERARCHY, forms + "\n", STAGES_OF_PLANS, plans + "\n"])
 
 
 SECTIONS = (published, prices, between_servers, hierarchies)

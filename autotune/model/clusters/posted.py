@@ -1,13 +1,15 @@
-"""Plans that post, step by step, against the closed forms of the same schemes between A2's servers."""
+"""Plans that post: step by step against the closed forms of the same schemes between A2's servers, and the
+stages of its hierarchy against each other.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.model.clusters import a2
 from autotune.model.clusters.cluster import Load
-from autotune.model.clusters.group import OPERATORS, Group
+from autotune.model.clusters.group import OPERATORS, Group, OperatorName
 from autotune.model.clusters.prices import Call
 from autotune.model.constants import Machine
 from autotune.model.kernel_costs.remembered import KernelCosts
@@ -74,6 +76,64 @@ def compare(ranks: int, tokens: int, machine: Machine, kernel_costs: KernelCosts
         us = line.total_us, sum(form.values())
         comparisons.append(Compared(operator, ranks, tokens, *us, stages, of_rows.total_us))
     return comparisons
+
+
+POST_CONSTANT = "post_aiv_us"
+POSTS_US = 0.5, None, 2.9
+"""What a vector core's post may take: the least, what is fitted, and the most (`constants.toml`)."""
+SECOND, THIRD = "aicpu", "aiv"
+"""Who posts in stage 2 of A2's hierarchy, and in stage 3."""
+
+
+@dataclass(frozen=True)
+class StagesOf:
+    """Both stages of A2's hierarchy by their plans, on the rank that receives the median number of rows.
+
+    Attributes:
+        ranks, tokens: of the group.
+        post_us: of a vector core.
+        us: dispatch and combine, by who posts.
+    """
+
+    ranks: int
+    tokens: int
+    post_us: float
+    us: Mapping[str, Mapping[OperatorName, float]]
+
+    @property
+    def gain(self) -> float:
+        """How many times as long stage 2 takes."""
+        second, third = (sum(self.us[posts].values()) for posts in (SECOND, THIRD))
+        return second / third
+
+
+def stages(
+    ranks: int,
+    tokens: int,
+    machine: Machine,
+    kernel_costs: KernelCosts,
+    posts_us: Sequence[float | None] = POSTS_US,
+) -> list[StagesOf]:
+    """Both stages of A2's hierarchy, for posts that take so long.
+
+    Args:
+        ranks, tokens, machine, kernel_costs: as in `compare`.
+        posts_us: None for the machine's own.
+    """
+    groups = {
+        posts: Group(ranks, tokens, comm_alg="hierarchy", product="A2", posts=posts)  # type: ignore[arg-type]
+        for posts in (SECOND, THIRD)
+    }
+    calls = {posts: Call.typical(group, kernel_costs) for posts, group in groups.items()}
+    found = []
+    for post_us in posts_us:
+        used = machine if post_us is None else machine.replaced({POST_CONSTANT: post_us})
+        us = {
+            posts: {operator: call.priced(operator, used)[0].us for operator in OPERATORS}
+            for posts, call in calls.items()
+        }
+        found.append(StagesOf(ranks, tokens, used.post_aiv_us, us))
+    return found
 
 
 def _slowest(lines: Sequence[Timeline]) -> Timeline:

@@ -7,10 +7,11 @@ rail. The sums' order is by expert in a server, then by server: bits differ from
 
 What guards what, in zone z of round i of an operator:
 
-- dispatch: a token on the rail is believed when the next one's head, or the end flag, has the number of the
-  round: messages of a queue come one after the other, and their insides in any order. The entry of a source
-  guards its rows, which the relay wrote before.
-- combine: the flag of a rank guards its results at the relay; the end flag guards the partial rows.
+- dispatch: tokens of a message on the rail are believed when the next one's first head, or the end flag, has
+  the number of the round: messages of a queue come one after the other, and their insides in any order. The
+  entry of a source guards its rows, which the relay wrote before.
+- combine: the flag of a rank for a piece guards its results of that piece at the relay; the end flag guards
+  the partial rows.
 
 Heads and end flags are numbers of rounds, which differ: nothing is cleared but entries.
 

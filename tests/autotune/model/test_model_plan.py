@@ -183,8 +183,10 @@ def test_a_hierarchy_is_priced_like_all_others() -> None:
     """Each kernel of it, and what its posts take."""
     found = document("--machine", "A2", "--comm-alg", "hierarchy", "--ranks-per-server", "4")["operators"]
     launches = {launch["kernel"]: launch for each in found.values() for launch in each["launches"]}
-    assert launches.keys() >= {kernel.name for kernel in HIERARCHY}
-    assert all(launches[kernel.name]["us"] > 0 for kernel in HIERARCHY)
+    # On an NPU what sends says who is lost.
+    kernels = {kernel.name for kernel in HIERARCHY} - {"returns_lost"}
+    assert launches.keys() >= kernels
+    assert all(launches[kernel]["us"] > 0 for kernel in kernels)
     assert launches["rail_send"]["bound"] == launches["partials_send"]["bound"] == "posts"
 
 

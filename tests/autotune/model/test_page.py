@@ -14,8 +14,10 @@ from autotune.cli.model.page import (
     PRICES,
     SECTIONS,
     between_servers,
+    hierarchies,
 )
 
+PRICED_PLANS = between_servers, hierarchies
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 
@@ -28,7 +30,7 @@ def sections_of(text: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "section",
-    [pytest.param(each, marks=(pytest.mark.long,) if each is between_servers else ()) for each in SECTIONS],
+    [pytest.param(each, marks=(pytest.mark.long,) if each in PRICED_PLANS else ()) for each in SECTIONS],
     ids=lambda section: section.__name__,
 )
 def test_the_page_of_figures_is_the_models(section: Callable[[], str]) -> None:
