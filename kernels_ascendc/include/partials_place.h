@@ -1,6 +1,6 @@
-// Combine by hierarchy, ahead of step 3: the partial rows of some servers' tokens to the out part, in the order in which
-// the tokens came, so that neighbours there are one message; those of this rank's own tokens to its own window. The
-// sums were made by an earlier launch. All blocks copy; what they leave is posted by the launch that follows.
+// Combine by hierarchy, ahead of step 3: the partial rows of some servers' tokens to the out part, in the order in
+// which the tokens came, so that neighbours there are one message; those of this rank's own tokens to its own window.
+// The sums were made by an earlier launch. All blocks copy; what they leave is posted by the launch that follows.
 #pragma once
 
 #include "rails.h"

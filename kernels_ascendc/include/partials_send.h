@@ -71,8 +71,8 @@ private:
         const uint64_t rank = static_cast<uint64_t>(rail_.RankOn(server));
         for (int64_t first = args_.first_row; first < last; first += args_.message_tokens) {
             const int64_t number = Smaller(args_.message_tokens, last - first);
-            const uint64_t local = args_.window + static_cast<uint64_t>(args_.out_offset) +
-                                   args_.slots.At(args_.zone, server, first);
+            const uint64_t local =
+                args_.window + static_cast<uint64_t>(args_.out_offset) + args_.slots.At(args_.zone, server, first);
             const uint64_t remote = peers_.WindowOf(rank) + args_.slots.At(args_.zone, rail_.Server(), first);
             const int64_t payload = number * args_.payload_bytes;
             if (!poster_.Put(rank, {local, remote, payload, number * args_.row_bytes - payload, 0})) {

@@ -407,11 +407,11 @@ private:
 
     Rail rail_;
     Peers peers_;
-    Table next_;      // token of each server's rank
+    Table next_;  // token of each server's rank
     Table believed_;  // of each: where its first message begins that may not all be there
-    Table runs_;      // tokens of each of its messages; 0 before the first head
-    Table totals_;    // of each; UNKNOWN before its end flag, DONE behind its entries
-    Table counts_;    // (S, L * localE) rows of each for each expert of this server
+    Table runs_;  // tokens of each of its messages; 0 before the first head
+    Table totals_;  // of each; UNKNOWN before its end flag, DONE behind its entries
+    Table counts_;  // (S, L * localE) rows of each for each expert of this server
     Table heads_, end_, head_, route_, total_;
     StatusEntries entries_;
     AscendC::TQueBind<AscendC::TPosition::VECIN, AscendC::TPosition::VECOUT, 2> rows_;

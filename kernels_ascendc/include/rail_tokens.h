@@ -1,5 +1,5 @@
-// Dispatch by hierarchy, ahead of step 1: each token as it travels by rail, with what its relay has to know of it. It is
-// loaded once, and written to the out part once for each other server that it has experts on, behind the tokens that
+// Dispatch by hierarchy, ahead of step 1: each token as it travels by rail, with what its relay has to know of it. It
+// is loaded once, and written to the out part once for each other server that it has experts on, behind the tokens that
 // go there before it; so that neighbours there are one message. What stays on this rank's server lies in its window.
 //
 // All blocks make tokens. They are posted, and relayed, by the launch that follows.
@@ -24,11 +24,12 @@ public:
     __aicore__ inline void Process() {
         TraceStep(TRACE_WRITE);
         const Share share = blocks_.ShareOf(args_.num_tokens);
+        const int64_t end = args_.first_token + share.last;
         if (share.first < share.last) {
             Begin();
         }
-        for (int64_t first = share.first; first < share.last; first += TOKENS_PER_CHUNK) {
-            const int64_t number = Smaller(TOKENS_PER_CHUNK, share.last - first);
+        for (int64_t first = args_.first_token + share.first; first < end; first += TOKENS_PER_CHUNK) {
+            const int64_t number = Smaller(TOKENS_PER_CHUNK, end - first);
             ids_.Fetch(args_.outer_ids, first * args_.num_servers, number * args_.num_servers);
             places_.Fetch(args_.outer_rows, first * args_.num_servers, number * args_.num_servers);
             for (int64_t token = first; token < first + number; ++token) {
@@ -96,8 +97,7 @@ private:
                              GlobalAt<uint8_t>(args_.topk_weights + static_cast<uint64_t>(token * args_.topk * WORD)),
                              ExactWords(args_.topk), NoPadding<uint8_t>());
         if (args_.row_scale != 0) {
-            AscendC::DataCopy(slot[args_.scale_offset],
-                              GlobalAt<uint8_t>(row + static_cast<uint64_t>(args_.row_scale)),
+            AscendC::DataCopy(slot[args_.scale_offset], GlobalAt<uint8_t>(row + static_cast<uint64_t>(args_.row_scale)),
                               static_cast<uint32_t>(args_.slot_bytes - args_.scale_offset));
         }
         Order<AscendC::HardEvent::S_MTE3>();

@@ -146,6 +146,9 @@ class HierarchyWorld:
         self._pause(straggle)
         capacity = self.config.receive_capacity(rank)
         received = Received.of(self.config, self.layout.num_servers, number, capacity)
+        for part in range(self.case.parts - 1):
+            for phase in self.dispatch_phases(rank, number, zone, received, part)[:2]:
+                self._run([phase], 0)
         tokens, *phases = self.dispatch_phases(rank, number, zone, received)
         self._run([tokens], 0)
         self._run(phases, number % 2)
@@ -155,9 +158,14 @@ class HierarchyWorld:
         self.check_received(rank, zone, received)
         return received
 
-    def dispatch_phases(self, rank: int, number: int, zone: int, received: Received) -> list[Phase]:
-        """Those of a whole dispatch."""
+    def dispatch_phases(
+        self, rank: int, number: int, zone: int, received: Received, part: int | None = None
+    ) -> list[Phase]:
+        """Those of a whole dispatch, with one part of its tokens, the last one unless another is named."""
         c, case, layout = self.config, self.case, self.layout
+        part = case.parts - 1 if part is None else part
+        first, end = (case.tokens[rank] * each // case.parts for each in (part, part + 1))
+        of_part = {"first_token": first, "num_tokens": end - first}
         routing = draw_routing(case, self.seed, number, rank)
         outer = outer_table(case, routing)
         slot = case.slot
@@ -171,7 +179,7 @@ class HierarchyWorld:
             "outer_ids": outer.ids,
             "outer_rows": outer.rows,
             "route_words": outer.words,
-            "num_tokens": case.tokens[rank],
+            **of_part,
             **self._messages,
             **self._rail(rank),
             **self._round(rank, "D", number, zone),
@@ -179,7 +187,11 @@ class HierarchyWorld:
             "slots": layout.rail_slots,
         }
         send = {
+            "outer_rows": outer.rows,
             "outer_counts": outer.counts,
+            **of_part,
+            "is_last": int(part == case.parts - 1),
+            "adds_traffic": int(part > 0),
             **self._messages,
             "row_bytes": case.rail_slot.row_bytes,
             "slot_bytes": case.rail_slot.slot_bytes,

@@ -32,6 +32,7 @@ class HierarchyCase(Case):
         servers: ranks of each, as many everywhere.
         message_tokens: of a message; 0 for all of a server, with phases that follow one another.
         pieces: in which results are returned.
+        parts: in which tokens are made and posted.
         first_number: that of the first round of either operator.
         zones: how many are used in turn. One is not enough.
         keeps_order: whether queues keep order inside messages.
@@ -42,6 +43,7 @@ class HierarchyCase(Case):
     servers: tuple[int, ...] = (2, 2)
     message_tokens: int = 1
     pieces: int = 1
+    parts: int = 1
     first_number: int = 1
     zones: int = NUM_ZONES
     keeps_order: bool = False

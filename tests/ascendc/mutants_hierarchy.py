@@ -35,15 +35,20 @@ _BELIEVED_EARLY = (
     "        if (there > 0) {\n"
     "            believed_.Set(server, static_cast<int32_t>(first + there * run));\n"
 )
+_OVER = (
+    "        const bool is_over = is_last && first + args_.message_tokens >= count && "
+    "(is_first || number > 0);\n"
+)
 _POST_THEN_END = (
-    "        if (server != rail_.Server() && number > 0 && !Post(server, first, number)) {\n"
+    "        if (is_whole && server != rail_.Server() && !Post(server, first, number)) {\n"
     "            return false;\n        }\n"
-    "        return first + number < count || ends_.Send(args_, rail_, peers_, poster_, server, count);\n"
+    + _OVER
+    + "        return !is_over || ends_.Send(args_, rail_, peers_, poster_, server, count);\n"
 )
 _END_THEN_POST = (
-    "        if (first + number >= count && !ends_.Send(args_, rail_, peers_, poster_, server, count)) {\n"
+    _OVER + "        if (is_over && !ends_.Send(args_, rail_, peers_, poster_, server, count)) {\n"
     "            return false;\n        }\n"
-    "        return server == rail_.Server() || number <= 0 || Post(server, first, number);\n"
+    "        return !is_whole || server == rail_.Server() || Post(server, first, number);\n"
 )
 _RETURN = "    run.template Phase<ServerReturn>(1, args.phase_1, false, false, false);\n"
 _FLAG = "    run.template Phase<PostStatus>(2, args.phase_2, true, false, false);\n"
@@ -118,6 +123,16 @@ HIERARCHY_MUTANTS = (
         "the end flag before the last run of tokens",
         (Patch(RAIL_SEND, _POST_THEN_END, _END_THEN_POST),),
         case_of(message_tokens=3, rounds=6),
+    ),
+    Mutant(
+        "a message of a part that is not whole",
+        (Patch(RAIL_SEND, "number >= (is_last ? 1 : args_.message_tokens);", "number >= 1;"),),
+        case_of(message_tokens=4, parts=2, tokens=(7, 6, 7, 5), rounds=6),
+    ),
+    Mutant(
+        "a part that begins with the messages of the one before",
+        (Patch(RAIL_SEND, "args_.first_token == 0 ? 0 : EarlierAt(server);", "0;"),),
+        case_of(message_tokens=2, parts=2, tokens=(7, 6, 7, 5)),
     ),
     Mutant(
         "tokens that are not where those before them end",

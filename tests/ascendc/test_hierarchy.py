@@ -43,10 +43,11 @@ CASES = {
     "long_row": HierarchyCase(tokens=(1, 2, 1, 2), blocks=1, hidden=512 * 7, rounds=1),
 }
 _CASES = pytest.mark.parametrize("case", list(CASES.values()), ids=list(CASES))
-# Tokens of a message, 0 for all of a server, and pieces in which results are returned.
+# Tokens of a message, 0 for all of a server; pieces in which results are returned, and parts in which tokens
+# are made.
 _STAGES = pytest.mark.parametrize(
-    ("message_tokens", "pieces"),
-    [(1, 1), (0, 1), (3, 2), (2, 8)],
+    ("message_tokens", "pieces", "parts"),
+    [(1, 1, 1), (0, 1, 1), (3, 2, 2), (2, 8, 3)],
     ids=["by_token", "at_once", "by_threes_in_two", "by_twos_by_server"],
 )
 _MESSAGES = pytest.mark.parametrize("message_tokens", [1, 0, 2])
@@ -54,17 +55,18 @@ _MESSAGES = pytest.mark.parametrize("message_tokens", [1, 0, 2])
 
 @_STAGES
 @_CASES
-def test_strict(strict: Library, case: HierarchyCase, message_tokens: int, pieces: int) -> None:
-    case = replace(case, message_tokens=message_tokens, pieces=pieces)
+def test_strict(strict: Library, case: HierarchyCase, message_tokens: int, pieces: int, parts: int) -> None:
+    case = replace(case, message_tokens=message_tokens, pieces=pieces, parts=parts)
     for seed in range(4):
         HierarchyWorld(strict, replace(case, keeps_order=seed == 3), seed).run()
 
 
 @_STAGES
 @_CASES
-def test_fast(fast: Library, case: HierarchyCase, message_tokens: int, pieces: int) -> None:
+def test_fast(fast: Library, case: HierarchyCase, message_tokens: int, pieces: int, parts: int) -> None:
+    case = replace(case, message_tokens=message_tokens, pieces=pieces, parts=parts)
     for seed in range(3):
-        HierarchyWorld(fast, replace(case, message_tokens=message_tokens, pieces=pieces), seed).run()
+        HierarchyWorld(fast, case, seed).run()
 
 
 @_MESSAGES

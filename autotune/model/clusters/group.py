@@ -152,9 +152,9 @@ class Group:
             relaxed=True,
             ranks_per_server=self.ranks_per_server,
         )
-        offered = scheme_type(config).settings
         try:
             check_config(config)
+            offered = scheme_type(config).settings
             self._between_servers.check_poster(config.scheme, offered, POSTS)
             self._between_servers.check_messages(config.scheme, offered, config.topology.num_servers)
         except ArgumentError as error:

@@ -30,6 +30,8 @@ _TRAFFIC = Arg("traffic", "*i64", "inout")  # (blocks, 8)
 # Neighbouring tokens, or rows, that a message has, but the last one for a server.
 _MESSAGE_TOKENS = Arg("message_tokens", "i64", "value")
 
+# Tokens of a part.
+_TOKENS = numbers("i64", "first_token num_tokens")
 # Servers, counted from this rank's own on, the last one before the first.
 _PLACES = numbers("i64", "first_place num_places")
 # Of each of them: [first, last), or as far as there are any.
@@ -49,7 +51,7 @@ RAIL_TOKENS = AscendCKernel(
         Arg("outer_ids", "*i32", "in"),  # (T, S), negative: no expert there
         Arg("outer_rows", "*i32", "in"),  # (T, S) earlier tokens that go there
         Arg("route_words", "*i32", "in"),  # (T, Align8(K))
-        Arg("num_tokens", "i64", "value"),
+        *_TOKENS,
         _MESSAGE_TOKENS,
         *numbers("i64", "num_servers ranks_per_server rank"),
         *_ROUND,
@@ -64,7 +66,10 @@ RAIL_TOKENS = AscendCKernel(
 RAIL_SEND = AscendCKernel(
     "rail_send",
     (
+        Arg("outer_rows", "*i32", "in"),
         Arg("outer_counts", "*i32", "in"),  # (S,) tokens that go to each
+        *_TOKENS,
+        Arg("is_last", "i64", "value"),  # of the parts that tokens are made in
         _MESSAGE_TOKENS,
         *numbers("i64", "row_bytes slot_bytes"),  # of a token
         *_RAIL,

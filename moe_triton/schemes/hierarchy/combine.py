@@ -144,10 +144,13 @@ class Combine(CombineSteps):
         words = first_token * math.prod(self.tables.parts[name].shape[1:])
         return replace(placeholder, offset=placeholder.offset + words * WORD_BYTES)
 
+    def _counts_of(self, piece: int) -> Placeholder:
+        """What came with the flags of a piece."""
+        return Placeholder("barrier_counts", WORD_BYTES * piece * self.layout.ranks_per_server)
+
     def _returned(self, piece: int) -> dict[str, Value | Region]:
         """Flags of a piece, and what came with them."""
-        counts = Placeholder("barrier_counts", WORD_BYTES * piece * self.layout.ranks_per_server)
-        return {"returned": counts, "returns": self.layout.return_status_of(piece)}
+        return {"returned": self._counts_of(piece), "returns": self.layout.return_status_of(piece)}
 
     def _return(self, piece: int, places: range) -> Launch:
         """Step 1, inside the server."""
@@ -181,7 +184,7 @@ class Combine(CombineSteps):
             status,
             timeout_us=relay_timeout_us(self.context.timeout_us),
             count_end=1,
-            recv_counts=self._returned(piece)["returned"],
+            recv_counts=self._counts_of(piece),
         )
         return [flag, wait, *self._lost(piece, places)]
 

@@ -12,11 +12,14 @@ from moe_triton.kernels.inner_table import inner_table_kernel
 from moe_triton.kernels.outer_table import outer_table_kernel
 from moe_triton.layout import WORD_BYTES
 from moe_triton.operators.variants import DispatchVariant
-from moe_triton.schemes.common.steps import DispatchSteps
+from moe_triton.schemes.common.steps import DispatchSteps, tokens_of
 from moe_triton.schemes.hierarchy.ascendc import FUSED, RAIL_RELAY, RAIL_SEND, RAIL_TOKENS
 from moe_triton.schemes.hierarchy.layout import HierarchyLayout, RailSlot
 from moe_triton.schemes.hierarchy.relay_tables import RelayTables
 from moe_triton.schemes.rank_context import RankContext
+
+MADE_TOKENS = 32
+"""Tokens that are made before they are posted, about, while others follow, where launches are cheap."""
 
 
 def of_rails(context: RankContext, layout: HierarchyLayout) -> dict[str, Value]:
@@ -63,15 +66,24 @@ class Dispatch(DispatchSteps):
     def _until_counted(self) -> list[Launch]:
         c, context = self.config, self.context
         outer = outer_table_kernel(c.num_topk, self.layout.num_servers, context.target)
-        phases = [self._send(), self._relay(), *self._receive()]
+        parts = range(self._made_in)
+        made, sent = map(self._make, parts), map(self._send, parts)
+        *ahead, (make, send) = zip(made, sent, strict=True)
         return [
             *self.before_routing(),
             *self.route_or_pack(),
             self.launch("outer table", outer, self.blocks_of_words),  # which servers each token goes to
-            self._make(),
-            *joined(phases, FUSED),
+            *(launch for both in ahead for launch in both),
+            make,
+            *joined([send, self._relay(), *self._receive()], FUSED),
             self._inner_table(),
         ]
+
+    @property
+    def _made_in(self) -> int:
+        """Parts in which tokens are made, each posted while the next one is made, if launches are cheap."""
+        is_cheap = self.context.capabilities.launches_cheaply and self.context.posts == "aiv"
+        return -(-self.config.num_max_tokens_per_rank // MADE_TOKENS) if is_cheap else 1
 
     def arrangement(self) -> list[Launch]:
         """To expert order."""
@@ -82,7 +94,7 @@ class Dispatch(DispatchSteps):
         names = "topk", "row_bytes", "words_offset", "weights_offset", "scale_offset", "slot_bytes"
         return {name: getattr(self.rail_slot, name) for name in names}
 
-    def _make(self) -> Launch:
+    def _make(self, part: int) -> Launch:
         """What goes by the rail, before any of it is posted: each token is loaded once."""
         rows = self.rows_to_send()
         return self.launch(
@@ -93,14 +105,24 @@ class Dispatch(DispatchSteps):
             row_stride=rows["row_stride"],
             row_scale=self.slot.scale_offset if self.is_quantized else 0,
             topk_weights=Placeholder("topk_weights"),
+            **tokens_of(part, self._made_in),
             **self._in_slot,
             slots=self.layout.rail_slots,
         )
 
-    def _send(self) -> Launch:
+    def _send(self, part: int) -> Launch:
         """Steps 1 and 2, on the rail."""
         sizes = {name: self._in_slot[name] for name in ("row_bytes", "slot_bytes")}
-        return self.launch("send", RAIL_SEND, **sizes, **self.posting_on(), slots=self.layout.rail_slots)
+        posting = self.posting_on() | ({"adds_traffic": 1} if part else {})
+        return self.launch(
+            "send",
+            RAIL_SEND,
+            **tokens_of(part, self._made_in),
+            is_last=int(part == self._made_in - 1),
+            **sizes,
+            **posting,
+            slots=self.layout.rail_slots,
+        )
 
     def _relay(self) -> Launch:
         """Steps 1 and 2, inside the server."""
