@@ -29,7 +29,7 @@ public:
         entries_.Clear();
         call_ = WordOfDispatch(args_);
         for (int64_t i = 0; i < NumRanks(); ++i) {
-            const int64_t rank = Poster::RankAt(i, args_.rank, NumRanks());
+            const int64_t rank = RankAt(i, args_.rank, NumRanks());
             if (Poster::IsOwner(rank) && peers_.IsQueued(rank) && !PostTo(rank)) {
                 break;
             }

@@ -200,6 +200,22 @@ def test_what_the_model_does_not_know_is_an_error() -> None:
         counted(work_of(launch, known), A3)
 
 
+@pytest.mark.parametrize("blocks", [1, 3, 8])
+def test_entries_begin_behind_the_own_rank(blocks: int) -> None:
+    """Of all entries at once, no rank gets the first ones of two ranks."""
+    settings, firsts = config(8, 16), []
+    for rank in range(8):
+        known = traffic(settings, rank=rank)
+        whole = plan(settings, "dispatch", None, blocks)
+        (index,) = (i for i, launch in enumerate(whole.launches) if launch.step == "send")
+        steps = standing_for(whole, [known]).ran(index)[0].steps
+        of_entries = (steps.records["did"] == Did.STORE) & (steps.step == ascendc.TRACE_FLAG)
+        order = steps.owner[of_entries & (steps.owner >= 0)].tolist()
+        assert order == [(rank + 1 + turn) % 8 for turn in range(8)]
+        firsts.append(order[0])
+    assert sorted(firsts) == list(range(8))
+
+
 # What is made of a log.
 
 PEER, OWN = token_of(1), 4096 << 48
