@@ -103,7 +103,7 @@ def test_rows_that_are_missing() -> None:
     slot = slot_blocks * BLOCK_BYTES
     assert stamp_offset + STAMP_BYTES <= slot_blocks * BLOCK_DATA_BYTES
     sizes = (2, RANKS * EXPERTS * 4 * slot), (RANKS, EXPERTS * 4 * slot), (EXPERTS, 4 * slot), (4, slot)
-    slots = region_of("dispatch_slots", 0, slot, *sizes)
+    slots = region_of("dispatch_slots", 0, slot, *sizes, rotation=1).on(2)
     window = np.zeros(slots.end, np.uint8)
     offsets = np.cumsum([1, 0, 2, 1, 0, 3, 0, 1], dtype=np.int32)  # rows of each (expert, source)
 
@@ -143,7 +143,7 @@ def test_rows_that_are_missing_where_some_blocks_only_receive() -> None:
     """By place, which is source by source."""
     slot, stamp_offset, index = 2 * BLOCK_BYTES, BLOCK_DATA_BYTES, EXPERTS * 4 * 2 * BLOCK_BYTES
     sizes = (2, RANKS * index), (RANKS, index), (EXPERTS, 4 * slot), (4, slot)
-    slots = region_of("dispatch_slots", 0, slot, *sizes)
+    slots = region_of("dispatch_slots", 0, slot, *sizes, rotation=1).on(2)
     window = np.zeros(slots.end, np.uint8)
     counts = np.array([[1, 0, 2, 1], [0, 3, 0, 1]], np.int32)
     arguments = {

@@ -112,6 +112,109 @@ def test_the_state_has_room_for_whatever_entries_there_are(config: Config, grows
     assert layout.combine_slots.base == layout.state_bytes
 
 
+@pytest.mark.parametrize("kind", [WindowLayout, InbandLayout, ExpertSlotsLayout])
+@given(config=configs, data=st.data())
+def test_a_rank_has_the_slots_of_another_one_in_another_order(
+    kind: type[WindowLayout], config: Config, data: st.DataObject
+) -> None:
+    rank = data.draw(st.integers(0, config.num_ranks - 1))
+    slots = kind(config).dispatch_slots
+    mine, zone = slots.on(rank), slots.stride("zone")
+    assert sorted(every_item(mine)) == sorted(every_item(slots))
+    for expert, source in itertools.product(range(config.num_local_experts), range(config.num_ranks)):
+        block = mine.offset(zone=1, source=source, expert=expert) - slots.base - zone
+        place = expert * config.num_ranks + (source + rank) % config.num_ranks
+        assert block == place * config.num_max_tokens_per_rank * slots.stride("index")
+    # What two ranks have for each other lies at the same place: so has the out part room for what is posted.
+    source, expert = data.draw(st.integers(0, config.num_ranks - 1)), config.num_local_experts - 1
+    assert mine.offset(source=source, expert=expert) == slots.on(source).offset(source=rank, expert=expert)
+
+
+def test_no_other_region_is_rotated() -> None:
+    schemes = (("A3", "fullmesh_v1"), ("A3", "fullmesh_v2"), ("A3", "direct"), ("A2", "fullmesh"))
+    for product, scheme in (*schemes, ("A2", "hierarchy")):
+        layout = layout_of(Config(16, 8, 1024, 2, 16, product=product, scheme=scheme))
+        rotated = {region.name for region in layout.regions if region.rotation}
+        assert rotated == ({"dispatch_slots"} if product == "A3" and scheme != "direct" else set())
+
+
+# The HCCS port of a write is a hash of these bits of its address (ops-transformer 0b521cfbe), and windows
+# begin at multiples of 2 MiB: an offset says which values they have.
+PORT_BITS = range(9, 21)
+
+
+def ports(config: Config, kind: type[WindowLayout], source: int, expert: int) -> int:
+    """Values of the port's bits of a source's first slots for one expert number, over ranks with experts."""
+    slots = kind(config).dispatch_slots
+    offsets = (
+        slots.on(rank).offset(source=source, expert=expert)
+        for rank in range(config.num_shared_ranks, config.num_ranks)
+    )
+    return len({offset % (1 << PORT_BITS.stop) >> PORT_BITS.start for offset in offsets})
+
+
+def rotated_as_published(config: Config, kind: type[WindowLayout], source: int, expert: int) -> int:
+    """The same of slots ((source + rank) % EP) * localE + expert."""
+    c, rows = config, config.num_max_tokens_per_rank * kind(config).slot_stride
+    blocks = (((source + rank) % c.num_ranks) * c.num_local_experts + expert for rank in range(c.num_ranks))
+    return len({block * rows % (1 << PORT_BITS.stop) >> PORT_BITS.start for block in blocks})
+
+
+@pytest.mark.parametrize("kind", [WindowLayout, InbandLayout])
+@pytest.mark.parametrize("hidden", [2048, 4096, 7168])
+@given(
+    ranks=st.integers(2, 48) | st.sampled_from([64, 128, 256, 384, 768]),
+    tokens=st.sampled_from([128, 256]) | st.integers(1, 256),
+    local=st.integers(1, 16),
+    data=st.data(),
+)
+def test_slots_are_spread_over_ports(
+    kind: type[WindowLayout], hidden: int, ranks: int, tokens: int, local: int, data: st.DataObject
+) -> None:
+    config = Config(ranks, tokens, hidden, 1, local * ranks, relaxed=True)
+    source, expert = data.draw(st.integers(0, ranks - 1)), data.draw(st.integers(0, local - 1))
+    assert ports(config, kind, source, expert) >= min(ranks, 8)
+
+
+def test_the_fewest_values_of_the_ports_bits() -> None:
+    """Powers of two have the fewest. Before there was one value everywhere."""
+    sizes = itertools.product((2048, 4096, 7168), (128, 256), (WindowLayout, InbandLayout))
+    most = {
+        (hidden, tokens, kind): ports(Config(64, tokens, hidden, 1, 64), kind, 63, 0)
+        for hidden, tokens, kind in sizes
+    }
+    few = {(4096, 128, InbandLayout): 16, (7168, 128, InbandLayout): 16}
+    few |= {(hidden, 256, InbandLayout): 8 for hidden in (4096, 7168)}
+    assert most == {size: few.get(size, 32 if size[1] == 128 else 16) for size in most}
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens", "local", "published", "values"),
+    [
+        (InbandLayout, 128, 16, 1, 16),  # a source's slots for all experts take a multiple of 2 MiB
+        (InbandLayout, 256, 8, 1, 8),
+        (InbandLayout, 256, 4, 2, 8),
+        (WindowLayout, 128, 32, 1, 32),
+        (WindowLayout, 128, 16, 2, 32),
+    ],
+)
+def test_slots_are_spread_where_the_published_rotation_has_little_effect(
+    kind: type[WindowLayout], tokens: int, local: int, published: int, values: int
+) -> None:
+    config = Config(64, tokens, 7168, 8, local * 64, relaxed=True)
+    assert (local * tokens * kind(config).slot_stride % (2 << 20) == 0) == (published == 1)
+    assert rotated_as_published(config, kind, 5, 3) == published
+    assert ports(config, kind, 5, 3) == values
+
+
+@pytest.mark.parametrize(("shared", "routed", "fewest"), [(4, 8, 4), (1, 14, 7), (1, 15, 8), (32, 256, 8)])
+def test_slots_are_spread_beside_ranks_of_shared_experts(shared: int, routed: int, fewest: int) -> None:
+    """Sources are rotated by all ranks: where few of many have routed experts there are fewer values."""
+    config = Config(shared + routed, 256, 7168, 1, routed, 1, shared, relaxed=True)
+    counts = [ports(config, InbandLayout, source, 0) for source in range(config.num_ranks)]
+    assert min(counts) == fewest
+
+
 @given(configs)
 def test_slots_are_aligned_and_hold_a_packed_row(config: Config) -> None:
     layout = WindowLayout(config)
@@ -245,18 +348,22 @@ def test_cpp_computes_the_same_offsets(tmp_path: Path, kind: type[Layout]) -> No
     include = include_options(tmp_path)
     layout = kind(Config(5, 3, 96, 2, 8, 1, 1, relaxed=True))
     checks, body = [], []
-    for region in layout.regions:
+    for region in (*layout.regions, *(r.on(3) for r in layout.regions if r.rotation)):
         name = codegen.camel(region.kind)
         words = ", ".join(f"{word}ull" for word in region.words())
-        body.append(f"    moe::{name} {region.name}{{{words}}};")
+        body.append(f"    {{\n    moe::{name} {region.name}{{{words}}};")
         index = [dim.extent - 1 for dim in region.dims]
         args = ", ".join(map(str, index))
         names = [dim.name for dim in region.dims]
-        checks.append(region.offset(**dict(zip(names, index, strict=True))))
-        body.append(f'    std::printf("%llu\\n", (unsigned long long){region.name}.At({args}));')
+        places = {f"At({args})": region}
+        if region.rotation:
+            places |= {f"AtOn({rank}, {args})": region.on(rank) for rank in (0, 3, 4)}
+        for place, there in places.items():
+            checks.append(there.offset(**dict(zip(names, index, strict=True))))
+            body.append(f'    std::printf("%llu\\n", (unsigned long long){region.name}.{place});')
         outside = ", ".join(map(str, [*index[:-1], region.dims[-1].extent]))
         body.append(
-            f"    if (!{region.name}.Contains({args}) || {region.name}.Contains({outside})) return 1;"
+            f"    if (!{region.name}.Contains({args}) || {region.name}.Contains({outside})) return 1;\n    }}"
         )
     lines = "\n".join(body)
     headers = '#include <cstdio>\n#include "kernel_operator.h"\n#include "moe_layout.h"\n'

@@ -52,7 +52,7 @@ public:
         if (args_->num_parts == 1) {
             return true;
         }
-        const int64_t place = Poster::PlaceOf(static_cast<int64_t>(rank), args_->rank, args_->num_ranks);
+        const int64_t place = TurnOf(static_cast<int64_t>(rank), args_->rank, args_->num_ranks);
         const Share places = PlacesOf(part_);
         return place >= places.first && place < places.last;
     }
@@ -103,7 +103,7 @@ private:
     __aicore__ inline bool HasQueue(int64_t part) const {
         const Share places = PlacesOf(part);
         for (int64_t place = places.first; place < places.last; ++place) {
-            if (Poster::IsOwner(Poster::RankAt(place, args_->rank, args_->num_ranks))) {
+            if (Poster::IsOwner(RankAt(place, args_->rank, args_->num_ranks))) {
                 return true;
             }
         }
@@ -125,7 +125,7 @@ private:
 
     // False after the deadline.
     __aicore__ inline bool Await(int64_t part) {
-        const int64_t first = Poster::RankAt(PlacesOf(part).first, args_->rank, args_->num_ranks);
+        const int64_t first = RankAt(PlacesOf(part).first, args_->rank, args_->num_ranks);
         // Lines ring no doorbell.
         constexpr uint64_t NO_WINDOW = 0;
         for (PollLoop poll(poster_.Until(), NO_WINDOW, first, 1); poll.Next();) {
@@ -142,14 +142,14 @@ private:
         TraceStep(TRACE_POST);
         const Share places = PlacesOf(part);
         for (int64_t place = places.first; place < places.last; ++place) {
-            const int64_t rank = Poster::RankAt(place, args_->rank, args_->num_ranks);
+            const int64_t rank = RankAt(place, args_->rank, args_->num_ranks);
             if (Poster::IsOwner(rank)) {
                 flags_.Write(*args_, *peers_, rank);
             }
         }
         FinishFlags();
         for (int64_t place = places.first; place < places.last; ++place) {
-            const int64_t rank = Poster::RankAt(place, args_->rank, args_->num_ranks);
+            const int64_t rank = RankAt(place, args_->rank, args_->num_ranks);
             if (Poster::IsOwner(rank) && peers_->IsQueued(rank)) {
                 PostBlock(rank, EndOfBlocks::RowsTo(*args_, rank));
             }

@@ -29,7 +29,7 @@ public:
         entries_.Clear();
         call_ = WordOfDispatch(args_);
         for (int64_t i = 0; i < NumRanks(); ++i) {
-            const int64_t rank = Poster::RankAt(i, args_.rank, NumRanks());
+            const int64_t rank = RankAt(i, args_.rank, NumRanks());
             if (Poster::IsOwner(rank) && peers_.IsQueued(rank) && !PostTo(rank)) {
                 break;
             }
@@ -72,7 +72,8 @@ private:
         return poster_.Put(rank, {entries, to, 0, bytes, static_cast<uint32_t>(experts)});
     }
 
-    // For one expert: neighbouring slots. Nobody is to be woken for them.
+    // For one expert: neighbouring slots, as far into the out part as into the receiver's window. Nobody is to be woken
+    // for them.
     __aicore__ inline bool PostRows(int64_t rank, const Place& place, uint64_t expert, int64_t count) {
         if (count == 0) {
             return true;
@@ -82,8 +83,9 @@ private:
             report_.Add(REPORT_BAD_ROW, static_cast<int64_t>(expert), count);
             return false;
         }
-        const uint64_t local = place.window + args_.slots.At(args_.zone, place.source, expert, 0);
-        const uint64_t remote = peers_.WindowOf(rank) + args_.slots.At(args_.zone, args_.rank, expert, 0);
+        const uint64_t at = args_.slots.AtOn(rank, args_.zone, args_.rank, expert, 0);
+        const uint64_t local = place.window + at;
+        const uint64_t remote = peers_.WindowOf(rank) + at;
         const int64_t bytes = (count - 1) * static_cast<int64_t>(args_.slots.index_stride) + args_.slot_bytes;
         const int64_t payload = count * args_.row_bytes;
         return poster_.Put(rank, {local, remote, payload, bytes - payload, 0});

@@ -44,6 +44,17 @@ __aicore__ inline T ReadFresh(uint64_t address, int64_t index = 0) {
     return value.GetValue(0);
 }
 
+// The ranks in the order in which each gets its turn: from the one behind the own rank on. If all began with the same
+// rank, what all have for it would come at once, and its port would be the only busy one.
+__aicore__ inline int64_t RankAt(int64_t i, int64_t own, int64_t num_ranks) {
+    return (own + 1 + i) % num_ranks;
+}
+
+// Which turn a rank has in that order.
+__aicore__ inline int64_t TurnOf(int64_t rank, int64_t own, int64_t num_ranks) {
+    return (rank - own - 1 + num_ranks) % num_ranks;
+}
+
 // Where something for a rank is written: in whose window, and as if from whom.
 struct Place {
     uint64_t window;

@@ -29,7 +29,8 @@ public:
         Order<AscendC::HardEvent::S_MTE3>();
         const uint64_t at = args_.status.At(args_.zone, 0, args_.rank);
         const Share share = blocks_.ShareOf(args_.num_ranks);
-        for (int64_t rank = share.first; rank < share.last; ++rank) {
+        for (int64_t i = share.first; i < share.last; ++i) {
+            const int64_t rank = RankAt(i, args_.rank, args_.num_ranks);
             if (!MayPost() || !peers_.IsQueued(rank)) {
                 entry_.Send(0, peers_.WindowOf(rank) + at);
             }
@@ -47,7 +48,8 @@ private:
     __aicore__ inline void Post(uint64_t at) {
         TraceStep(TRACE_POST);
         constexpr int64_t ENTRY_BYTES = STATUS_ENTRY_BYTES;
-        for (int64_t rank = 0; rank < args_.num_ranks; ++rank) {
+        for (int64_t i = 0; i < args_.num_ranks; ++i) {
+            const int64_t rank = RankAt(i, args_.rank, args_.num_ranks);
             if (!Poster::IsOwner(rank) || !peers_.IsQueued(rank)) {
                 continue;
             }

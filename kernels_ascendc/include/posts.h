@@ -63,17 +63,6 @@ public:
         return static_cast<int64_t>(rank) % AscendC::GetBlockNum() == AscendC::GetBlockIdx();
     }
 
-    // In the order in which they are posted to: from the one behind the own rank on. If all began with the same rank,
-    // what all have for it would come at once, and its port would be the only busy one.
-    __aicore__ static inline int64_t RankAt(int64_t i, int64_t own, int64_t num_ranks) {
-        return (own + 1 + i) % num_ranks;
-    }
-
-    // Its place in that order.
-    __aicore__ static inline int64_t PlaceOf(int64_t rank, int64_t own, int64_t num_ranks) {
-        return (rank - own - 1 + num_ranks) % num_ranks;
-    }
-
     // Behind all that was posted to this rank before. False if its queue was full until the deadline, which is
     // reported; later messages to anybody are then given up at once.
     __aicore__ inline bool Put(uint64_t rank, const Message& message) {

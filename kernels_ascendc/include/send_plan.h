@@ -41,10 +41,13 @@ struct Destination {
         return args.slots.expert_extent;
     }
 
-    __aicore__ static inline bool Locate(const Args& args, uint64_t, uint64_t source, uint64_t expert, uint64_t index,
-                                         uint64_t& slot, uint64_t& stamp, uint64_t&) {
+    // In the receiver's window. Its own rows for this rank would lie at the same place, as sources are rotated by the
+    // receiver's number: so this is the place in the out part, too.
+    __aicore__ static inline bool Locate(const Args& args, uint64_t rank, uint64_t /*source*/, uint64_t expert,
+                                         uint64_t index, uint64_t& slot, uint64_t& stamp, uint64_t&) {
         const uint64_t zone = args.zone;
-        slot = args.slots.At(zone, source, expert, index);
+        const uint64_t source = static_cast<uint64_t>(args.rank);
+        slot = args.slots.AtOn(rank, zone, source, expert, index);
         stamp = slot + args.stamp_offset;
         return args.slots.Contains(zone, source, expert, index);
     }

@@ -74,26 +74,22 @@ public:
         counts_.Init(pipe, ENTRIES_PER_CHUNK);
     }
 
-    // Each block those of its share of ranks.
+    // Each block those of its share of ranks, in the order of `RankAt`.
     __aicore__ inline void Post() {
         TraceStep(TRACE_FLAG);
         const int64_t shared = args_->num_shared_ranks;
         const int64_t ranks = shared + args_->num_experts / LocalExperts();
         const Share share = blocks_.ShareOf(ranks);
-        const Share entries = {FirstEntryOf(share.first), FirstEntryOf(share.last)};
         call_ = WordOfDispatch(*args_);
         // For a wait that may come after the next combine has begun.
         KeepWord(args_->dispatch_word, call_, blocks_);
         entries_.Clear();
-        for (int64_t first = entries.first; first < entries.last;) {
-            const bool is_shared = first < shared;
-            const int64_t end = is_shared ? Smaller(shared, entries.last) : entries.last;
-            const int64_t last = Smaller(first + ENTRIES_PER_CHUNK, end);
-            const uint64_t counts = is_shared ? args_->shared_counts : args_->counts;
-            counts_.Fetch(counts, is_shared ? first : first - shared, last - first);
-            counts_.Begin(0);
-            PostEntries(first, last);
-            first = last;
+        for (int64_t i = share.first; i < share.last;) {
+            const int64_t rank = RankAt(i, args_->rank, ranks);
+            const int64_t alike = rank < shared ? shared : ranks;  // up to here ranks have as many entries each
+            const int64_t number = Smaller(alike - rank, share.last - i);
+            PostTo({rank, rank + number});
+            i += number;
         }
     }
 
@@ -108,6 +104,21 @@ private:
     __aicore__ inline int64_t FirstEntryOf(int64_t rank) const {
         const int64_t routed = rank - args_->num_shared_ranks;
         return routed <= 0 ? rank : args_->num_shared_ranks + routed * LocalExperts();
+    }
+
+    // Ranks of one kind.
+    __aicore__ inline void PostTo(const Share& ranks) {
+        const int64_t shared = args_->num_shared_ranks;
+        const bool is_shared = ranks.first < shared;
+        const int64_t end = FirstEntryOf(ranks.last);
+        for (int64_t first = FirstEntryOf(ranks.first); first < end;) {
+            const int64_t last = Smaller(first + ENTRIES_PER_CHUNK, end);
+            const uint64_t counts = is_shared ? args_->shared_counts : args_->counts;
+            counts_.Fetch(counts, is_shared ? first : first - shared, last - first);
+            counts_.Begin(0);
+            PostEntries(first, last);
+            first = last;
+        }
     }
 
     __aicore__ inline void PostEntries(int64_t first, int64_t last) {

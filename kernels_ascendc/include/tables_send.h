@@ -66,7 +66,7 @@ private:
     __aicore__ inline void Post() {
         TraceStep(TRACE_POST);
         for (int64_t i = 0; i < args_.num_ranks && NumWords() > 0; ++i) {
-            const int64_t rank = Poster::RankAt(i, args_.rank, args_.num_ranks);
+            const int64_t rank = RankAt(i, args_.rank, args_.num_ranks);
             if (!Poster::IsOwner(rank) || !peers_.IsQueued(rank)) {
                 continue;
             }

@@ -22,7 +22,7 @@ from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel
 from moe_triton.core.plan import Launch, Phases, Placeholder, fused_kernel_of, num_first_blocks
 from moe_triton.core.records import DEVICE_RECORDS
-from moe_triton.core.region import REGION_DIMS
+from moe_triton.core.region import REGION_DIMS, fields_of
 
 if TYPE_CHECKING:  # `moe_triton.tools.codegen` runs where torch is not installed
     import torch
@@ -56,7 +56,7 @@ _CONSTANTS_LINE = "constants"
 
 def words_of(arg: Arg) -> int:
     """64-bit words that an argument takes."""
-    return 1 + 2 * len(REGION_DIMS[arg.type]) if arg.type in REGION_DIMS else 1
+    return len(fields_of(arg.type)) if arg.type in REGION_DIMS else 1
 
 
 def word_offsets(args: Sequence[Arg]) -> Iterator[tuple[Arg, int]]:

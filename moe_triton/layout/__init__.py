@@ -4,7 +4,8 @@ Offsets come from nowhere else than from this folder and the layouts of schemes
 (`moe_triton.schemes.fullmesh.layout`, `moe_triton.schemes.direct.layout`). Python asks a `Region` for them,
 Triton kernels get its strides, Ascend C kernels get it as a struct from the generated header
 (`moe_triton.tools.codegen`), and ``moe-triton layout`` prints it. Everything in it is linear: a base and one
-stride per dimension.
+stride per dimension; but a region may be rotated from one rank's window to the next one's
+(`moe_triton.core.region`).
 
 A dispatch slot::
 

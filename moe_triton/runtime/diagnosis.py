@@ -24,12 +24,12 @@ from moe_triton.core.errors import (
 )
 from moe_triton.core.plan import Launch
 from moe_triton.core.records import REPORT
-from moe_triton.core.region import REGION_DIMS, Region
+from moe_triton.core.region import REGION_DIMS, Region, region_in
 from moe_triton.layout import CALL_WORD, FLAG_BITS, WORD_BYTES
 from moe_triton.layout.call_word import differences, operator_of
 from moe_triton.rendezvous.notes import Culprits, Notes
 from moe_triton.schemes import scheme_type
-from moe_triton.schemes.common.waits import POSTS, TimedOut, counts_of, int32_at, region_in
+from moe_triton.schemes.common.waits import POSTS, TimedOut, counts_of, int32_at
 from moe_triton.schemes.rank_context import RankContext
 
 REPORTED_EXPECTED, REPORTED_FOUND = REPORT.word("expected_call"), REPORT.word("found_call")

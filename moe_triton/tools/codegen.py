@@ -34,15 +34,34 @@ def _record(record: Record) -> str:
 
 
 def _region(name: str, dims: tuple[str, ...]) -> str:
-    fields = "".join(f"    uint64_t {d}_stride;\n    uint64_t {d}_extent;\n" for d in dims)
+    fields = "".join(f"    uint64_t {field};\n" for field in region.fields_of(name))
     params = ", ".join(f"uint64_t {d}" for d in dims)
-    terms = " + ".join(f"{d} * {d}_stride" for d in dims)
     inside = " && ".join(f"{d} < {d}_extent" for d in dims)
+    places = _rotated_places(name, dims) if name in region.ROTATED_DIMS else _places(params, dims)
     return (
-        f"struct {camel(name)} {{\n    uint64_t base;\n{fields}\n"
-        f"    // Bytes from the window's start.\n"
-        f"    __aicore__ inline uint64_t At({params}) const {{\n        return base + {terms};\n    }}\n\n"
+        f"struct {camel(name)} {{\n{fields}\n"
+        f"    // Bytes from the window's start.\n{places}\n"
         f"    __aicore__ inline bool Contains({params}) const {{\n        return {inside};\n    }}\n}};\n"
+    )
+
+
+def _places(params: str, dims: tuple[str, ...]) -> str:
+    terms = " + ".join(f"{d} * {d}_stride" for d in dims)
+    return f"    __aicore__ inline uint64_t At({params}) const {{\n        return base + {terms};\n    }}\n"
+
+
+def _rotated_places(name: str, dims: tuple[str, ...]) -> str:
+    """`moe_triton.core.region.Region.offset`, without a division."""
+    rotated, params = region.ROTATED_DIMS[name], ", ".join(f"uint64_t {d}" for d in dims)
+    terms = " + ".join(f"{'place' if d == rotated else d} * {d}_stride" for d in dims)
+    return (
+        f"    __aicore__ inline uint64_t At({params}) const {{\n"
+        f"        return AtOn(receiver, {', '.join(dims)});\n    }}\n\n"
+        f"    // In the window of another rank.\n"
+        f"    __aicore__ inline uint64_t AtOn(uint64_t rank, {params}) const {{\n"
+        f"        const uint64_t behind = {rotated} + rank * rotation;\n"
+        f"        const uint64_t place = behind < {rotated}_extent ? behind : behind - {rotated}_extent;\n"
+        f"        return base + {terms};\n    }}\n"
     )
 
 
@@ -98,8 +117,8 @@ def _offset_check(struct: str, field: str, word: int) -> str:
     return f'static_assert(offsetof({struct}, {field}) == {word} * sizeof(uint64_t), "{field} is moved");\n'
 
 
-def _region_checks(name: str, dims: tuple[str, ...]) -> str:
-    fields = ["base", *(f"{dim}_{what}" for dim in dims for what in ("stride", "extent"))]
+def _region_checks(name: str) -> str:
+    fields = region.fields_of(name)
     return "".join(_offset_check(camel(name), field, word) for word, field in enumerate(fields))
 
 
@@ -136,7 +155,7 @@ def render(tables: Tables) -> str:
 
 def render_abi(tables: Tables) -> str:
     """The text of ``moe_abi.h``: where every field has to lie, and `abi.text` for ``moe_abi()`` to return."""
-    regions = "\n".join(_region_checks(name, dims) for name, dims in region.REGION_DIMS.items())
+    regions = "\n".join(_region_checks(name) for name in region.REGION_DIMS)
     structs = "\n".join(_struct_checks(kernel) for kernel in tables.kernels)
     lines = "\n".join(_literal(line) for line in abi.text(*tables).splitlines())
     return (

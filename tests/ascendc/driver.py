@@ -159,7 +159,7 @@ class World:
                 **self.calls.sending(rank, 0),
                 "window": 0,
                 "out_offset": 0,
-                "slots": self.slots,
+                "slots": self.slots.on(rank),
                 "status": self.layout.dispatch_status,
             }
             kernel = "inband_send" if case.inband else "dispatch_send"
@@ -240,7 +240,7 @@ class World:
             "stamp_offset": self.case.slot.stamp_offset,
             "zone": zone,
             "timeout_us": self.case.timeout_us,
-            "slots": self.slots,
+            "slots": self.slots.on(rank),
         }
         report = self.library.launch("dispatch_rows", self.case.blocks, **{**arguments, **changes})
         if not report.any():
@@ -256,7 +256,7 @@ class World:
 
     def stamp(self, rank: int, **index: int) -> np.ndarray:
         """(8,) words of a row's stamp in a rank's window."""
-        first = self.slots.offset(**index) + self.case.slot.stamp_offset
+        first = self.slots.on(rank).offset(**index) + self.case.slot.stamp_offset
         words: np.ndarray = self.windows[rank].bytes[first : first + STAMP.num_bytes].view(np.int32)
         return words
 
@@ -292,12 +292,13 @@ class World:
         c, slot = self.config, self.case.slot
         zone = zone if self.case.slots_read_from is None else self.case.slots_read_from
         # At once, and looked at later: what has not come by now has come too late.
-        first = self.slots.offset(zone=zone)
+        first = self.slots.offset(zone=zone)  # of the zone's slots
         slots = self.windows[rank].bytes[first : first + self.layout.dispatch_zone_bytes].copy()
         for expert, source in np.ndindex(c.experts_on(rank), c.num_ranks):
             want = sent_to(self.case, self.seed, number, source, rank, expert)
             for index, (token, k, weight, row) in enumerate(want):
-                at = self.slots.offset(zone=zone, source=source, expert=expert, index=index) - first
+                index_of = {"source": source, "expert": expert, "index": index}
+                at = self.slots.on(rank).offset(zone=zone, **index_of) - first
                 got = slots[at : at + slot.stamp_offset + STAMP.num_bytes]
                 if not np.array_equal(got[: len(row)], row):
                     raise WrongResultError(f"row {index} of expert {expert} from rank {source} differs")

@@ -136,7 +136,7 @@ class FusedWorld(World):
             "capacity": len(outputs.row_slots.array),
             "cumulative": 0,
             "kept_rank": -1,
-            "slots": self.slots.in_units(SLOT_ALIGN),
+            "slots": self.slots.on(rank).in_units(SLOT_ALIGN),
         }
         sends = self._sending(rank, number, zone)
         return outputs, [sends, ("dispatch_wait", wait), ("dispatch_offsets", offsets)]
@@ -150,7 +150,7 @@ class FusedWorld(World):
             "num_ranks": self.config.num_ranks,
             "kept_rank": -1,
             "stamp_offset": self.case.slot.stamp_offset,
-            "slots": self.slots,
+            "slots": self.slots.on(rank),
         }
 
     def _waiting(self, rank: int, zone: int, waited: Guarded | None, counts: np.ndarray) -> dict[str, object]:
@@ -183,7 +183,7 @@ class FusedWorld(World):
         trailer = np.zeros(TRAILER_WORDS, np.int32)
         trailer[[TRAILER.word("mark"), TRAILER.word("num_rows")]] = TRAILER_MARK, ends[-1]
         slots = [
-            self.slots.offset(zone=zone, source=source, expert=expert, index=index) // SLOT_ALIGN
+            self.slots.on(rank).offset(zone=zone, source=source, expert=expert, index=index) // SLOT_ALIGN
             for expert, source in np.ndindex(c.experts_on(rank), c.num_ranks)
             for index in range(counts[expert, source])
         ]

@@ -49,7 +49,7 @@ def receive_inband(
         "zone": zone,
         "timeout_us": case.timeout_us,
         "status": world.layout.dispatch_status_on(rank),
-        "slots": world.slots,
+        "slots": world.slots.on(rank),
     }
     report = world.library.launch("inband_receive", case.blocks, **{**arguments, **changes})
     for output in outputs.values():

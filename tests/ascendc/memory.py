@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moe_triton.core.config import Config
-from moe_triton.core.region import Dim, Region
+from moe_triton.core.region import Dim, Region, packed, region_of
 from moe_triton.layout import (
     BLOCK_BYTES,
     BLOCK_DATA_BYTES,
@@ -73,19 +73,9 @@ def inband_slots(case: Case, base: int) -> Region:
     """Slots with flags in band, from a byte on."""
     c = case.config
     stride = inband_blocks(case) * BLOCK_BYTES
-    per_expert = c.num_max_tokens_per_rank * stride
-    per_source = c.num_local_experts * per_expert
-    return Region(
-        "dispatch_slots",
-        base,
-        stride,
-        (
-            Dim("zone", NUM_ZONES, c.num_ranks * per_source),
-            Dim("source", c.num_ranks, per_source),
-            Dim("expert", c.num_local_experts, per_expert),
-            Dim("index", c.num_max_tokens_per_rank, stride),
-        ),
-    )
+    extents = NUM_ZONES, c.num_local_experts, c.num_ranks, c.num_max_tokens_per_rank
+    zone, expert, source, index = packed(stride, *extents)
+    return region_of("dispatch_slots", base, stride, zone, source, expert, index, rotation=1)
 
 
 def peer_status(config: Config) -> Region:

@@ -255,8 +255,19 @@ ROWS = (
         (
             Patch(
                 DISPATCH_POST,
+                "peers_.WindowOf(rank) + at;",
+                "peers_.WindowOf(rank) + args_.slots.AtOn(rank, 1 - args_.zone, args_.rank, expert, 0);",
+            ),
+        ),
+        rows_of(),
+    ),
+    Mutant(
+        "rows left where another receiver has those of this rank",
+        (
+            Patch(
+                DISPATCH_POST,
+                "peers_.WindowOf(rank) + at;",
                 "peers_.WindowOf(rank) + args_.slots.At(args_.zone, args_.rank, expert, 0);",
-                "peers_.WindowOf(rank) + args_.slots.At(1 - args_.zone, args_.rank, expert, 0);",
             ),
         ),
         rows_of(),

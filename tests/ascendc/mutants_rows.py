@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .library import Patch
-from .mutants import DISPATCH_ROWS, DISPATCH_WAIT, SEND_ROWS, WAITS, Mutant, case_of, without
+from .mutants import DISPATCH_ROWS, DISPATCH_WAIT, SEND_PLAN, SEND_ROWS, WAITS, Mutant, case_of, without
 
 ROW_FLAGS, DISPATCH_TAKE = "include/row_flags.h", "include/dispatch_take.h"
 _PARTS = case_of(takes=2, rounds=4, straggle=0.5)
@@ -30,6 +30,16 @@ ROW_MUTANTS = (
             ),
         ),
         case_of(blocks=1),
+    ),
+    Mutant(
+        "rows sent to where this rank has them itself",
+        (Patch(SEND_PLAN, "args.slots.AtOn(rank, zone, source", "args.slots.At(zone, source"),),
+        case_of(),
+    ),
+    Mutant(
+        "rows in band sent to where this rank has them itself",
+        (Patch(SEND_PLAN, "args.slots.AtOn(rank, zone, source", "args.slots.At(zone, source"),),
+        case_of(inband=True),
     ),
     Mutant(
         "rows not waited for",

@@ -35,6 +35,24 @@ SPLIT_MUTANTS = (
         _SHARES,
     ),
     Mutant(
+        "a share of the experts instead of the results",
+        (
+            Patch(
+                SEND_PLAN,
+                "blocks_.ShareOf(args_->num_tokens * results)",
+                "Share{0, args_->num_tokens * results}",
+            ),
+            Patch(
+                SEND_PLAN,
+                "id >= args_->num_experts) {",
+                "id >= args_->num_experts || id % blocks_.number != blocks_.index) {",
+            ),
+        ),
+        SplitCase(
+            tokens=(7, 1), topk=3, experts_per_rank=8, skewed=True, blocks=12, timeout_us=MUTANT_TIMEOUT_US
+        ),
+    ),
+    Mutant(
         "no shared results from the block that has both kinds",
         (
             Patch(

@@ -60,12 +60,12 @@ class OffsetsCase:
 
     @cached_property
     def slots(self) -> Region:
-        """Of a window whose slots begin behind something else."""
+        """Of this rank's window, whose slots begin behind something else."""
         stride = 3 * SLOT_ALIGN
-        expert, source = self.tokens * stride, self.experts * self.tokens * stride
-        zone = self.ranks * source + 5 * SLOT_ALIGN
+        source, expert = self.tokens * stride, self.ranks * self.tokens * stride
+        zone = self.experts * expert + 5 * SLOT_ALIGN
         dims = (NUM_ZONES, zone), (self.ranks, source), (self.experts, expert), (self.tokens, stride)
-        return region_of("dispatch_slots", 7 * SLOT_ALIGN, stride, *dims)
+        return region_of("dispatch_slots", 7 * SLOT_ALIGN, stride, *dims, rotation=1).on(self.rank)
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ class PostingWorld(FusedWorld):
             "slot_bytes": self.case.slot.stamp_offset + STAMP_BYTES,
             **self.calls.in_one_launch(rank, number),
             **self.posting(rank),
-            "slots": self.slots,
+            "slots": self.slots.on(rank),
             "status": self.layout.dispatch_status,
         }
         return "dispatch_post", {**arguments, **changes}

@@ -136,7 +136,7 @@ class ReceivingWorld(FusedWorld):
         """(words,) or (blocks, words): all flags of a row in a rank's window."""
         if not self.case.inband:
             return self.stamp(rank, **index)[FLAG_WORD:][:1]
-        first, blocks = self.slots.offset(**index), inband_blocks(self.case)
+        first, blocks = self.slots.on(rank).offset(**index), inband_blocks(self.case)
         slot = self.windows[rank].bytes[first : first + blocks * BLOCK_BYTES].reshape(blocks, -1)
         words: np.ndarray = slot[:, BLOCK_DATA_BYTES:].view(np.int32)
         return words

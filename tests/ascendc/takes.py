@@ -62,7 +62,7 @@ def take_rows(
         "stamp_offset": world.case.slot.stamp_offset,
         "zone": zone,
         "timeout_us": world.case.timeout_us,
-        "slots": world.slots,
+        "slots": world.slots.on(rank),
     }
     report = world.library.launch("dispatch_take", world.case.blocks, **{**arguments, **changes})
     for table in tables:

@@ -137,7 +137,7 @@ def test_rows_of_the_kept_rank_are_not_sent(library: Library) -> None:
         window = world.windows[rank].bytes
         for source, expert in np.ndindex(2, case.experts_per_rank):
             for i, sent in enumerate(sent_to(case, 0, 0, source, rank, expert)):
-                at = world.slots.offset(zone=0, source=source, expert=expert, index=i)
+                at = world.slots.on(rank).offset(zone=0, source=source, expert=expert, index=i)
                 slot = window[at : at + case.sent_bytes]
                 assert (slot == sent.row).all() == (source != rank)
                 assert (slot == GARBAGE).all() == (source == rank)

@@ -25,6 +25,14 @@ CASES = {
     "direct": SplitCase(tokens=(5, 1, 1, 1), topk=3, shared=(2, 2), direct=True, blocks=12),
 }
 
+# Where blocks shared experts instead of rows, those with the K that have all rows would send everything.
+HOT = {
+    "slots": SplitCase(tokens=(7, 1), topk=3, experts_per_rank=8, skewed=True, blocks=12),
+    "inband": SplitCase(tokens=(7, 1), topk=2, experts_per_rank=8, skewed=True, inband=True, blocks=12),
+    "one_expert": SplitCase(tokens=(9, 1), topk=1, experts_per_rank=8, skewed=True, inband=True, blocks=12),
+    "direct": SplitCase(tokens=(7, 1), topk=3, experts_per_rank=8, skewed=True, direct=True, blocks=12),
+}
+
 # Rows of several blocks, of routed and of shared experts, go to the same ranks.
 DELIVERED = {
     "slots": Case(tokens=(5, 3, 4), topk=3, shared=(1, 1), rounds=1, hidden=32),
@@ -38,6 +46,12 @@ DELIVERED = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_no_block_has_more_than_its_share(library: Library, case: SplitCase) -> None:
+    check_split(library, case)
+
+
+@pytest.mark.parametrize("case", HOT.values(), ids=HOT)
+def test_hot_experts_give_no_block_more_to_send(library: Library, case: SplitCase) -> None:
+    """What is shared are the results (token, k), whichever expert they are for."""
     check_split(library, case)
 
 

@@ -136,6 +136,8 @@ def test_layout_prints_every_region() -> None:
     output = run("layout", "--ranks", "4")
     for region in ("dispatch_slots", "combine_slots", "dispatch_status", "combine_status"):
         assert region in output
+    assert re.search(r"dispatch_slots .* source 4 x \d+ \(\+ rank\)", " ".join(output.split()))
+    assert output.count("(+ rank)") == 1
     assert "num_ranks is 0" in run("layout", "--ranks", "0", code=1)
 
 

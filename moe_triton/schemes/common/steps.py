@@ -13,7 +13,7 @@ from moe_triton.core.ascendc import DISPATCH_WAIT, POST_STATUS
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.core.plan import NEXT, OF_ROUND, Launch, Part, Placeholder, Plan, Stream, Value, joined
 from moe_triton.core.records import CALL_HEADER, TRAFFIC
-from moe_triton.core.region import REGION_DIMS, Region
+from moe_triton.core.region import Region, fields_of
 from moe_triton.kernels.arrange import arrange_kernel
 from moe_triton.kernels.one_per_rank import local_counts_kernel, local_ids_kernel, one_per_rank_kernel
 from moe_triton.kernels.pack import pack_kernel
@@ -31,7 +31,7 @@ from moe_triton.operators.variants import CombineVariant, DispatchVariant, Varia
 from moe_triton.schemes.common.ascendc import CALL_POST, DISPATCH_OFFSETS, FUSED, TABLES_SEND
 from moe_triton.schemes.rank_context import COMBINE_KIND, COUNTED, OPERATORS, Operator, Peers, RankContext
 
-NO_SLOTS = (0,) * (1 + 2 * len(REGION_DIMS["dispatch_slots"]))
+NO_SLOTS = (0,) * len(fields_of("dispatch_slots"))
 ZONE_BYTES = 4  # of one operator's zone, in device memory
 
 

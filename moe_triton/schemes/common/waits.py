@@ -12,7 +12,7 @@ import torch
 
 from moe_triton.core.ascendc import DISPATCH_WAIT, POST_STATUS, REPORT_TIMEOUT
 from moe_triton.core.plan import Launch, Placeholder
-from moe_triton.core.region import MAX_INT32, REGION_DIMS, Region, region_of
+from moe_triton.core.region import MAX_INT32, Region, region_in
 from moe_triton.layout import FLAG_BITS
 from moe_triton.schemes.common.ascendc import TABLES_SEND
 from moe_triton.schemes.rank_context import Memory, RankContext
@@ -89,14 +89,6 @@ def arguments_of(launch: Launch) -> dict[str, Any]:
     return {
         arg.name: region_in(arg.type, value) if isinstance(value, tuple) else value for arg, value in pairs
     }
-
-
-def region_in(kind: str, words: Sequence[int]) -> Region:
-    """The region that an argument's words stand for; see `Region.words`."""
-    assert kind in REGION_DIMS
-    base, *rest = words
-    dims = [(extent, stride) for stride, extent in zip(rest[::2], rest[1::2], strict=True)]
-    return region_of(kind, base, 0, *dims)
 
 
 def int32_at(address: int, index: int = 0) -> int:

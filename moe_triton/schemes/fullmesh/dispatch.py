@@ -58,7 +58,8 @@ class Dispatch(DispatchSteps):
     def __init__(self, context: RankContext, variant: DispatchVariant, zone: int, parts: int = 1) -> None:
         super().__init__(context, variant, zone, parts)
         self.status = self.layout.dispatch_status_on(context.rank)
-        self.usual |= {"dispatch_word": DISPATCH_WORD, "slots": self.layout.dispatch_slots}
+        self.slots = self.layout.dispatch_slots.on(context.rank)
+        self.usual |= {"dispatch_word": DISPATCH_WORD, "slots": self.slots}
 
     def whole(self) -> Plan:
         """All of it: the launch that sends last goes on with the wait."""
@@ -157,7 +158,7 @@ class Dispatch(DispatchSteps):
     def _receive(self, parts: int, *, is_same_launch: bool) -> list[Launch]:
         """Step 3, and where rows belong: phases of one launch, or of the one that sends."""
         wait = self._wait_status(is_same_launch)
-        offsets = self.offsets(None if self.inband else self.layout.dispatch_slots, sees_all=True)
+        offsets = self.offsets(None if self.inband else self.slots, sees_all=True)
         # Step 3 of rows with flags of their own: until all that the entries counted are there.
         rows = [] if self.inband else [self.launch("rows", DISPATCH_ROWS)]
         blocks = self.context.blocks("communication", parts if self.is_quantized else 1)

@@ -116,11 +116,16 @@ class WindowLayout(Layout):
 
     @cached_property
     def dispatch_slots(self) -> Region:
-        """Slot of the ``index``-th row from ``source`` for local ``expert``."""
+        """Slot of the ``index``-th row from ``source`` for local ``expert``, in the window of rank 0.
+
+        On A3 the HCCS port that a write takes is a hash of bits 9 to 20 of its address, and windows begin at
+        multiples of 2 MiB. So sources are rotated from one rank's window to the next one's, in the slots of
+        each expert: what a source sends to one expert number of all ranks goes to as many places.
+        """
         c, stride = self.config, self.slot_stride
-        slots = packed(stride, c.num_ranks, c.num_local_experts, c.num_max_tokens_per_rank)
-        zones = self.num_zones, self.zone_bytes
-        return region_of("dispatch_slots", self.dispatch_base, stride, zones, *slots)
+        expert, source, index = packed(stride, c.num_local_experts, c.num_ranks, c.num_max_tokens_per_rank)
+        dims = (self.num_zones, self.zone_bytes), source, expert, index
+        return region_of("dispatch_slots", self.dispatch_base, stride, *dims, rotation=1)
 
     @cached_property
     def combine_slots(self) -> Region:

@@ -56,6 +56,8 @@ class Group:
 def show_layout(group: Group, console: Console) -> None:
     """Every region of a window: base, and extent x stride of each dimension.
 
+    Of a dimension that is rotated from one rank's window to the next one's it says so: ``(+ rank)``.
+
     Raises:
         ArgumentError: the group is refused.
     """
@@ -75,7 +77,10 @@ def show_layout(group: Group, console: Console) -> None:
     )
     rows = []
     for region in layout.regions:
-        dims = ", ".join(f"{dim.name} {dim.extent} x {dim.stride}" for dim in region.dims)
+        dims = ", ".join(
+            f"{dim.name} {dim.extent} x {dim.stride}{' (+ rank)' if dim.name == region.rotated_dim else ''}"
+            for dim in region.dims
+        )
         size = size_of(region.item_bytes * math.prod(dim.extent for dim in region.dims))
         rows.append((region.name, region.base, region.end, size, region.item_bytes, dims))
     TextTable(columns, rows).print(console)

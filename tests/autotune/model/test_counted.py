@@ -24,6 +24,7 @@ from moe_triton.core import ascendc
 from moe_triton.core.kernel import AscendCKernel
 from moe_triton.core.plan import Plan
 from moe_triton.core.reach import token_of
+from moe_triton.core.region import region_in
 from moe_triton.layout import BLOCK_BYTES, BLOCK_DATA_BYTES, STAMP_BYTES, STATUS_ENTRY_BYTES, WORD_BYTES
 from moe_triton.schemes.ascendc import KERNELS
 from tests.autotune.model.calls import config, plan, traffic
@@ -184,7 +185,10 @@ def test_plans_of_ranks_that_pass_nothing_on_differ_in_their_numbers_alone() -> 
                 if not isinstance(mine.kernel, AscendCKernel):
                     continue
                 pairs = zip(mine.kernel.args, mine.values, its.values, strict=True)
-                assert {arg.name for arg, a, b in pairs if a != b} <= {"rank", "kept_rank"}
+                different = {arg.name: (a, b) for arg, a, b in pairs if a != b}
+                if (slots := different.pop("slots", None)) is not None:
+                    assert region_in("dispatch_slots", slots[0]).on(5).words() == slots[1]
+                assert different.keys() <= {"rank", "kept_rank"}
 
 
 def test_what_the_model_does_not_know_is_an_error() -> None:
@@ -198,6 +202,22 @@ def test_what_the_model_does_not_know_is_an_error() -> None:
     launch = plan(config(8, 64), "combine").launches[0]
     with pytest.raises(UnknownWorkError, match="as a launch of a plan only"):
         counted(work_of(launch, known), A3)
+
+
+@pytest.mark.parametrize("blocks", [1, 3, 8])
+def test_entries_begin_behind_the_own_rank(blocks: int) -> None:
+    """Of all entries at once, no rank gets the first ones of two ranks."""
+    settings, firsts = config(8, 16), []
+    for rank in range(8):
+        known = traffic(settings, rank=rank)
+        whole = plan(settings, "dispatch", None, blocks)
+        (index,) = (i for i, launch in enumerate(whole.launches) if launch.step == "send")
+        steps = standing_for(whole, [known]).ran(index)[0].steps
+        of_entries = (steps.records["did"] == Did.STORE) & (steps.step == ascendc.TRACE_FLAG)
+        order = steps.owner[of_entries & (steps.owner >= 0)].tolist()
+        assert order == [(rank + 1 + turn) % 8 for turn in range(8)]
+        firsts.append(order[0])
+    assert sorted(firsts) == list(range(8))
 
 
 # What is made of a log.

@@ -32,8 +32,9 @@ from moe_triton.core.abi import word_offsets, words
 from moe_triton.core.ascendc import REPORT_WORDS
 from moe_triton.core.config import Config
 from moe_triton.core.kernel import Arg, AscendCKernel
-from moe_triton.core.plan import Launch, Part, Placeholder, Plan, device_launches, num_blocks
+from moe_triton.core.plan import Launch, Part, Placeholder, Plan, Value, device_launches, num_blocks
 from moe_triton.core.reach import token_of
+from moe_triton.core.region import ROTATED_DIMS, fields_of, region_in
 from moe_triton.schemes import make_scheme
 from moe_triton.schemes.rank_context import RankContext
 from moe_triton.schemes.scheme import Scheme
@@ -122,9 +123,9 @@ class _Words:
         places = [(arg, place) for arg, place in word_offsets(launch.kernel.args)]
         args = {place: arg for arg, place in places}
         own = [
-            place
+            place + word
             for (arg, place), value in zip(places, launch.values, strict=True)
-            if is_any_rank and isinstance(value, int) and _is_own_rank(arg, value)
+            if is_any_rank and (word := _own_rank_in(arg, value)) is not None
         ]
         return _Words(
             np.array(packed, np.uint64),
@@ -133,8 +134,13 @@ class _Words:
         )
 
 
-def _is_own_rank(arg: Arg, value: int) -> bool:
-    return arg.name == "rank" or (arg.name == "kept_rank" and value >= 0)
+def _own_rank_in(arg: Arg, value: Value) -> int | None:
+    """Which word of an argument is the number of the rank that launches, if one is."""
+    if isinstance(value, tuple):
+        is_rotated = arg.type in ROTATED_DIMS and region_in(arg.type, value).rotation
+        return fields_of(arg.type).index("receiver") if is_rotated else None
+    is_own = arg.name == "rank" or (arg.name == "kept_rank" and isinstance(value, int) and value >= 0)
+    return 0 if is_own else None
 
 
 class PlanRun:
