@@ -21,7 +21,7 @@ from moe_triton.tools.selftest.kernel_cases import prepare
 
 # Of back ends, and hidden sizes; 0 for kernels that have none. An NPU's forms are compiled for the CPU, too.
 FORMS = (("cpu", 0), ("cpu", 512), ("npu", 0))
-BLOCKS = 1  # on this thread: where a process has several, qemu has hung in a fork, and compilers are forked
+BLOCKS = 1  # on this thread: qemu has hung in forks of a process that has others, and compilers are forked
 Tensors = dict[str, torch.Tensor]
 
 
