@@ -20,19 +20,25 @@ CLI = "from moe_triton.tools.cli.app import app; app()"
 # Of the tests those that the processor matters to.
 FILES = (
     "tests/backends/test_triton_toolchain.py",
+    "tests/backends/test_triton_lowering.py",
     "tests/backends/test_triton_launch.py",
     "tests/backends/test_ids.py",
     "tests/backends/test_extension.py",
     "tests/backends/test_row_copies.py",
+    "tests/kernels/test_route.py",
     "tests/test_rounds.py",
     "tests/test_layout.py",
 )
-# How what an NPU needs is found and built. Not the stand-in for torch_npu: docs/aarch64.md.
+# How what an NPU needs is found and built, and rounds on the stand-in for torch_npu.
 NPU_FILES = (
     "tests/build/test_toolchain.py",
     "tests/build/test_cmake.py::test_a_version_can_be_given_where_no_file_tells_it",
     "tests/build/test_cmake.py::test_with_cann_the_cpu_build_takes_the_npu_along",
     "tests/build/test_library.py",
+    "tests/npu/test_windows.py",
+    "tests/npu/test_dispatch_combine.py::test_rows_that_are_padded",
+    "tests/npu/test_dispatch_combine.py::test_two_streams_give_the_same_bits",
+    "tests/npu/test_graphs.py::test_graphs_give_the_references_bits",
 )
 # By the NPU's compiler: kernels of different kinds that have few variants, for the chips whose compiler the
 # package has for aarch64, which are not 950.

@@ -222,6 +222,8 @@ class Machine:
         """What its programs are to see."""
         path = f"{self.python.parent}:{self.folder / 'bin'}:{os.environ['PATH']}"
         own = {"QEMU_CPU": CPU, "PATH": path, "MOE_TRITON_CACHE": str(self.folder / "kernels")}
+        # qemu takes memory from GLib's slices, whose lock stays taken in a forked child (docs/aarch64.md).
+        own |= {"G_SLICE": "always-malloc"}
         own |= {"OMP_NUM_THREADS": "1", "CXX": COMPILER, "MOE_TEST_PATIENCE": str(PATIENCE)}
         return {**os.environ, **own}
 

@@ -19,16 +19,17 @@ from moe_triton.kernels import Case, Sizes, kernel_cases
 from moe_triton.tools.selftest.cases import difference
 from moe_triton.tools.selftest.kernel_cases import prepare
 
-HIDDEN = (0, 512)
-BLOCKS = 1  # on this thread: where a process has several, qemu has hung in a fork, and compilers are forked
+# Of back ends, and hidden sizes; 0 for kernels that have none. An NPU's forms are compiled for the CPU, too.
+FORMS = (("cpu", 0), ("cpu", 512), ("npu", 0))
+BLOCKS = 1  # on this thread: qemu has hung in forks of a process that has others, and compilers are forked
 Tensors = dict[str, torch.Tensor]
 
 
 def cases() -> Iterator[tuple[str, Case]]:
     """All of them, by names that tell them apart."""
-    for hidden in HIDDEN:
-        for number, case in enumerate(kernel_cases(Sizes(), hidden, "cpu")):
-            yield f"{hidden} {number} {case.name}", case
+    for target, hidden in FORMS:
+        for number, case in enumerate(kernel_cases(Sizes(), hidden, target)):
+            yield f"{target} {hidden} {number} {case.name}", case
 
 
 def outputs_of(case: Case, memory: Tensors) -> Tensors:

@@ -37,6 +37,17 @@ def test_both_forms_agree_for_any_number_of_programs(target: str, num_entries: i
     assert (expand_idx.tolist(), counts.tolist()) == route_model(ids.tolist(), 100)
 
 
+@pytest.mark.parametrize("target", ["cpu", "npu"])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_ids_that_are_taken_are_those_that_are_numbered(target: str, dtype: torch.dtype) -> None:
+    ids = torch.tensor([2, 3, 1, 0, 2, 1, 0, 1, 0, 3, 3, 2, -1, 2, 2, 0], dtype=dtype)
+    outputs = [torch.full((size,), -7, dtype=torch.int32) for size in (len(ids), len(ids), 4)]
+    launch(route_kernel(target, True, dtype == torch.int64), [ids, *outputs, len(ids), 4], 2)
+    taken, expand_idx, counts = (output.tolist() for output in outputs)
+    assert taken == ids.tolist()
+    assert (expand_idx, counts) == route_model(taken, 4)
+
+
 @pytest.mark.parametrize("launch", LAUNCHES)
 def test_route_ignores_ids_past_the_last_expert(launch: Launch) -> None:
     topk_idx = torch.tensor([[3, 2**31 - 1], [-(2**31), 3]], dtype=torch.int32)
