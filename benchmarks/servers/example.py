@@ -41,11 +41,13 @@ class Wires:
         between: bytes to other servers.
         inside: bytes to other ranks of its server.
         posts: messages to other servers.
+        tokens: of a message whose tokens cores post; 1 of others.
     """
 
     between: float
     inside: float
     posts: float
+    tokens: int = 1
 
     def us(self, machine: Machine) -> tuple[float, float]:
         """Microseconds on the wire between servers, and on the wire inside a server."""
@@ -85,7 +87,8 @@ def hierarchy(posts: str) -> Wires:
     end_bytes = stamp_bytes = 32
     messages = others * (math.ceil(tokens / others / send["message_tokens"]) + 1)
     row_bytes = relay["row_bytes"] + stamp_bytes
-    return Wires(tokens * send["slot_bytes"] + others * end_bytes, rows * row_bytes, messages)
+    num_bytes = tokens * send["slot_bytes"] + others * end_bytes, rows * row_bytes
+    return Wires(*num_bytes, messages, send["message_tokens"] if posts == "aiv" else 1)
 
 
 def fullmesh() -> Wires:
@@ -108,7 +111,8 @@ def example() -> list[Record]:
         *((f"hierarchy, {posts}", STAGES[posts], hierarchy(posts)) for posts in reversed(POSTS)),
     ):
         between, inside = wires.us(used)
-        costs = {o: operator_cost(scheme, o, flow, used, row_bytes=2 * HIDDEN) for o in OPERATORS}
+        sizes = {"row_bytes": 2 * HIDDEN, "tokens_per_message": wires.tokens}
+        costs = {o: operator_cost(scheme, o, flow, used, **sizes) for o in OPERATORS}
         parts = costs["dispatch"].parts
         sums = costs["combine"].parts["sum"]
         rows.append(
