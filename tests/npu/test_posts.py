@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from moe_triton.processes import RankGroup, run_ranks
+from moe_triton.schemes.rank_context import MESSAGE_TOKENS
 from tests.distributed.cases import Case, inputs_of
 from tests.npu import posts_workers
 from tests.npu.device import POLICIES
@@ -78,14 +79,15 @@ def test_traffic_of_rounds_is_that_of_all(ranks: Ranks, scheme: str, do_expand: 
 
 
 def test_traffic_of_a_hierarchy_waits_as_well(ranks: Ranks) -> None:
-    """A message for each token that has an expert on the other server, one for its partial row, and ends."""
+    """A message for 8 tokens with an expert on the other server, one for their partial rows, and ends."""
     case = case_of("hierarchy", (1, 1))
     crossing = [int((inputs_of(case, rank, 0).topk_idx // 2 == 1 - rank).any(1).sum()) for rank in range(2)]
     assert min(crossing) > 0
+    messages = [-(-tokens // MESSAGE_TOKENS) for tokens in crossing]
     for rank, (in_handle, sent, returned) in enumerate(ranks(2).run(posts_workers.traffic, case)):
         assert in_handle is None
-        assert sent.posts == (crossing[rank] + 1, 0)
-        assert returned.posts == (crossing[1 - rank] + 1, 0)
+        assert sent.posts == (messages[rank] + 1, 0)
+        assert returned.posts == (messages[1 - rank] + 1, 0)
 
 
 @SCHEMES
