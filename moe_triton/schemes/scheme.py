@@ -133,7 +133,7 @@ class Scheme(SchemeFacts):
     finders: ClassVar[Mapping[str, Finder]] = ENTRY_FINDERS
     """How whom a wait is for is found, by the name of the kernel that waits."""
     settings: ClassVar[frozenset[str]] = frozenset()
-    """Fields of `Tuning` that not every scheme has: "posts", "post_parts"."""
+    """Fields of `Tuning` that not every scheme has, as "posts" and "post_parts"."""
     rules: ClassVar[Mapping[int, RuleSet]] = {}
     """Limits besides its product's, by version of the operators."""
     formulas: ClassVar[Mapping[int, tuple[Formula, ...]]] = {}
