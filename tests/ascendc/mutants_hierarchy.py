@@ -288,7 +288,7 @@ HIERARCHY_MUTANTS = (
     Mutant(
         "sums without the results of a rank that is gone",
         (Patch(PARTIALS_SEND, "if (lost.number < 0) {", "if (args_.num_servers > 0) {"),),
-        GoneCase(in_combine=True),
+        GoneCase(in_combine=True, is_said_late=True),
     ),
     Mutant(
         "an end flag that says that a rank is gone taken for partial rows",
