@@ -17,13 +17,25 @@ from moe_triton.core.topology import Topology, check_ranks_per_server
 
 Product = Literal["A2", "A3"]
 Generation = Literal["v3", "v4"]
-# Ranks of a server, where nobody says: those of an A2; on A3 a whole group reaches each other's memory.
-USUAL_RANKS_PER_SERVER: dict[str, int] = {"A2": 8, "A3": 0}
+# Ranks of a server, where nobody says, 0 for all of a group: an A2 has 8. On A3 a super node's ranks reach
+# each other's memory, and what crosses super nodes goes by machines, which have 16 dies.
+_RANKS_PER_SERVER: dict[str, int] = {"A2": 8, "A3": 0}
+_RANKS_PER_MACHINE: dict[tuple[str, str], int] = {("A3", "hierarchy"): 16}
 
 ROW_STEP = UB_ALIGN
 """Rows of kernels have whole units of so many elements: int8 ones move in units of as many bytes."""
 
 _END = 1 << 63
+
+
+def usual_ranks_per_server(product: str, scheme: str = "") -> int:
+    """How many ranks a server has where nobody says; 0 for all of a group.
+
+    Args:
+        product: whose.
+        scheme: how tokens travel, "" for the product's own.
+    """
+    return _RANKS_PER_MACHINE.get((product, scheme), _RANKS_PER_SERVER.get(product, 0))
 
 
 def check_experts_per_rank(value: object) -> tuple[int, ...] | None:
@@ -67,7 +79,7 @@ class Config:
             rule. It changes what is refused, never what is computed.
         ranks_per_server: how many ranks each server has: one number for all, of which the last may have
             fewer, or one number for each, in the order of the ranks; None for what the product's have: 8 on
-            A2, on A3 all ranks.
+            A2, on A3 all ranks, or 16 with hierarchy.
         experts_per_rank: how many routed experts each rank has, in the order of the ranks, 0 for those of
             shared experts; None where all ranks of routed experts have as many.
         is_of_buffer: whether it is an `EPBuffer`'s, which takes sizes that torch_npu's functions do not
@@ -157,14 +169,17 @@ class Config:
     @cached_property
     def topology(self) -> Topology:
         """Which ranks share a server, of sizes that keep every rule."""
-        return Topology.of(self.num_ranks, self.ranks_per_server, USUAL_RANKS_PER_SERVER.get(self.product, 0))
+        return Topology.of(self.num_ranks, self.ranks_per_server, self._usual_ranks_per_server)
 
     def servers_of(self, members: Sequence[int]) -> int:
         """How many servers these ranks are on, of sizes that may break a rule."""
-        usual = USUAL_RANKS_PER_SERVER.get(self.product, 0)
-        topology = Topology.or_usual(self.num_ranks, self.ranks_per_server, usual)
+        topology = Topology.or_usual(self.num_ranks, self.ranks_per_server, self._usual_ranks_per_server)
         known = [member for member in members[:MAX_RANKS] if member < len(topology.servers)]
         return topology.left(known).num_servers
+
+    @property
+    def _usual_ranks_per_server(self) -> int:
+        return usual_ranks_per_server(self.product, self.scheme)
 
     @property
     def num_moe_ranks(self) -> int:

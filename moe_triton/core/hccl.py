@@ -9,9 +9,15 @@ from moe_triton.core.errors import ArgumentError
 
 INTRA_PCIE, INTRA_ROCE = "HCCL_INTRA_PCIE_ENABLE", "HCCL_INTRA_ROCE_ENABLE"
 BUFFSIZE = "HCCL_BUFFSIZE"
+LOGIC_SUPERPOD_ID = "HCCL_LOGIC_SUPERPOD_ID"
+"""A name for the super node that a rank is in: HCCL connects ranks of different ones by RoCE. What is here
+goes by `Config.ranks_per_server`, and needs none.
+"""
 SWITCHES = {INTRA_PCIE: "1", INTRA_ROCE: "0"}
 """With which a group's default is its product's way between servers."""
 SWITCHES_SET = " and ".join(f"{name}={value}" for name, value in SWITCHES.items())
+
+VARIABLES = INTRA_PCIE, INTRA_ROCE, BUFFSIZE, LOGIC_SUPERPOD_ID
 
 MEGABYTE = 1 << 20
 DEFAULT_MEGABYTES = 200
@@ -19,7 +25,7 @@ DEFAULT_MEGABYTES = 200
 
 def read_environment() -> dict[str, str]:
     """Those of them that are set now, by name."""
-    return {name: os.environ[name] for name in (INTRA_PCIE, INTRA_ROCE, BUFFSIZE) if name in os.environ}
+    return {name: os.environ[name] for name in VARIABLES if name in os.environ}
 
 
 def buffer_megabytes(environment: Mapping[str, str] = os.environ) -> int:

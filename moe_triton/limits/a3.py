@@ -34,7 +34,6 @@ from moe_triton.limits.rule import (
 )
 
 MAX_STATUS_ENTRIES = STATE_COMBINE_OFFSET // STATUS_ENTRY_BYTES
-ACROSS_SUPER_NODES = "hierarchy"  # what the original has besides
 RELAXED_HIDDEN = f"relaxed=True allows {MIN_HIDDEN_RELAXED} and up for tests on the CPU."
 
 shared_ranks_of_group = Rule[[Config]](
@@ -212,18 +211,11 @@ def rules(schemes: Collection[str]) -> RuleSet:
         schemes: names of those that there are, the default first.
     """
     default, *others, last = schemes
-
-    def why(c: Config) -> str:
-        if c.scheme == ACROSS_SUPER_NODES:
-            return f"{c.scheme}, which crosses super nodes on A3, cannot be served"
-        return f"{c.product} has no such scheme"
-
     comm_alg = Rule[[Config]](
         "comm_alg",
-        f'"", {", ".join([f"{default} (the default)", *others])} or {last}; '
-        f"{ACROSS_SUPER_NODES} (across super nodes) is not served",
+        f'"", {", ".join([f"{default} (the default)", *others])} or {last}',
         lambda c: c.scheme in schemes,
-        why,
+        lambda c: f"{c.product} has no such scheme",
         use_one([default, *others, last]),
     )
     return RuleSet("A3, V2", config=(comm_alg, *_SIZES), call=_CALL)

@@ -7,7 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from moe_triton.core.errors import ConfigMismatchError, WindowError
+from moe_triton.core.group_sizes import RANKS_PER_SERVER
+from moe_triton.core.hccl import LOGIC_SUPERPOD_ID
 from moe_triton.core.space import text_of
+from moe_triton.core.topology import Topology
 from moe_triton.rendezvous.meeting import MAX_REASON, Meeting, values_of
 from moe_triton.rendezvous.membership import SAME_SETTINGS, by_value
 
@@ -25,6 +28,11 @@ MAY_DIFFER: dict[str, str] = {
         ("num_blocks", "kernels", KERNELS, *(f"tuning.{name}" for name in _TUNED.split())),
         "calls take as long as on the slowest rank",
     ),
+}
+# Settings that the ranks of a server have alike, and why: servers may differ.
+OF_SERVERS: dict[str, str] = {
+    LOGIC_SUPERPOD_ID: "its ranks write to each other's memory, and HCCL takes them for those of several "
+    "super nodes; set one id for each server, or none, or say by ranks_per_server which ranks share one",
 }
 _OWN = text_of({})
 _MOST_KERNELS = 4  # that a message names
@@ -65,7 +73,9 @@ def check_same(settings: Sequence[Mapping[str, Any]], may_differ: Collection[str
     warnings: dict[str, str] = {}
     for name in fields:
         given = [setting.get(name) for setting in settings]
-        if values := _kernels_that_differ(given) if name == KERNELS else _by_ranks(given):
+        if name in OF_SERVERS:
+            errors += _in_servers(name, given, settings[0])
+        elif values := _kernels_that_differ(given) if name == KERNELS else _by_ranks(given):
             if name in may_differ:
                 warnings[name] = values
             else:
@@ -79,6 +89,17 @@ def check_same(settings: Sequence[Mapping[str, Any]], may_differ: Collection[str
 def _by_ranks(values: Sequence[object]) -> str:
     """Which ranks have which value; empty if all have the same."""
     return by_value(dict(enumerate(values)))
+
+
+def _in_servers(name: str, given: Sequence[object], settings: Mapping[str, Any]) -> list[str]:
+    """A line for each server whose ranks differ, of servers that a rank's settings name."""
+    servers = Topology(tuple(settings[RANKS_PER_SERVER]))
+    wrong = []
+    for server in range(servers.num_servers):
+        of_server = {rank: given[rank] for rank in servers.ranks_on(server) if rank < len(given)}
+        if values := by_value(of_server):
+            wrong.append(f"  {name}: {values}, of server {server}: {OF_SERVERS[name]}")
+    return wrong
 
 
 def _kernels_that_differ(given: Sequence[Any]) -> str:

@@ -17,7 +17,7 @@ from moe_triton.core.checks import check_integer, check_seconds, shown
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.group_sizes import RANKS_PER_SERVER
-from moe_triton.core.hccl import check_window_limit, read_environment
+from moe_triton.core.hccl import LOGIC_SUPERPOD_ID, check_window_limit, read_environment
 from moe_triton.core.kept_memory import kept_bytes
 from moe_triton.core.records import PROTOCOL_VERSION
 from moe_triton.core.tuning import Tuning, checked_tuning
@@ -74,6 +74,7 @@ class Prepared:
         kernel_settings: those of its Triton kernels.
         backend: what plans run on.
         file: of the trace, or None.
+        super_node: that HCCL takes this rank for one of, or None.
     """
 
     config: Config
@@ -81,6 +82,7 @@ class Prepared:
     kernel_settings: KernelSettings
     backend: Backend
     file: TraceFile | None
+    super_node: str | None = None
 
     def settings(self) -> dict[str, Any]:
         """What the ranks of a group compare, by name."""
@@ -89,6 +91,7 @@ class Prepared:
         tuning = dataclasses.asdict(context.tuning) | sizes
         del tuning["tables"]  # a folder of this rank's; what its tables say is compared
         tuning |= {name: getattr(context, name) for name in FROM_CONTEXT}
+        compared = {LOGIC_SUPERPOD_ID: self.super_node} if self.scheme.compares_super_nodes else {}
         return {
             "protocol": PROTOCOL_VERSION,
             "moe_triton": version_of("moe_triton"),
@@ -100,6 +103,7 @@ class Prepared:
             "timeout_s": context.timeout_us / 1e6,
             **{f"tuning.{name}": value for name, value in tuning.items()},
             KERNELS: self.kernel_settings.compared,
+            **compared,
         }
 
 
@@ -251,4 +255,8 @@ def check(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:
     order.check_window(sum(window.data_bytes for window in windows if window.peers.group == "expert"))
     for window in windows:
         check_window_limit(backend.window_limit(order.environment), window.data_bytes)
-    return Prepared(config, scheme, KernelSettings(machine, moved, tuning.tables), backend, file)
+    kernels, super_node = (
+        KernelSettings(machine, moved, tuning.tables),
+        order.environment.get(LOGIC_SUPERPOD_ID),
+    )
+    return Prepared(config, scheme, kernels, backend, file, super_node)

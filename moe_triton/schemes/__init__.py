@@ -21,6 +21,7 @@ SCHEMES: dict[str, dict[str, str]] = {
         "fullmesh_v1": "moe_triton.schemes.fullmesh.scheme:Fullmesh",
         "fullmesh_v2": "moe_triton.schemes.fullmesh.scheme:InbandFullmesh",
         "direct": "moe_triton.schemes.direct.scheme:Direct",
+        "hierarchy": "moe_triton.schemes.hierarchy.scheme:A3Hierarchy",
     },
     "A2": {
         "fullmesh": "moe_triton.schemes.a2_fullmesh.scheme:A2Fullmesh",
@@ -30,9 +31,14 @@ SCHEMES: dict[str, dict[str, str]] = {
 
 
 def product_of(comm_alg: str) -> Product:
-    """The product that has a scheme of this name; the first one of all where none has."""
-    products = (product for product, schemes in SCHEMES.items() if comm_alg in schemes)
-    return cast("Product", next(products, next(iter(SCHEMES))))
+    """The product that has a scheme of this name: of several that whose way between servers it is, and
+    otherwise the first; the first one of all where none has.
+    """
+    classes = {product: schemes[comm_alg] for product, schemes in SCHEMES.items() if comm_alg in schemes}
+    if len(classes) > 1:
+        between = (product for product, place in classes.items() if class_at(place).between_servers)
+        return cast("Product", next(between, next(iter(classes))))
+    return cast("Product", next(iter(classes or SCHEMES)))
 
 
 def scheme_type(config: Config) -> type[Scheme]:

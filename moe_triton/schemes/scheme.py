@@ -144,6 +144,8 @@ class Scheme(SchemeFacts):
     """
     crosses_servers: ClassVar[bool] = False
     """Whether it reaches ranks of other servers, where ``refuses`` does not say why not."""
+    compares_super_nodes: ClassVar[bool] = False
+    """Whether the ranks of a server must name one super node to HCCL (`core.hccl.LOGIC_SUPERPOD_ID`)."""
     plans: ClassVar[Mapping[type[Variant], Callable[..., Any]]]
     """What builds the plans of variants: called with the rank's context, one of them, a zone and a number of
     parts, it gives an object whose ``whole()`` is the plan of the operator, and whose ``setup()`` and

@@ -85,7 +85,7 @@ def symbols_of(operator: Operator, given: Named) -> Symbols:
         operator: which one.
         given: the call's arguments, by our names.
     """
-    servers = settings.current().num_servers(given["num_ranks"])
+    servers = settings.current().sizing_servers(given["num_ranks"], given.get("comm_alg"))
     return Symbols(replace(operator, names=NAMES), {**given, "servers": servers})
 
 
@@ -102,7 +102,8 @@ def config_of(s: Symbols, call: Call, environment: Mapping[str, str]) -> Config:
     """
     chosen, size, comm_alg = settings.current(), s["num_ranks"], s.get("comm_alg", "")
     most = call.global_bs // size if call.global_bs and size > 0 else call.num_tokens
-    choice = scheme_of(chosen.product, comm_alg, chosen.num_servers(size), environment)
+    servers = chosen.topology(size, comm_alg).num_servers
+    choice = scheme_of(chosen.product, comm_alg, servers, environment)
     try:
         config = Config(
             num_ranks=size,

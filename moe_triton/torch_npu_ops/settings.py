@@ -9,7 +9,7 @@ from moe_triton.backends import BACKENDS, make_backend, make_host
 from moe_triton.backends.base import Backend, Host
 from moe_triton.core.ascendc import MAX_BLOCKS
 from moe_triton.core.checks import check_choice, check_flag, check_integer, check_seconds
-from moe_triton.core.config import USUAL_RANKS_PER_SERVER, Generation, Product
+from moe_triton.core.config import Generation, Product, usual_ranks_per_server
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.group_sizes import RanksPerServer
 from moe_triton.core.topology import Topology, check_ranks_per_server
@@ -17,6 +17,8 @@ from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.limits import GENERATIONS
 from moe_triton.runtime.traces import TraceFile, TracePath
 from moe_triton.tables.kept import Kept, keeping
+
+RANKS_OF_SIZING = usual_ranks_per_server("A2")
 
 
 @dataclass(frozen=True)
@@ -38,15 +40,28 @@ class Settings:
         """The back end that these settings name."""
         return make_backend(self.backend, self.kernels, self.tuning)
 
-    def num_servers(self, num_ranks: int) -> int:
-        """By which the original sizes what a hierarchy keeps for combine: on A2 the servers of a group."""
-        if self.product != "A2":
-            return num_ranks // USUAL_RANKS_PER_SERVER["A2"]
-        return self.topology(num_ranks).num_servers
+    def sizing_servers(self, num_ranks: int, comm_alg: str | None = "") -> int:
+        """By which the original sizes what a hierarchy keeps for combine: the servers of a group, had they 8
+        ranks each, as A2's have. A3's machines have 16, and count twice.
 
-    def topology(self, num_ranks: int) -> Topology:
-        """The servers of a group; the usual ones where `ranks_per_server` does not fit its size."""
-        return Topology.or_usual(num_ranks, self.ranks_per_server, USUAL_RANKS_PER_SERVER[self.product])
+        Args:
+            num_ranks: of the group.
+            comm_alg: how tokens travel.
+        """
+        usual = usual_ranks_per_server(self.product, comm_alg or "")
+        if not usual:
+            return num_ranks // RANKS_OF_SIZING
+        return self.topology(num_ranks, comm_alg).num_servers * (usual // RANKS_OF_SIZING)
+
+    def topology(self, num_ranks: int, comm_alg: str | None = "") -> Topology:
+        """The servers of a group; the usual ones where `ranks_per_server` does not fit its size.
+
+        Args:
+            num_ranks: of the group.
+            comm_alg: how tokens travel.
+        """
+        usual = usual_ranks_per_server(self.product, comm_alg or "")
+        return Topology.or_usual(num_ranks, self.ranks_per_server, usual)
 
 
 _current = Settings()
@@ -116,7 +131,7 @@ def configure(
             accepts (docs/limits.md).
         ranks_per_server: how many ranks of a group each server has, one number for all, of which the last may
             have fewer, or one for each in the order of the ranks; None for what the product's have: 8 on A2,
-            on A3 all ranks. The same on every rank.
+            on A3 all ranks, or 16 with hierarchy. The same on every rank.
 
     Raises:
         ArgumentError: a value that no setting has.

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from moe_triton.core.config import USUAL_RANKS_PER_SERVER, Config
+from moe_triton.core.config import Config, usual_ranks_per_server
 from moe_triton.core.group_sizes import RANKS_PER_SERVER
 from moe_triton.limits.common import HIDDEN_STEP, MAX_EXPERTS_OF_BUFFER
 from moe_triton.limits.rule import EITHER, NONE_CHOSEN, ConfigRule, Generations, Rule, between, one_of
 
-CARDS = USUAL_RANKS_PER_SERVER["A2"]
+CARDS = usual_ranks_per_server("A2")
 GROUP_REMEDY = "Use one of these group sizes, or relaxed=True for tests."
 
 

@@ -201,7 +201,6 @@ class Combine(CombineSteps):
                 "lost",
                 RETURNS_LOST,
                 **self._returned(piece),
-                **self.posting(),
                 first_place=places.start,
                 num_places=left,
             )
@@ -212,7 +211,6 @@ class Combine(CombineSteps):
         place = self.launch(
             "place",
             PARTIALS_PLACE,
-            out_offset=self.layout.in_bytes,
             rows=Placeholder("quantized_sums" if self.variant.block_quantize else "server_sums"),
             row_bytes=self.partial_bytes,
             **_of(rows),
@@ -271,7 +269,6 @@ class Combine(CombineSteps):
             payload_bytes=self.config.hidden * (1 if is_quantized else self.itemsize),
             **_of(rows),
             **self._returned(piece),
-            **self.posting(),
             slots=self.layout.partials_of(self.partial_bytes),
         )
 

@@ -23,12 +23,16 @@ MADE_TOKENS = 32
 
 
 def of_rails(context: RankContext, layout: HierarchyLayout) -> dict[str, Value]:
-    """Arguments of kernels that know of rails: which ranks there are, and where tables are."""
+    """Arguments of kernels that know of rails: which ranks there are, and where tables are.
+
+    Inside one server they post to nobody, and write to this rank's own window and count what they move, too.
+    """
     return {
         **RelayTables(context.config).placeholders,
         "num_servers": layout.num_servers,
         "ranks_per_server": layout.ranks_per_server,
         "server_experts": layout.server_experts,
+        "out_offset": layout.in_bytes,
         "message_tokens": context.message_tokens,
         "first_place": 0,
         "num_places": layout.num_servers,
@@ -83,6 +87,7 @@ class Dispatch(DispatchSteps):
     def _made_in(self) -> int:
         """Parts in which tokens are made, each posted while the next one is made, if launches are cheap."""
         is_cheap = self.context.capabilities.launches_cheaply and self.context.posts == "aiv"
+        is_cheap &= self.layout.num_servers > 1
         return -(-self.config.num_max_tokens_per_rank // MADE_TOKENS) if is_cheap else 1
 
     def arrangement(self) -> list[Launch]:
@@ -100,7 +105,6 @@ class Dispatch(DispatchSteps):
         return self.launch(
             "tokens",
             RAIL_TOKENS,
-            out_offset=self.layout.in_bytes,
             rows=rows["rows"],
             row_stride=rows["row_stride"],
             row_scale=self.slot.scale_offset if self.is_quantized else 0,
@@ -113,14 +117,13 @@ class Dispatch(DispatchSteps):
     def _send(self, part: int) -> Launch:
         """Steps 1 and 2, on the rail."""
         sizes = {name: self._in_slot[name] for name in ("row_bytes", "slot_bytes")}
-        posting = self.posting_on() | ({"adds_traffic": 1} if part else {})
         return self.launch(
             "send",
             RAIL_SEND,
             **tokens_of(part, self._made_in),
             is_last=int(part == self._made_in - 1),
             **sizes,
-            **posting,
+            adds_traffic=1 if part else self.has_posted,
             slots=self.layout.rail_slots,
         )
 

@@ -1,4 +1,4 @@
-"""A2 hierarchy: each token once to each server, and inside the server to its experts. The plans of one rank.
+"""hierarchy: each token once to each server, and inside the server to its experts. The plans of one rank.
 
 Ranks of the same number on all servers are a rail: between servers only they exchange messages. A token goes
 along the rail once for each server that it has experts on; who gets it relays it to the ranks of its server
@@ -47,7 +47,13 @@ from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.schemes.hierarchy.combine import Combine
 from moe_triton.schemes.hierarchy.dispatch import Dispatch
 from moe_triton.schemes.hierarchy.layout import HierarchyLayout
-from moe_triton.schemes.hierarchy.limits import FORMULAS, RULES
+from moe_triton.schemes.hierarchy.limits import (
+    FORMULAS,
+    FORMULAS_ON_A3,
+    NO_SMOOTH_SCALES,
+    RULES,
+    RULES_ON_A3,
+)
 from moe_triton.schemes.hierarchy.relay_tables import RelayTables
 from moe_triton.schemes.hierarchy.waits import FINDERS
 from moe_triton.schemes.rank_context import (
@@ -57,11 +63,33 @@ from moe_triton.schemes.rank_context import (
     usual_message_tokens,
     usual_return_pieces,
 )
-from moe_triton.schemes.scheme import REFUSED_ON_A2, Refusal, Scheme, Scratch
+from moe_triton.schemes.scheme import CONST_ARGUMENTS, REFUSED_ON_A2, Refusal, Scheme, Scratch
 
-FULLMESH = "Use comm_alg='fullmesh' for it."
 MESSAGES = 1, 2, 4, 8, 16, 32
 """Tokens of a message that are searched."""
+
+
+def _refused(other: str) -> dict[str, Refusal]:
+    """What hierarchy lacks on every product.
+
+    Args:
+        other: the product's scheme that has it.
+    """
+    use = f"Use comm_alg={other!r} for it."
+    return {
+        "torch_npu halves": Refusal("comm_alg='hierarchy' has no halves", "Use the whole operators."),
+        "wait": Refusal(
+            "with comm_alg='hierarchy' a rank relays others' rows while it is in the call itself",
+            f"Leave it out, or use comm_alg={other!r}.",
+        ),
+        "smooth_scales": Refusal(NO_SMOOTH_SCALES, f"Pass None, or use {other}."),
+        "special experts": Refusal("comm_alg='hierarchy' has none", use),
+        "ori_x": Refusal("comm_alg='hierarchy' has no special experts", use),
+        "performance_info": Refusal("comm_alg='hierarchy' waits for ranks through others", use),
+        "several scales": Refusal(
+            "with comm_alg='hierarchy' a row has one scale on its way", f"Pass 'int8', or use {other!r}."
+        ),
+    }
 
 
 class Hierarchy(Scheme):
@@ -78,21 +106,7 @@ class Hierarchy(Scheme):
     settings: ClassVar = frozenset({"posts", "message_tokens", "return_pieces"})
     crosses_servers: ClassVar[bool] = True
     sums_alike: ClassVar[bool] = False
-    refuses: ClassVar = {
-        "torch_npu halves": Refusal("comm_alg='hierarchy' has no halves", "Use the whole operators."),
-        "wait": Refusal(
-            "with comm_alg='hierarchy' a rank relays others' rows while it is in the call itself",
-            "Leave it out, or use comm_alg='fullmesh'.",
-        ),
-        "smooth_scales": Refusal("hierarchy takes none", "Pass None, or use fullmesh."),
-        "special experts": Refusal("comm_alg='hierarchy' has none", FULLMESH),
-        "ori_x": Refusal("comm_alg='hierarchy' has no special experts", FULLMESH),
-        "performance_info": Refusal("comm_alg='hierarchy' waits for ranks through others", FULLMESH),
-        "several scales": Refusal(
-            "with comm_alg='hierarchy' a row has one scale on its way", "Pass 'int8', or use 'fullmesh'."
-        ),
-        **REFUSED_ON_A2,
-    }
+    refuses: ClassVar = {**_refused("fullmesh"), **REFUSED_ON_A2}
 
     @property
     def relays(self) -> bool:
@@ -143,3 +157,25 @@ class Hierarchy(Scheme):
             "quantized_sums": Scratch(servers * tokens * self.context.quantized_row_bytes, torch.uint8),
             "rail_seen": Scratch(servers),
         }
+
+
+class A3Hierarchy(Hierarchy):
+    """hierarchy of A3, between machines whose dies reach each other's memory: builds the plans of one rank.
+
+    A group inside one machine is a hierarchy too, which posts nothing.
+    """
+
+    rules: ClassVar = RULES_ON_A3
+    formulas: ClassVar = FORMULAS_ON_A3
+    between_servers: ClassVar[bool] = False
+    compares_super_nodes: ClassVar[bool] = True
+    refuses: ClassVar = {
+        **_refused("fullmesh_v1"),
+        "tp_group": Refusal(
+            "comm_alg='hierarchy' has no tensor parallelism", "Leave it out, or use comm_alg='fullmesh_v1'."
+        ),
+        **dict.fromkeys(
+            CONST_ARGUMENTS,
+            Refusal("comm_alg='hierarchy' has no special experts", "Use comm_alg='fullmesh_v1' for it."),
+        ),
+    }
