@@ -20,14 +20,23 @@ A2 = replace(A3, product="A2", scheme="fullmesh", num_ranks=16)
 A2_V1 = replace(A2, version=1)
 HIERARCHY = replace(A2, scheme="hierarchy")
 HIERARCHY_V1 = replace(HIERARCHY, version=1)
+A3_HIERARCHY = replace(A3, scheme="hierarchy", num_ranks=16)
 
 # One of each product, version and scheme.
-FAMILIES = (A3, INBAND, V1, A2, A2_V1, HIERARCHY, HIERARCHY_V1)
+FAMILIES = (A3, INBAND, V1, A2, A2_V1, HIERARCHY, HIERARCHY_V1, A3_HIERARCHY)
 
 
 def in_all_generations(*bases: Config) -> tuple[Config, ...]:
-    """Each of them in the limits that either generation accepts, in those of v3, and in those of v4."""
-    return tuple(replace(base, generation=generation) for base in bases for generation in GENERATIONS)
+    """Each of them in the limits that either generation accepts, in those of v3, and in those of v4.
+
+    Those of v3 are older than A3's hierarchy.
+    """
+    return tuple(
+        replace(base, generation=generation)
+        for base in bases
+        for generation in GENERATIONS
+        if not (base == A3_HIERARCHY and generation == "v3")
+    )
 
 
 def family_of(config: Config) -> Config:

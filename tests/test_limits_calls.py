@@ -14,6 +14,7 @@ from tests.limits_cases import (
     A2,
     A2_V1,
     A3,
+    A3_HIERARCHY,
     CALL,
     FAMILIES,
     HIERARCHY,
@@ -36,16 +37,21 @@ from tests.limits_cases import (
 
 LONG, TOO_LONG = "x" * 127, "x" * 128
 PAIR = {"tp_world_size": 2, "tp_group": "tp"}
-QUANTIZES_RESULTS = (A3, INBAND, V1, HIERARCHY, HIERARCHY_V1)
+QUANTIZES_RESULTS = (A3, INBAND, V1, HIERARCHY, HIERARCHY_V1, A3_HIERARCHY)
 
 
-def is_restricted(base: Config) -> bool:
+def is_inband_of_v3(base: Config) -> bool:
     """Flags in band in the limits of v3, which have no masks there and the same batch on every rank."""
     return family_of(base) == INBAND and base.generation == "v3"
 
 
+def is_restricted(base: Config) -> bool:
+    """Whether every rank has the same batch."""
+    return is_inband_of_v3(base) or family_of(base) == A3_HIERARCHY
+
+
 def takes_mask(base: Config) -> bool:
-    return family_of(base) != V1 and not is_restricted(base)
+    return family_of(base) != V1 and not is_inband_of_v3(base)
 
 
 def has_pairs(base: Config) -> bool:
@@ -114,7 +120,8 @@ def common_calls(base: Config) -> list[CallCase]:
 
 def tensor_parallel_cases(base: Config) -> list[CallCase]:
     """In both versions of A3. Where there are no pairs, nothing stands in their place."""
-    one_expert, two_experts = replace(base, num_experts=8), replace(base, num_experts=16)
+    ranks = base.num_ranks
+    one_expert, two_experts = replace(base, num_experts=ranks), replace(base, num_experts=2 * ranks)
     pair = PAIR if has_pairs(base) else {}
     cases = [
         arguments("tp_world_size is 3", pair, {"tp_world_size": 3, "tp_group": "tp"}, one_expert),
@@ -124,6 +131,8 @@ def tensor_parallel_cases(base: Config) -> list[CallCase]:
     if base.generation == "v4":
         return [*cases, argument("tp_world_size", 1, 2, one_expert, tp_group="tp")]
     several = replace(one_expert, ranks_per_server=4)
+    if family_of(base) == A3_HIERARCHY:
+        several = replace(base, num_ranks=32, num_experts=32)
     second = {**PAIR, "tp_rank_id": 1} if pair else {}
     long = {**PAIR, "tp_group": LONG} if pair else {}
     return [
@@ -142,14 +151,18 @@ def tensor_parallel_cases(base: Config) -> list[CallCase]:
 
 def a3_calls(base: Config) -> list[CallCase]:
     """What both schemes of V2 have in common."""
-    one_expert = replace(base, num_experts=8)
-    shared = replace(base, num_shared_experts=1, num_shared_ranks=4)
+    one_expert = replace(base, num_experts=base.num_ranks)
     takes_elastic = family_of(base) == A3 and base.generation != "v4"
     # Without v4 they are refused together with a pair, and in v4 alone.
     pair = {} if base.generation == "v4" else PAIR
     return [
         argument(
-            "is_of_buffer", True, False, replace(base, num_ranks=1), shown="num_ranks is 1", global_bs=0
+            "is_of_buffer",
+            True,
+            False,
+            replace(base, num_ranks=1, num_experts=16, relaxed=True),
+            shown="num_ranks is 1",
+            global_bs=0,
         ),
         arguments(
             "elastic_info is given",
@@ -157,16 +170,27 @@ def a3_calls(base: Config) -> list[CallCase]:
             {**pair, "has_elastic_info": True},
             one_expert,
         ),
-        argument("quant_mode", 2, 0, base, shown="smooth_scales is given", has_smooth_scales=True),
-        refused("shared_expert_x", shared, operator="combine"),
-        refused("shared_expert_x", shared, operator="combine_add_rms_norm"),
+        arguments(
+            "smooth_scales is given",
+            {"quant_mode": 2, "has_smooth_scales": family_of(base) != A3_HIERARCHY},
+            {"quant_mode": 0, "has_smooth_scales": True},
+            base,
+        ),
         *mask_calls(base),
     ]
 
 
+def shared_rank_calls(base: Config) -> list[CallCase]:
+    """Of both schemes that have ranks of shared experts."""
+    shared = replace(base, num_shared_experts=1, num_shared_ranks=4)
+    operators = "combine", "combine_add_rms_norm"
+    return [refused("shared_expert_x", shared, operator=operator) for operator in operators]
+
+
 def mask_calls(base: Config) -> list[CallCase]:
-    """By token, or by token and expert."""
+    """By token, or by token and expert, which A3's hierarchy does not take."""
     mask = {"has_active_mask": takes_mask(base)}
+    pairs = ((1, 0), (1 if family_of(base) == A3_HIERARCHY else 2, 3))
     return [
         arguments(
             f"active_mask is of {bad} dimensions",
@@ -174,14 +198,15 @@ def mask_calls(base: Config) -> list[CallCase]:
             {"has_active_mask": True, "mask_dims": bad},
             base,
         )
-        for good, bad in ((1, 0), (2, 3))
+        for good, bad in pairs
     ]
 
 
 INBAND_V3 = replace(INBAND, generation="v3")
 A3_CALLS = [
     # What fullmesh_v1 takes of all that fullmesh_v2 refuses is on the passing sides of the cases above.
-    *(case for base in in_all_generations(A3, INBAND) for case in a3_calls(base)),
+    *(case for base in in_all_generations(A3, INBAND, A3_HIERARCHY) for case in a3_calls(base)),
+    *(case for base in in_all_generations(A3, INBAND) for case in shared_rank_calls(base)),
     refused("active_mask", INBAND_V3),
     argument("global_bs", 512, 520, INBAND_V3),
     *(refused("elastic_info", base) for base in in_all_generations(INBAND)),
@@ -242,15 +267,36 @@ def hierarchy_calls(base: Config) -> list[CallCase]:
     ]
 
 
+def a3_hierarchy_calls(base: Config) -> list[CallCase]:
+    one_expert, ranks = replace(base, num_experts=base.num_ranks), base.num_ranks
+    cases = [
+        *hierarchy_calls(base),
+        argument("mask_dims", 1, 2, base, shown="active_mask is of 2 dimensions", has_active_mask=True),
+        argument("global_bs", 64 * ranks, 65 * ranks, base),
+        refused("shared_expert_x", base, operator="combine"),
+    ]
+    if base.generation == "v4":  # whose own rules refuse these
+        return cases
+    pair = argument("tp_world_size", 1, 2, one_expert, tp_group="tp")
+    return [*cases, refused("elastic_info", base), pair]
+
+
 CASES = [
     *(case for base in VARIANTS for case in common_calls(base)),
-    *(case for base in in_all_generations(A3, INBAND, V1) for case in tensor_parallel_cases(base)),
+    *(
+        case
+        for base in in_all_generations(A3, INBAND, V1, A3_HIERARCHY)
+        for case in tensor_parallel_cases(base)
+    ),
     *A3_CALLS,
     *(case for base in in_all_generations(V1) for case in v1_calls(base)),
     *(case for base in in_all_generations(A2, A2_V1, HIERARCHY, HIERARCHY_V1) for case in a2_calls(base)),
     *(case for base in in_all_generations(A2, A2_V1) for case in a2_fullmesh_calls(base)),
     *(case for base in in_all_generations(HIERARCHY, HIERARCHY_V1) for case in hierarchy_calls(base)),
+    *(case for base in in_all_generations(A3_HIERARCHY) for case in a3_hierarchy_calls(base)),
 ]
+# Where no rank holds shared experts, nothing asks whether one does.
+OUT_OF_REACH = {(A3_HIERARCHY, "shared_expert_x", "only with shared_expert_rank_num 0")}
 
 
 def broken_rule(case: CallCase) -> CallRule:
@@ -273,7 +319,8 @@ def test_every_rule_has_a_case(base: Config) -> None:
     """So that a new rule is not forgotten: each needs a case for each variant that it applies to."""
     covered = {broken_rule(case) for case in CASES if variant_of(case.base) == variant_of(base)}
     rules = call_rules_for(base, replace(CALL, version=base.version))
-    assert not [f"{rule.argument}, {rule.limit}" for rule in rules if rule not in covered]
+    missed = {(family_of(base), rule.argument, rule.limit) for rule in rules if rule not in covered}
+    assert missed <= OUT_OF_REACH
 
 
 def test_modes_of_ascend_950_are_named() -> None:
@@ -283,7 +330,7 @@ def test_modes_of_ascend_950_are_named() -> None:
                 check_call(A3, replace(CALL, **{argument_name: mode}))
 
 
-@pytest.mark.parametrize("base", [A3, INBAND, V1])
+@pytest.mark.parametrize("base", [A3, INBAND, V1, A3_HIERARCHY])
 def test_results_are_quantised_on_a3_and_in_hierarchy(base: Config) -> None:
     check_call(base, replace(CALL, version=base.version, operator="combine", comm_quant_mode=2))
 
@@ -291,6 +338,10 @@ def test_results_are_quantised_on_a3_and_in_hierarchy(base: Config) -> None:
 def test_the_halves_that_take_no_weights_need_none_in_hierarchy() -> None:
     for operator in ("dispatch_teardown", "combine_setup"):
         check_call(HIERARCHY, replace(CALL, operator=operator, has_topk_weights=False))
+
+
+def test_a_buffer_on_a3_has_masks_of_entries_in_hierarchy_too() -> None:
+    check_call(A3_HIERARCHY, replace(CALL, has_active_mask=True, mask_dims=2, is_of_buffer=True))
 
 
 def test_dispatch_needs_nothing_of_what_combine_computes_special_experts_from() -> None:

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from moe_triton import EPBuffer
 from moe_triton import torch_npu_ops as ops
-from moe_triton.core.config import Config
+from moe_triton.core.config import Config, Product
 from moe_triton.core.errors import ArgumentError
 from moe_triton.runtime.chosen_scheme import Asked, choose_scheme
 from moe_triton.schemes import layout_of
@@ -35,6 +35,7 @@ SIZES = {"num_max_tokens_per_rank": 4, "hidden": 64, "num_topk": 2, "num_experts
         ("A3", "", HIERARCHY, 2, "fullmesh_v1"),
         ("A3", "fullmesh_v2", {}, 1, "fullmesh_v2"),
         ("A3", "hierarchy", {}, 1, "hierarchy"),
+        ("A3", "hierarchy", HIERARCHY, 2, "hierarchy"),
         ("A2", "", {}, 2, "fullmesh"),
         ("A2", "", HIERARCHY, 2, "hierarchy"),
         ("A2", None, HIERARCHY, 2, "hierarchy"),
@@ -170,6 +171,27 @@ def test_auto_takes_no_scheme_that_stays_inside_a_server(tmp_path: Path) -> None
         assert several.source.startswith(
             "fullmesh_v1: the product's own; no table names another that serves the group"
         )
+
+
+@pytest.mark.parametrize("product", ["A2", "A3"])
+def test_auto_takes_no_scheme_with_other_bits(tmp_path: Path, product: Product) -> None:
+    """Whatever a table names: hierarchy sums in another order."""
+    write(tmp_path, {("own", 64): "hierarchy"})
+    config = Config(4, 4, 1024, 2, 8, product=product, relaxed=True, ranks_per_server=2)
+    taken = choose_scheme(Asked("auto", folder=str(tmp_path)), config, range(4), False).config
+    assert taken.scheme == {"A2": "fullmesh", "A3": "fullmesh_v1"}[product]
+
+
+def test_servers_go_by_the_scheme_on_a3() -> None:
+    config = Config(32, 4, 1024, 2, 32)
+    for scheme, sizes in (("fullmesh_v1", (32,)), ("hierarchy", (16, 16))):
+        found = choose_scheme(Asked(scheme), config, range(32), False).config
+        assert (found.scheme, found.topology.sizes) == (scheme, sizes)
+    lost = choose_scheme(Asked("hierarchy"), replace(config, relaxed=True), range(16, 32), False).config
+    assert (lost.scheme, lost.topology.sizes) == ("hierarchy", (16,))
+    uneven = choose_scheme(Asked("hierarchy"), replace(config, relaxed=True), range(1, 32), False).config
+    with pytest.raises(ArgumentError, match=r"ranks_per_server is \[15, 16\], but hierarchy sends to"):
+        check_config(uneven)
 
 
 def test_the_size_hint_goes_by_the_same_choice() -> None:

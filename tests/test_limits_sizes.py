@@ -18,6 +18,7 @@ from tests.limits_cases import (
     A2,
     A2_V1,
     A3,
+    A3_HIERARCHY,
     FAMILIES,
     HIERARCHY,
     HIERARCHY_V1,
@@ -27,6 +28,7 @@ from tests.limits_cases import (
     VARIANTS,
     ConfigCase,
     check_edge,
+    family_of,
     in_all_generations,
     name_of,
     size,
@@ -60,9 +62,10 @@ def common_sizes(base: Config) -> list[ConfigCase]:
 def a3_sizes(base: Config) -> list[ConfigCase]:
     """What both schemes of V2 have in common."""
     half_shared = {"num_shared_experts": 1, "num_experts": 1024}
+    by_one = {"num_shared_experts": 1, "num_shared_ranks": 1, "num_experts": 63}
     return [
         sizes("comm_alg is 'fullmesh'", {}, {"scheme": "fullmesh"}, base),
-        sizes("comm_alg is 'hierarchy'", {}, {"scheme": "hierarchy"}, base),
+        sizes("num_shared_experts is 1", by_one, {**by_one, "scheme": "hierarchy"}, base),
         size("num_ranks", 1, 0, base),
         size("num_ranks", 1, 0, base, relaxed=True),
         sizes(
@@ -265,6 +268,64 @@ def hierarchy_sizes(base: Config) -> list[ConfigCase]:
     ]
 
 
+def a3_hierarchy_sizes(base: Config) -> list[ConfigCase]:
+    """Rules of all of A3's schemes, whose numbers other cases try, and those of this one."""
+    more = {"num_ranks": 32}
+    shared = {"num_shared_experts": 1, "num_shared_ranks": 1}
+    cases = [
+        sizes("comm_alg is 'fullmesh'", {}, {"scheme": "fullmesh"}, base),
+        size("num_ranks", 16, 0, base),
+        size("num_max_tokens_per_rank", 256, 513, base),
+        size("num_max_tokens_per_rank", 1, 0, base),
+        size("hidden", 7168, 8224, base),
+        size("hidden", 1056, 1040, base),
+        size("num_topk", 16, 17, base),
+        size("num_experts", 512, 1025, base, **more),
+        size("num_topk", 8, 9, base, num_ranks=8, num_experts=8, relaxed=True),
+        sizes("num_shared_experts is 1", {"num_shared_experts": 1}, shared, base),
+        size("num_shared_experts", 0, -1, base),
+        size("num_shared_ranks", 0, -1, base),
+        size("num_shared_ranks", 0, 4, base),
+        size("num_experts", 64, 65, base),
+        # Its own.
+        *(
+            sizes(
+                f"num_ranks is {n + step}",
+                {"num_ranks": n, "num_experts": n},
+                {"num_ranks": n + step, "num_experts": n + step},
+                base,
+            )
+            for n in (16, 32, 240, 256)
+            for step in (-1, 1, 8, *([16] if n == 256 else []))
+        ),
+        size("num_ranks", 1, 0, base, num_experts=16, relaxed=True),
+        sizes(
+            "num_ranks is 257",
+            {"num_ranks": 256, "num_experts": 256, "relaxed": True},
+            {"num_ranks": 257, "num_experts": 257, "relaxed": True},
+            base,
+        ),
+        size("num_max_tokens_per_rank", 256, 257, base),
+        size("num_max_tokens_per_rank", 256, 257, base, relaxed=True),
+        size("hidden", 1024, 992, base),
+        size("hidden", 7168, 7200, base),
+        size("hidden", 7168, 7200, base, relaxed=True),
+        size("hidden", 32, 0, base, relaxed=True),
+        size("num_experts", 512, 513, base, **more),
+        size("num_experts", 512, 544, base, **more),
+        size("num_experts", 1, 0, base, num_ranks=1, num_topk=1, relaxed=True),
+        size("ranks_per_server", 16, 8, base),
+        sizes(
+            "ranks_per_server is [2, 14]",
+            {"ranks_per_server": (4, 4, 4, 4), "relaxed": True},
+            {"ranks_per_server": (2, 14), "relaxed": True},
+            base,
+        ),
+        size("num_special_experts", 0, 1, base),
+    ]
+    return [*cases, *([size("num_experts", 384, 400, base)] if base.generation == "v4" else [])]
+
+
 CASES = [
     *(case for base in VARIANTS for case in common_sizes(base)),
     *(case for base in in_all_generations(A3, INBAND) for case in a3_sizes(base)),
@@ -274,6 +335,7 @@ CASES = [
     *(case for base in in_all_generations(A2, A2_V1, HIERARCHY, HIERARCHY_V1) for case in a2_sizes(base)),
     *(case for base in in_all_generations(A2, A2_V1) for case in a2_fullmesh_sizes(base)),
     *(case for base in in_all_generations(HIERARCHY, HIERARCHY_V1) for case in hierarchy_sizes(base)),
+    *(case for base in in_all_generations(A3_HIERARCHY) for case in a3_hierarchy_sizes(base)),
 ]
 
 
@@ -292,9 +354,15 @@ def test_each_size_at_its_edge(case: ConfigCase) -> None:
 def test_every_rule_has_a_case(base: Config) -> None:
     """So that a new rule is not forgotten: each needs a case for each variant that it applies to."""
     covered = {broken_rule(case) for case in CASES if variant_of(case.base) == variant_of(base)}
-    assert not [f"{rule.argument}, {rule.limit}" for rule in rules_for(base) if rule not in covered]
+    missed = {(rule.argument, rule.limit) for rule in rules_for(base) if rule not in covered}
+    assert missed == (OF_SHARED_EXPERTS if family_of(base) == A3_HIERARCHY else set())
 
 
+# What A3's other schemes are asked with shared experts alone.
+OF_SHARED_EXPERTS = {
+    ("num_shared_ranks", "a multiple of the shared experts"),
+    ("num_experts", "experts per rank times ranks at most 2048"),
+}
 # By A2's pages experts are dealt to at least two ranks, none of which has shared ones: one cannot be dealt.
 OUT_OF_REACH = {("A2", "num_experts", 1)}
 
@@ -368,7 +436,16 @@ def test_what_either_generation_accepts_is_accepted_where_none_is_chosen(base: C
     assert accepts(None) >= (accepts("v3") or accepts("v4"))
 
 
-def test_a_scheme_of_a3_that_crosses_super_nodes_is_refused_by_name() -> None:
-    for base in in_all_generations(A3):
-        with pytest.raises(ArgumentError, match="crosses super nodes"):
-            check_rules(replace(base, scheme="hierarchy"))
+def test_limits_that_are_older_than_a3s_hierarchy_refuse_it() -> None:
+    with pytest.raises(
+        ArgumentError, match="comm_alg is 'hierarchy', but the limits of v3 have no hierarchy"
+    ):
+        check_rules(replace(A3_HIERARCHY, generation="v3"))
+
+
+def test_more_than_24_experts_of_a_rank_are_refused_by_the_page_alone() -> None:
+    """No host check has it."""
+    many = replace(A3_HIERARCHY, num_experts=512)
+    check_rules(many)
+    with pytest.raises(ArgumentError, match="at most 24 experts with hierarchy, and it would hold 32"):
+        check_rules(replace(many, generation="v4"))

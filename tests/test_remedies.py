@@ -25,8 +25,8 @@ def buffer() -> Iterator[EPBuffer]:
 @pytest.mark.parametrize(
     ("options", "remedy"),
     [
-        ({"comm_alg": "ato"}, "Use 'auto', '', 'fullmesh_v1', 'fullmesh_v2' or 'direct'."),
-        ({"comm_alg": "hierarchy"}, "Use 'auto', '', 'fullmesh_v1', 'fullmesh_v2' or 'direct'."),
+        ({"comm_alg": "ato"}, "Use 'auto', '', 'fullmesh_v1', 'fullmesh_v2', 'direct' or 'hierarchy'."),
+        ({"comm_alg": "fullmesh"}, "Use 'auto', '', 'fullmesh_v1', 'fullmesh_v2', 'direct' or 'hierarchy'."),
         ({"comm_alg": "direct", "product": "A2"}, "Use 'auto', '', 'fullmesh' or 'hierarchy'."),
         ({"num_experts": 0}, "Pass 1 or more."),
         ({"num_experts": 2049}, "Use fewer routed experts."),
@@ -49,7 +49,7 @@ def test_settings(options: dict[str, Any], remedy: str) -> None:
 def test_torch_npu_offers_what_it_takes() -> None:
     with pytest.raises(ArgumentError) as caught:
         ops.npu_moe_distribute_dispatch_v2(X, IDS.int(), "no such group", 4, 0, 8, comm_alg="auto")
-    assert caught.value.remedy == "Use '', 'fullmesh_v1' or 'fullmesh_v2'."
+    assert caught.value.remedy == "Use '', 'fullmesh_v1', 'fullmesh_v2' or 'hierarchy'."
 
 
 @pytest.mark.parametrize("given", [WEIGHTS, None, (X, IDS)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 
 from moe_triton.core.config import Config
 from moe_triton.core.errors import INVALID_ARGUMENT
@@ -204,13 +204,23 @@ _CALL: tuple[CallRule, ...] = (
 )
 
 
-def rules(schemes: Collection[str]) -> RuleSet:
+def rules(schemes: Mapping[str, tuple[str, str] | None]) -> RuleSet:
     """The rules of V2.
 
     Args:
-        schemes: names of those that there are, the default first.
+        schemes: those that there are by name, the default first: of one without shared experts the rule and
+            the remedy of the error.
     """
     default, *others, last = schemes
+    refused = {name: said for name, said in schemes.items() if said}
+    # Before all that counts ranks without those of shared experts.
+    no_shared_experts = Rule[[Config]](
+        "num_shared_experts",
+        f"0 with {', '.join(refused)}",
+        lambda c: c.num_shared_experts <= 0 or c.scheme not in refused,
+        lambda c: refused[c.scheme][0],
+        lambda c: refused[c.scheme][1],
+    )
     comm_alg = Rule[[Config]](
         "comm_alg",
         f'"", {", ".join([f"{default} (the default)", *others])} or {last}',
@@ -218,4 +228,5 @@ def rules(schemes: Collection[str]) -> RuleSet:
         lambda c: f"{c.product} has no such scheme",
         use_one([default, *others, last]),
     )
-    return RuleSet("A3, V2", config=(comm_alg, *_SIZES), call=_CALL)
+    own = (comm_alg, no_shared_experts) if refused else (comm_alg,)
+    return RuleSet("A3, V2", config=(*own, *_SIZES), call=_CALL)

@@ -13,7 +13,7 @@ from moe_triton.core.checks import check_choice, check_text
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.runtime.arguments import left_of
-from moe_triton.schemes import SCHEMES
+from moe_triton.schemes import SCHEMES, scheme_type
 from moe_triton.schemes.choice import offering, scheme_of
 from moe_triton.tables import machine_of
 from moe_triton.tables.schemes import OUTPUTS, named
@@ -52,7 +52,8 @@ class ChosenScheme(NamedTuple):
 def choose_scheme(asked: Asked, whole: Config, members: Sequence[int], exchange: bool) -> ChosenScheme:
     """A group's settings with the scheme that was asked for.
 
-    With "auto" it is the first that takes the group of: what tables name, and the product's own scheme.
+    With "auto" it is the first that takes the group of: what tables name, where it gives the same bits, and
+    the product's own scheme.
 
     Args:
         asked: by the caller.
@@ -80,6 +81,8 @@ def choose_scheme(asked: Asked, whole: Config, members: Sequence[int], exchange:
         return ChosenScheme(taken, f"{choice.scheme}: {choice.source}")
     machine = machine_of(backend, usual.product)
     for name, source in named(machine, usual, outputs, SCHEMES, asked.folder):
+        if not scheme_type(replace(usual, scheme=name)).sums_alike:
+            continue  # its bits would depend on a table
         with contextlib.suppress(ArgumentError):  # it lacks what the group needs
             return ChosenScheme(left_of(replace(usual, scheme=name), members, exchange), f"{name}: {source}")
     own = f"{choice.scheme}: the product's own; no table names another that serves the group on {machine}"

@@ -25,8 +25,9 @@ def _of_a2(*schemes: tuple[str, str]) -> RuleSet:
 
 
 @functools.cache
-def _of_a3(is_version_1: bool, *schemes: str) -> RuleSet:
-    return a3_v1.rules(schemes) if is_version_1 else a3.rules(schemes)
+def _of_a3(is_version_1: bool, *schemes: tuple[str, str]) -> RuleSet:
+    refused = {name: class_at(place).refuses.get("shared experts") for name, place in schemes}
+    return a3_v1.rules(refused) if is_version_1 else a3.rules(refused)
 
 
 def rule_sets() -> tuple[RuleSet, ...]:
@@ -41,7 +42,8 @@ def rule_sets_for(product: str, version: int, scheme: str) -> tuple[RuleSet, ...
     """The sets that apply, in the order in which they are checked."""
     applicable, schemes = [COMMON], SCHEMES.get(product, {})
     if schemes:
-        applicable.append(_of_a2(*schemes.items()) if product == "A2" else _of_a3(version == 1, *schemes))
+        items = schemes.items()
+        applicable.append(_of_a2(*items) if product == "A2" else _of_a3(version == 1, *items))
     if scheme in schemes and (own := class_at(schemes[scheme]).rules.get(version)):
         applicable.append(own)
     return tuple(applicable)

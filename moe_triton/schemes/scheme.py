@@ -125,8 +125,9 @@ class Scheme(SchemeFacts):
 
     refuses: ClassVar[Mapping[str, Refusal]] = {}
     """What it cannot do: "torch_npu", its functions; "torch_npu halves", setup and teardown among them;
-    "several servers", reach ranks of other servers; "several scales", rows with more than one; "rounds",
-    dispatches whose rows have places, as those in rounds.
+    "several servers", reach ranks of other servers; "several scales", rows with more than one; "shared
+    experts", ranks of their own for them, on A3; "rounds", dispatches whose rows have places, as those in
+    rounds.
     """
     takes: ClassVar[frozenset[str]] = frozenset()
     """What it takes of the arguments that not every scheme does (`TensorArgument.by_scheme`), by name."""

@@ -162,6 +162,17 @@ def test_layout_prints_what_a_scheme_has() -> None:
         assert f"\n{region} " in between
 
 
+def test_a_machine_of_a3_is_a_server_of_its_hierarchy() -> None:
+    by_machines = "--comm-alg", "hierarchy", "--product", "A3", "--experts", "64", "--ranks"
+    for command in ("layout", "plan"):
+        of_one, of_two = (run(command, *by_machines, ranks) for ranks in ("16", "32"))
+        assert of_one.startswith("scheme hierarchy: comm_alg='hierarchy'")
+        assert "servers of" not in of_one
+        assert "2 servers of 16, 16 ranks" in of_two
+    # without the product's name it is A2's, whose servers are 8
+    assert "2 servers of 8, 8 ranks" in run("layout", *by_machines[:2], *by_machines[4:], "16")
+
+
 def test_layout_and_plan_know_products_and_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     a2 = "--product", "A2", "--ranks", "4"
     for command in ("layout", "plan"):
@@ -263,7 +274,8 @@ BY_SERVERS = "--comm-alg", "hierarchy", "--ranks", "4", "--ranks-per-server", "2
         (("--blocks", "1000"), "num_blocks is 1000"),
         (("--ranks", "4", "--ranks-per-server", "3,2"), "ranks_per_server is (3, 2)"),
         (("--quantize", "int9"), "quantize is 'int9'"),
-        ((*BY_SERVERS, "--product", "A3"), "comm_alg is 'hierarchy'"),
+        ((*BY_SERVERS, "--product", "A3", "--experts", "6"), "num_experts is 6"),
+        ((*BY_SERVERS, "--product", "A3", "--ranks-per-server", "3"), "ranks_per_server is [3, 1]"),
         (
             (*BY_SERVERS, "--quantize", "int8_128"),
             "quantize is 'int8_128', but with comm_alg='hierarchy' a row",

@@ -67,7 +67,7 @@ BAD_OPTIONS: dict[str, dict[str, Any]] = {
     "kernels is 'numpy'": {"kernels": "numpy"},
     "relaxed is 1 (a int)": {"relaxed": 1},
     "explicitly_destroy is None": {"explicitly_destroy": None},
-    "comm_alg is 'hierarchy'": {"comm_alg": "hierarchy"},
+    "comm_alg is 'fullmesh'": {"comm_alg": "fullmesh"},
     "ranks_per_server is True (a bool)": {"ranks_per_server": True},
     "outputs is 'mine'": {"outputs": "mine"},
     "trace is '/dev/null/trace.json'": {"trace": "/dev/null/trace.json"},

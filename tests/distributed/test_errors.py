@@ -155,7 +155,7 @@ def construct_badly(rank: int, num_ranks: int, options: dict[str, Any]) -> str:
         ({"num_topk": 33, "num_experts": 64}, "num_topk is 33"),
         ({"num_experts": 2050}, "num_experts is 2050"),
         ({"num_experts": 7}, "num_experts is 7"),
-        ({"comm_alg": "hierarchy"}, "comm_alg is 'hierarchy'"),
+        ({"comm_alg": "fullmesh"}, "comm_alg is 'fullmesh'"),
         ({"product": "A2", "num_shared_experts": 1, "num_shared_ranks": 1}, "num_shared_experts is 1"),
         ({"num_bytes": 1000}, "num_bytes is 1000"),
         ({"num_blocks": 99}, "num_blocks is 99"),

@@ -147,7 +147,7 @@ TRIES: dict[str, Try] = {
     "tp_rank_id": Try(bad=_is(2), beside_bad=_PAIR),
     "tp_send_counts": Try(beside_bad=_PAIR),
     "expert_shard_type": _number(1, 1),
-    "shared_expert_num": _number(2, 5),
+    "shared_expert_num": Try(_is(2), _is(5), named=("shared_expert_rank_num",)),
     "shared_expert_rank_num": Try(_is(1), _is(2), named=("shared_expert_num",)),
     "quant_mode": _number(2, 4),
     "comm_quant_mode": _number(2, 1),
@@ -400,6 +400,7 @@ def benches(scheme: Scheme, rank: int, num_ranks: int) -> Iterator[Bench]:
         if name == "hierarchy":  # V1 has no comm_alg
             for switch, value in SWITCHES.items():
                 patch.setenv(switch, value)
+            patch.setenv("HCCL_BUFFSIZE", "405")  # what A3's needs, by its formula
         ops.configure(**settings)
         sizes = {"num_max_tokens_per_rank": TOKENS, "hidden": HIDDEN, "num_topk": TOPK}
         try:

@@ -142,6 +142,23 @@ def test_what_a_hierarchy_keeps_grows_with_the_servers(
     assert most[4].shape == (experts + 2 * 5 * num_ranks * K * servers,)
 
 
+@pytest.mark.parametrize(("num_ranks", "given"), [(16, None), (32, None), (256, None), (4, 2), (8, 2)])
+def test_what_a_hierarchy_keeps_on_a3_grows_as_if_servers_had_8_ranks(
+    num_ranks: int, given: int | None
+) -> None:
+    experts, servers = num_ranks, num_ranks // (given or 16)
+    settings.configure(ranks_per_server=given, relaxed=True)
+    try:
+        with FakeTensorMode():
+            x, ids = tokens()
+            named = {"expert_scales": torch.empty(BS, K), "comm_alg": "hierarchy"}
+            made = ops.npu_moe_distribute_dispatch_v2(x, ids, "g", num_ranks, 0, experts, **named)
+    finally:
+        settings.configure()
+    assert made[4].shape == (experts + 2 * BS * num_ranks * K * 2 * servers,)
+    assert given or 2 * servers == num_ranks // 8
+
+
 def test_scales_alone_quantise_in_the_first_version() -> None:
     with FakeTensorMode():
         x, ids = tokens()

@@ -1,4 +1,4 @@
-"""torch_npu's functions with A2's hierarchy: bits, what ep_recv_counts carries, and what is refused."""
+"""torch_npu's functions with hierarchy: bits, what ep_recv_counts carries, and what is refused."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ import torch.distributed as dist
 
 from moe_triton import ArgumentError, Tuning, reference
 from moe_triton import torch_npu_ops as ops
-from moe_triton.core.config import Config
+from moe_triton.core.config import Config, Product
 from moe_triton.core.hccl import SWITCHES
 from moe_triton.core.tuning import Posts
 from moe_triton.processes import RankGroup
 from moe_triton.reference.arithmetic import add_rms_norm
 from moe_triton.reference.hierarchy import sums_by_servers, tables
+from moe_triton.schemes.buffer_size import needed_buffer_bytes
 from moe_triton.schemes.hierarchy.relay_tables import RelayTables
 from moe_triton.torch_npu_ops import registry
 from moe_triton.torch_npu_ops.plans import FunctionPlan
@@ -33,35 +34,41 @@ RANKS, CARDS = 4, 2
 
 
 @contextmanager
-def on_servers(ranks_per_server: Any = CARDS, **options: Any) -> Iterator[None]:
-    """An A2 of these servers."""
-    ops.configure(
-        product="A2", relaxed=True, timeout_s=seconds(20.0), ranks_per_server=ranks_per_server, **options
-    )
-    try:
-        yield
-    finally:
-        ops.release(ops.group_name())
-        ops.configure()
+def on_servers(
+    ranks_per_server: Any = CARDS, product: Product = "A2", megabytes: str | None = None, **options: Any
+) -> Iterator[None]:
+    """Servers of a product, with what A3's windows need by the published formula."""
+    given = dict(options, relaxed=True, timeout_s=seconds(20.0), ranks_per_server=ranks_per_server)
+    with pytest.MonkeyPatch.context() as patch:
+        if product == "A3":
+            patch.setenv("HCCL_BUFFSIZE", megabytes or "405")
+        ops.configure(product=product, **given)
+        try:
+            yield
+        finally:
+            ops.release(ops.group_name())
+            ops.configure()
 
 
-def config_of(r: Round, version: int = 2) -> Config:
+def config_of(r: Round, version: int = 2, product: Product = "A2") -> Config:
     _, size, _, experts = r.group
     sizes = size, TOKENS, HIDDEN, TOPK, experts
     return Config(
-        *sizes, product="A2", scheme="hierarchy", relaxed=True, version=version, ranks_per_server=CARDS
+        *sizes, product=product, scheme="hierarchy", relaxed=True, version=version, ranks_per_server=CARDS
     )
 
 
-def whole_round(rank: int, num_ranks: int, version: int, posts: Posts, mode: int) -> list[str]:
+def whole_round(
+    rank: int, num_ranks: int, version: int, posts: Posts, mode: int, product: Product = "A2"
+) -> list[str]:
     """What is wrong: of two rounds, whose batches differ."""
     wrong = []
-    with on_servers(tuning=Tuning(posts=posts)):
+    with on_servers(tuning=Tuning(posts=posts), product=product):
         for seed, quant_mode in ((1, 0), (2, 2)):
             everyone = [make_round(r, num_ranks, seed=seed) for r in range(num_ranks)]
             for each in everyone:
                 each.ids[1, 0] = -1
-            wrong += _compare(everyone, rank, version, mode, quant_mode)
+            wrong += _compare(everyone, rank, version, mode, quant_mode, product=product)
     return wrong
 
 
@@ -72,8 +79,9 @@ def _compare(
     mode: int,
     quant_mode: int,
     masks: list[torch.Tensor] | None = None,
+    product: Product = "A2",
 ) -> list[str]:
-    r, c = everyone[rank], config_of(everyone[0], version)
+    r, c = everyone[rank], config_of(everyone[0], version, product)
     if masks:  # what they leave out is rubbish
         everyone = [_left(each, mask) for each, mask in zip(everyone, masks, strict=True)]
     v1 = version == 1
@@ -101,14 +109,19 @@ def _compare(
     kept = counts[entries:]
     pairs = {
         "x": (x[:n], own.tokens),
-        "index": (index[: TOKENS * TOPK], own.expand_idx),
+        "index": (
+            (index[: 3 * n].view(-1, 3), own.origins)
+            if product == "A3"
+            else (index[: TOKENS * TOPK], own.expand_idx)
+        ),
         "numbers": (numbers, own.tokens_per_expert),
         "counts": (counts[:entries], own.recv_offsets),
         "weights": (weights[:n], own.weights),
         "sums": (sums, expected),
     }
     wrong = [name for name, (have, want) in pairs.items() if not torch.equal(have, want)]
-    if len(kept) != 2 * TOKENS * RANKS * TOPK * c.topology.num_servers:
+    # by servers of 8, as published, where A3's have 16
+    if len(kept) != 2 * TOKENS * RANKS * TOPK * c.topology.num_servers * (2 if product == "A3" else 1):
         wrong.append(f"{len(kept)} words behind the counts")
     return wrong + wrong_tables_of(c, rank, kept, tables(c, ids, all_weights)[rank])
 
@@ -121,36 +134,42 @@ def _left(r: Round, mask: torch.Tensor) -> Round:
     return left
 
 
-def masked_rounds(rank: int, num_ranks: int, version: int) -> list[str]:
-    """What is wrong in rounds of which masks leave some, all and nothing: by token, and by entry."""
+def masked_rounds(rank: int, num_ranks: int, version: int, product: Product = "A2") -> list[str]:
+    """What is wrong in rounds of which masks leave some, all and nothing: by token, and on A2 by entry."""
     wrong = []
     some = [torch.arange(TOKENS) < active for active in (2, TOKENS, 0, 3)]
     generator = torch.Generator().manual_seed(4)
     entries = [torch.rand(TOKENS, TOPK, generator=generator) < 0.5 for _ in range(num_ranks)]
     for each in entries:
         each[2] = False
-    with on_servers():
-        for seed, masks in enumerate((some, entries)):
+    with on_servers(product=product):
+        for seed, masks in enumerate((some, entries) if product == "A2" else (some,)):
             everyone = [make_round(r, num_ranks, seed=seed) for r in range(num_ranks)]
-            wrong += _compare(everyone, rank, version, 0, 0, masks)
+            wrong += _compare(everyone, rank, version, 0, 0, masks, product)
     return wrong
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_what_a_mask_leaves_out_is_not_sent_and_gives_zeros(ranks: Groups, version: int) -> None:
+@pytest.mark.parametrize(("product", "version"), [("A2", 1), ("A2", 2), ("A3", 2)])
+def test_what_a_mask_leaves_out_is_not_sent_and_gives_zeros(
+    ranks: Groups, product: Product, version: int
+) -> None:
     call = (masked_rounds,) if version == 2 else (with_switches, masked_rounds)
-    assert ranks(RANKS).run(*call, version) == [[]] * RANKS
+    assert ranks(RANKS).run(*call, version, product) == [[]] * RANKS
 
 
 @pytest.mark.parametrize("mode", [0, 2])
-@pytest.mark.parametrize(("version", "posts"), [(1, "aiv"), (2, "aiv"), (2, "aicpu")])
+@pytest.mark.parametrize(
+    ("product", "version", "posts"),
+    [("A2", 1, "aiv"), ("A2", 2, "aiv"), ("A2", 2, "aicpu"), ("A3", 2, "aiv")],
+)
 def test_outputs_and_what_is_kept_are_the_references(
-    ranks: Groups, version: int, posts: Posts, mode: int
+    ranks: Groups, product: Product, version: int, posts: Posts, mode: int
 ) -> None:
+    arguments = version, posts, mode, product
     if version == 1:  # which has no comm_alg
-        assert ranks(RANKS).run(with_switches, whole_round, version, posts, mode) == [[]] * RANKS
+        assert ranks(RANKS).run(with_switches, whole_round, *arguments) == [[]] * RANKS
     else:
-        assert ranks(RANKS).run(whole_round, version, posts, mode) == [[]] * RANKS
+        assert ranks(RANKS).run(whole_round, *arguments) == [[]] * RANKS
 
 
 def with_switches(rank: int, num_ranks: int, call: Callable[..., Any], *arguments: Any) -> Any:
@@ -160,11 +179,11 @@ def with_switches(rank: int, num_ranks: int, call: Callable[..., Any], *argument
         return call(rank, num_ranks, *arguments)
 
 
-def normed(rank: int, num_ranks: int, mode: int) -> list[str]:
+def normed(rank: int, num_ranks: int, mode: int, product: Product) -> list[str]:
     """A residual and a norm behind the sum of the servers, which is not rounded before."""
-    with on_servers():
+    with on_servers(product=product):
         everyone = [make_round(r, num_ranks, seed=5) for r in range(num_ranks)]
-        r, c = everyone[rank], config_of(everyone[0])
+        r, c = everyone[rank], config_of(everyone[0], product=product)
         residual, gamma = r.x[:, None] * 2, torch.linspace(0.5, 2, HIDDEN).bfloat16()
         x, _, index, _, counts, _, _ = ops.npu_moe_distribute_dispatch_v2(
             r.x, r.ids, *r.group, expert_scales=r.weights, comm_alg="hierarchy"
@@ -184,9 +203,9 @@ def normed(rank: int, num_ranks: int, mode: int) -> list[str]:
         return [name for name, have, want in pairs if not torch.equal(have.view(want.shape), want)]
 
 
-@pytest.mark.parametrize("mode", [0, 2])
-def test_a_norm_takes_the_sum_of_the_servers(ranks: Groups, mode: int) -> None:
-    assert ranks(RANKS).run(normed, mode) == [[]] * RANKS
+@pytest.mark.parametrize(("product", "mode"), [("A2", 0), ("A2", 2), ("A3", 2)])
+def test_a_norm_takes_the_sum_of_the_servers(ranks: Groups, product: Product, mode: int) -> None:
+    assert ranks(RANKS).run(normed, mode, product) == [[]] * RANKS
 
 
 def batches(rank: int, num_ranks: int) -> list[str]:
@@ -215,7 +234,7 @@ def test_ranks_may_have_different_numbers_of_tokens(ranks: Groups) -> None:
 
 
 # What the message begins with, and the code.
-def refusals(rank: int, num_ranks: int) -> list[str]:
+def refusals(rank: int, num_ranks: int, product: Product) -> list[str]:
     wrong = []
     r = make_round(rank, num_ranks)
     dispatch, combine = ops.npu_moe_distribute_dispatch_v2, ops.npu_moe_distribute_combine_v2
@@ -225,12 +244,12 @@ def refusals(rank: int, num_ranks: int) -> list[str]:
         given = {"expert_scales": r.weights, "comm_alg": "hierarchy", **options}
         return dispatch(r.x, r.ids, *r.group, **given)
 
-    with on_servers():
+    with on_servers(product=product):
         x, _, index, _, counts, _, _ = d()
         y = experts_of(x)
         other = r.weights.clone()
         other[2, 1] += 1.0
-        words = RelayTables(config_of(r)).num_words
+        words = RelayTables(config_of(r, product=product)).num_words
         entries = num_ranks * 2
 
         def c(weights: Any, sent: torch.Tensor = counts, **options: Any) -> Any:
@@ -246,7 +265,11 @@ def refusals(rank: int, num_ranks: int) -> list[str]:
                 TILING,
                 lambda: d(x_active_mask=torch.ones(TOKENS, TOPK, 1, dtype=torch.bool)),
             ),
-            ("scales is given", TILING, lambda: d(quant_mode=2, scales=torch.ones(experts, HIDDEN))),
+            (
+                "scales is given, but with hierarchy a row goes once to each server",
+                TILING,
+                lambda: d(quant_mode=2, scales=torch.ones(experts, HIDDEN)),
+            ),
             (special, TILING, lambda: d(zero_expert_num=1)),
             (special, TILING, lambda: c(r.weights, zero_expert_num=1)),
             (f"ep_send_counts is of {entries} elements", TILING, lambda: c(r.weights, counts[:entries])),
@@ -262,10 +285,40 @@ def refusals(rank: int, num_ranks: int) -> list[str]:
             ),
             ("expert_scales is of shape", TILING, lambda: d(expert_scales=r.weights[:, :1])),
         ]
+        if product == "A3":
+            calls += _refused_on_a3(r, d, c)
         wrong += _told(calls)
         # nothing was sent: the round goes on
         c(r.weights)
     return wrong
+
+
+def _refused_on_a3(
+    r: Round, dispatch: Callable[..., Any], combine: Callable[..., Any]
+) -> list[tuple[str, int, Callable[[], Any]]]:
+    """What A3's other schemes take, or A2's hierarchy."""
+    _, num_ranks, _, experts = r.group
+    mask = torch.ones(TOKENS, TOPK, dtype=torch.bool)
+    elastic = torch.zeros(4 + 2 * num_ranks, dtype=torch.int32)
+    shared = {"shared_expert_num": 1, "shared_expert_rank_num": 1}
+    by_three = *r.group[:3], 3 * experts // num_ranks
+    call = ops.npu_moe_distribute_dispatch_v2
+    given = {"expert_scales": r.weights, "comm_alg": "hierarchy", **shared}
+    setup = ops.npu_moe_distribute_dispatch_setup
+    return [
+        (
+            "x_active_mask is of 2 dimensions, but hierarchy takes",
+            TILING,
+            lambda: dispatch(x_active_mask=mask),
+        ),
+        ("x_active_mask is of 2 dimensions", TILING, lambda: combine(r.weights, x_active_mask=mask)),
+        ("global_bs is 32, but with hierarchy every rank", TILING, lambda: dispatch(global_bs=8 * num_ranks)),
+        ("elastic_info is given, but hierarchy takes none", TILING, lambda: dispatch(elastic_info=elastic)),
+        ("tp_world_size is 2", TILING, lambda: dispatch(group_tp="pair", tp_world_size=2)),
+        ("shared_expert_num is 1, but hierarchy", TILING, lambda: call(r.x, r.ids, *by_three, **given)),
+        ("shared_expert_x is given, but", TILING, lambda: combine(r.weights, shared_expert_x=r.x)),
+        ("comm_alg is 'hierarchy'", TILING, lambda: setup(r.x, r.ids, *r.group, comm_alg="hierarchy")),
+    ]
 
 
 def _told(calls: list[tuple[str, int, Callable[[], Any]]]) -> list[str]:
@@ -280,8 +333,9 @@ def _told(calls: list[tuple[str, int, Callable[[], Any]]]) -> list[str]:
     return wrong
 
 
-def test_what_a_hierarchy_does_not_take(ranks: Groups) -> None:
-    assert ranks(RANKS).run(refusals) == [[]] * RANKS
+@pytest.mark.parametrize("product", ["A2", "A3"])
+def test_what_a_hierarchy_does_not_take(ranks: Groups, product: Product) -> None:
+    assert ranks(RANKS).run(refusals, product) == [[]] * RANKS
 
 
 def refused_groups(rank: int, num_ranks: int) -> list[str]:
@@ -315,6 +369,21 @@ def refused_groups(rank: int, num_ranks: int) -> list[str]:
 
 def test_groups_that_a_hierarchy_does_not_serve(ranks: Groups) -> None:
     assert ranks(RANKS).run(refused_groups) == [[]] * RANKS
+
+
+def too_small_on_a3(rank: int, num_ranks: int) -> list[str]:
+    """What is refused for its window is what the published formula says, not what is taken here."""
+    r = make_round(rank, num_ranks)
+    call = ops.npu_moe_distribute_dispatch_v2
+    with on_servers(product="A3", megabytes="404"):
+        needed = needed_buffer_bytes(config_of(r, 2, "A3"))
+        start = f"HCCL_BUFFSIZE is 404 MB, but the window of A3 hierarchy needs {needed} bytes"
+        plan = lambda: call.plan(r.x, r.ids, *r.group, expert_scales=r.weights, comm_alg="hierarchy")  # noqa: E731
+        return _told([(start, TILING, plan)])
+
+
+def test_a_window_on_a3_needs_what_is_published(ranks: Groups) -> None:
+    assert ranks(RANKS).run(too_small_on_a3) == [[]] * RANKS
 
 
 def environments(rank: int, num_ranks: int) -> list[str]:

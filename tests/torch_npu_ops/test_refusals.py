@@ -74,7 +74,7 @@ def bad_dispatches(rank: int, num_ranks: int) -> list[Case]:
         ("tp_world_size is 3", TILING, d(tp_world_size=3)),
         ("group_tp is", INVALID, d(tp_world_size=2, group_tp="")),
         ("group_tp is 7", INVALID, d(tp_world_size=2, group_tp=7)),
-        ("comm_alg is 'hierarchy', but hierarchy, which crosses", TILING, d(comm_alg="hierarchy")),
+        ("expert_scales is None, but hierarchy sums", NULL, d(comm_alg="hierarchy")),
         ("expert_shard_type is 1", TILING, d(expert_shard_type=1)),
         ("shared_expert_num is 5", TILING, d(shared_expert_num=5, shared_expert_rank_num=1)),
         ("shared_expert_rank_num is", TILING, d(shared_expert_rank_num=2)),

@@ -83,9 +83,7 @@ def _needs_weights(other: str) -> CallRule:
     )
 
 
-NO_SMOOTH_SCALES = (
-    "a row goes once to each server with hierarchy, and would need one of its own for each expert"
-)
+NO_SMOOTH_SCALES = "with hierarchy a row goes once to each server, and one serves all experts there"
 
 
 def _no_smooth_scales(other: str) -> CallRule:
@@ -163,15 +161,9 @@ _SIZES_ON_A3: tuple[ConfigRule, ...] = (
             "Use more ranks or fewer experts, or choose no generation.",
         ).of(ONLY_V4)
     ),
-    only(
-        "num_shared_experts",
-        (0,),
-        "hierarchy has no ranks of shared experts",
-        f"Compute them on every rank, or use {_OF_A3}.",
-    ),
     Rule[[Config]](
         RANKS_PER_SERVER,
-        f"{DIES}",
+        f"{DIES}, the dies of a machine",
         lambda c: c.relaxed or set(c.topology.sizes) == {DIES},
         f"with hierarchy a server is a machine of A3, which has {DIES} dies",
         "Pass None, or relaxed=True for tests.",

@@ -171,6 +171,10 @@ class A3Hierarchy(Hierarchy):
     compares_super_nodes: ClassVar[bool] = True
     refuses: ClassVar = {
         **_refused("fullmesh_v1"),
+        "shared experts": Refusal(
+            "comm_alg='hierarchy' has no ranks of shared experts",
+            "Compute them on every rank, or use comm_alg='fullmesh_v1'.",
+        ),
         "tp_group": Refusal(
             "comm_alg='hierarchy' has no tensor parallelism", "Leave it out, or use comm_alg='fullmesh_v1'."
         ),
