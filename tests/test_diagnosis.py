@@ -18,7 +18,7 @@ from moe_triton.core.ascendc import (
     REPORT_TIMEOUT,
     REPORT_WORDS,
 )
-from moe_triton.core.config import Config
+from moe_triton.core.config import Config, Product
 from moe_triton.core.errors import BufferStateError, CommunicationTimeoutError, ConfigMismatchError
 from moe_triton.core.plan import Launch
 from moe_triton.core.records import LOST_COUNT, RAIL_END
@@ -46,10 +46,14 @@ USUAL = call_word("dispatch", DISPATCH.kind)
 
 
 def context_of(
-    scheme: str, version: int = 2, exchange: int | None = None, servers: tuple[int, ...] | None = None
+    scheme: str,
+    version: int = 2,
+    exchange: int | None = None,
+    servers: tuple[int, ...] | None = None,
+    product: Product | None = None,
 ) -> RankContext:
     sizes = RANKS, TOKENS, 64, TOPK, 8
-    product = product_of(scheme)
+    product = product or product_of(scheme)
     config = Config(
         *sizes, product=product, scheme=scheme, version=version, relaxed=True, ranks_per_server=servers
     )
@@ -79,7 +83,7 @@ def waits_of(context: RankContext) -> list[tuple[str, int, Launch]]:
 def _posts(launch: Launch) -> bool:
     values = {arg.name: value for arg, value in zip(launch.kernel.args, launch.values, strict=True)}
     posting = DISPATCH_POST, COMBINE_POST, POST_STATUS, RAIL_SEND, RETURNS_LOST, PARTIALS_SEND
-    return launch.kernel in posting and values["out_offset"] != 0
+    return launch.kernel in posting and values["out_offset"] != 0 and values.get("num_servers") != 1
 
 
 SITES = [
@@ -91,6 +95,7 @@ SITES = [
     context_of("fullmesh"),
     context_of("fullmesh_v1", servers=(2, 2)),
     context_of("fullmesh_v1", 1, servers=(3, 1)),
+    context_of("hierarchy", product="A3"),
     context_of("hierarchy", servers=(2, 2)),
 ]
 

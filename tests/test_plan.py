@@ -134,6 +134,10 @@ def contexts() -> Iterator[RankContext]:
         yield RankContext(replace(by_blocks, ranks_per_server=2), 1, 2, 1000, capabilities)
         by_rails = replace(by_blocks, scheme="hierarchy", ranks_per_server=2)
         yield RankContext(by_rails, 1, 2, 1000, capabilities)
+        if version == 2:  # inside one machine
+            yield RankContext(
+                replace(by_rails, product="A3", ranks_per_server=None), 1, 2, 1000, capabilities
+            )
         for rank in (0, 3):
             yield RankContext(between_servers(version), rank, 2, 1000, capabilities)
 

@@ -274,7 +274,7 @@ BY_SERVERS = "--comm-alg", "hierarchy", "--ranks", "4", "--ranks-per-server", "2
         (("--blocks", "1000"), "num_blocks is 1000"),
         (("--ranks", "4", "--ranks-per-server", "3,2"), "ranks_per_server is (3, 2)"),
         (("--quantize", "int9"), "quantize is 'int9'"),
-        ((*BY_SERVERS, "--product", "A3", "--experts", "6"), "num_experts is 6"),
+        ((*BY_SERVERS, "--product", "A3", "--tokens", "257"), "num_max_tokens_per_rank is 257"),
         ((*BY_SERVERS, "--product", "A3", "--ranks-per-server", "3"), "ranks_per_server is [3, 1]"),
         (
             (*BY_SERVERS, "--quantize", "int8_128"),

@@ -1,4 +1,4 @@
-"""A2's hierarchy: both stages equal to the reference bit for bit, what they post, and whom they name."""
+"""hierarchy: both stages equal to the reference bit for bit, what they post, and whom they name."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from benchmarks.servers.traces import relayed as relayed_in
 from moe_triton import ConfigMismatchError, EPBuffer, Tuning
 from moe_triton.backends import CAPABILITIES
 from moe_triton.backends.cpu.nic import NicSettings
+from moe_triton.core.config import Product
 from moe_triton.core.tuning import POSTS, Posts
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.processes import RankFailedError, RankGroup, run_ranks
@@ -41,8 +42,13 @@ Groups = Callable[[int], RankGroup]
 ORDERED, UNORDERED = NicSettings(seed=21), NicSettings(seed=22, keeps_order=False)
 
 
-def few_cases(servers: int, cards: int) -> list[Relayed]:
-    """What differs most."""
+def few_cases(servers: int, cards: int, product: Product = "A2") -> list[Relayed]:
+    """What differs most. By both products the same code runs."""
+    found = _few_cases(servers, cards)
+    return [replace(of, case=replace(of.case, config=replace(of.config, product=product))) for of in found]
+
+
+def _few_cases(servers: int, cards: int) -> list[Relayed]:
     count = servers * cards
     some, many = (tuple(each[rank % 4] for rank in range(count)) for each in ((4, 0, 1, 3), (70, 0, 33, 3)))
     return [
@@ -80,6 +86,14 @@ def many_cases(servers: int, cards: int) -> list[Relayed]:
 @pytest.mark.parametrize(("servers", "cards"), [(2, 2), (4, 2)])
 def test_bits_and_tables_are_the_references(ranks: Groups, servers: int, cards: int, part: int) -> None:
     count, of = servers * cards, few_cases(servers, cards)[part::3]
+    assert of
+    assert ranks(count).run(compare, of, timeout_s=seconds(240)) == [[]] * count
+
+
+@pytest.mark.parametrize(("servers", "cards", "part"), [(2, 2, 2), (1, 4, 0), (1, 1, 1)])
+def test_bits_and_tables_on_a3_too(ranks: Groups, servers: int, cards: int, part: int) -> None:
+    """A group inside one machine is a hierarchy there, which posts nothing."""
+    count, of = servers * cards, few_cases(servers, cards, "A3")[part::3]
     assert of
     assert ranks(count).run(compare, of, timeout_s=seconds(240)) == [[]] * count
 
@@ -240,10 +254,10 @@ def test_what_a_hierarchy_does_not_take(ranks: Groups) -> None:
     assert ranks(4).run(refusals) == [[]] * 4
 
 
-def refused_groups(rank: int, num_ranks: int) -> list[str]:
-    of = relayed(2, 2)
+def refused_groups(rank: int, num_ranks: int, product: Product) -> list[str]:
+    of = relayed(2, 2, product=product)
     sizes: dict[str, Any] = {"num_max_tokens_per_rank": 4, "hidden": 64, "num_topk": 2, "num_experts": 8}
-    sizes |= {"product": "A2", "comm_alg": "hierarchy", "relaxed": True}
+    sizes |= {"product": product, "comm_alg": "hierarchy", "relaxed": True}
 
     def build(**options: Any) -> Callable[[], object]:
         return lambda: EPBuffer(**sizes, **options)
@@ -259,6 +273,12 @@ def refused_groups(rank: int, num_ranks: int) -> list[str]:
         ),
         "tuning.dispatch_tokens is 1": build(ranks_per_server=2, tuning=Tuning(dispatch_tokens=1)),
     }
+    if product == "A3":
+        shared = {"num_shared_experts": 1, "num_shared_ranks": 1, "ranks_per_server": 2}
+        calls["num_shared_experts is 1, but comm_alg='hierarchy' has no ranks of"] = build(**shared)
+        calls["tuning.message_tokens is 1, but only hierarchy between servers"] = build(
+            tuning=Tuning(message_tokens=1)
+        )
     wrong = not_refused(calls.items())
     with make(of, "aicpu") as buffer:
         if buffer.layout.data_bytes != EPBuffer.get_buffer_size_hint(
@@ -268,8 +288,9 @@ def refused_groups(rank: int, num_ranks: int) -> list[str]:
     return wrong
 
 
-def test_groups_that_a_hierarchy_does_not_serve(ranks: Groups) -> None:
-    assert ranks(4).run(refused_groups) == [[]] * 4
+@pytest.mark.parametrize("product", ["A2", "A3"])
+def test_groups_that_a_hierarchy_does_not_serve(ranks: Groups, product: Product) -> None:
+    assert ranks(4).run(refused_groups, product) == [[]] * 4
 
 
 def disagree(rank: int, num_ranks: int) -> str:
@@ -284,6 +305,39 @@ def disagree(rank: int, num_ranks: int) -> str:
 def test_ranks_that_post_in_other_ways_are_told(ranks: Groups) -> None:
     for said in ranks(4).run(disagree):
         assert "tuning.posts: 'aiv' on rank(s) [0, 1, 3], 'aicpu' on rank(s) [2]" in said
+
+
+def in_super_nodes(rank: int, num_ranks: int, of: Relayed, ids: tuple[str | None, ...]) -> str:
+    """What a rank is told that HCCL takes for one of a super node, None for none."""
+    with pytest.MonkeyPatch.context() as patch:
+        if ids[rank] is not None:
+            patch.setenv("HCCL_LOGIC_SUPERPOD_ID", str(ids[rank]))
+        try:
+            make(of, "aiv").close()
+        except ConfigMismatchError as error:
+            return str(error)
+    return "constructed"
+
+
+@pytest.mark.parametrize(
+    ("product", "ids", "said"),
+    [
+        ("A3", ("0", "0", "1", "1"), ""),
+        ("A3", ("0", "0", None, None), ""),
+        ("A3", ("0", "1", "1", "1"), "'0' on rank(s) [0], '1' on rank(s) [1], of server 0"),
+        ("A3", ("0", "0", "1", None), "'1' on rank(s) [2], None on rank(s) [3], of server 1"),
+        ("A2", ("0", "1", "1", "1"), ""),
+    ],
+)
+def test_the_ranks_of_a_server_are_of_one_super_node(
+    ranks: Groups, product: Product, ids: tuple[str | None, ...], said: str
+) -> None:
+    """HCCL would not let its ranks write to each other's memory. What connects servers needs no id."""
+    for found in ranks(4).run(in_super_nodes, relayed(2, 2, product=product), ids):
+        if said:
+            assert f"HCCL_LOGIC_SUPERPOD_ID: {said}: its ranks write to each other's memory" in found
+        else:
+            assert found == "constructed"
 
 
 # Failure.
@@ -313,9 +367,9 @@ def check_named(of: Relayed, posts: Posts, operator: str, steps: int) -> None:
         assert took < seconds(30), said
 
 
-@pytest.mark.parametrize("operator", ["dispatch", "combine"])
-def test_a_rank_that_dies_halfway_is_named_by_all_others(operator: str) -> None:
-    of = relayed(2, 2)
+@pytest.mark.parametrize(("product", "operator"), [("A2", "dispatch"), ("A2", "combine"), ("A3", "combine")])
+def test_a_rank_that_dies_halfway_is_named_by_all_others(product: Product, operator: str) -> None:
+    of = relayed(2, 2, product=product)
     check_named(of, "aiv", operator, len(steps_of(of, operator, "aiv")) // 2)
 
 

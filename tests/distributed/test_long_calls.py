@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from moe_triton import ArgumentError, BufferStateError, CommunicationTimeoutError, EPBuffer
-from moe_triton.core.config import Config
+from moe_triton.core.config import Config, Product
 from moe_triton.core.errors import MoeTritonError
 from moe_triton.processes import RankGroup
 from moe_triton.runtime.communicator import Communicator
@@ -48,13 +48,14 @@ def pairs(values: Sequence[Any]) -> list[Any]:
 
 def case_of(scheme: str, tokens: tuple[int, ...], quantize: str | None = None, **config: Any) -> Case:
     sizes: dict[str, Any] = {"hidden": 64, "num_topk": 2, "num_experts": 2 * len(tokens)} | config
+    product = sizes.pop("product", product_of(scheme))
     if product_of(scheme) == "A2":
         sizes.setdefault("ranks_per_server", 2 if len(tokens) % 2 == 0 else len(tokens))
     settings_ = Config(
         len(tokens),
         ROUND,
         scheme=scheme,
-        product=product_of(scheme),
+        product=product,
         relaxed=True,
         is_of_buffer=True,
         **sizes,
@@ -142,10 +143,19 @@ def test_outputs_of_one_round(ranks: Groups, scheme: str, options: long_runs.Opt
     check(ranks, case_of(scheme, (4, 0), "int8"), options, options)
 
 
-@pytest.mark.parametrize(("scheme", "tokens"), [("fullmesh_v1", (9, 2)), ("hierarchy", (9, 2, 0, 4))])
-def test_results_that_travel_as_int8(ranks: Groups, scheme: str, tokens: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("product", "scheme", "tokens"),
+    [
+        ("A3", "fullmesh_v1", (9, 2)),
+        ("A2", "hierarchy", (9, 2, 0, 4)),
+        ("A3", "hierarchy", (9, 2, 0, 4)),
+    ],
+)
+def test_results_that_travel_as_int8(
+    ranks: Groups, product: Product, scheme: str, tokens: tuple[int, ...]
+) -> None:
     """Their bits are those of the same call by a buffer with room for one round: see below."""
-    case, quantized = case_of(scheme, tokens), {"comm_quantize": "int8"}
+    case, quantized = case_of(scheme, tokens, product=product), {"comm_quantize": "int8"}
     results = ranks(len(tokens)).run(sums_of_both, case, quantized, {}, timeout_s=seconds(120.0))
     assert results == [True] * len(tokens)
 

@@ -20,13 +20,16 @@ from tests.npu.device import POLICIES
 from tests.npu.test_dispatch_combine import config
 
 Ranks = Callable[[int], RankGroup]
-SCHEMES = pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh", "hierarchy"])
+ON_A3 = "A3's hierarchy"
+NAMES = ["fullmesh_v1", "fullmesh", "hierarchy", ON_A3]
+SCHEMES = pytest.mark.parametrize("scheme", NAMES)
 
 
 def case_of(scheme: str, servers: tuple[int, ...], quantize: str | None = None, **changes: Any) -> Case:
     """Three rounds of a group of these servers."""
     count = sum(servers)
-    plain = config(count, scheme, num_experts=2 * count)
+    plain = config(count, "hierarchy" if scheme == ON_A3 else scheme, num_experts=2 * count)
+    plain = replace(plain, product="A3") if scheme == ON_A3 else plain
     case = Case(plain, 3, "sparse", (5, 8, 0, 7)[:count], quantize, rounds=3, num_blocks=2)
     return replace(case, config=replace(plain, ranks_per_server=servers), **changes)
 
@@ -45,7 +48,7 @@ def test_bits_are_the_references(
 @SCHEMES
 def test_servers_of_several_ranks(ranks: Ranks, scheme: str, tmp_path: Path) -> None:
     """A hierarchy's are alike, and its rows have no smooth scales."""
-    is_relayed = scheme == "hierarchy"
+    is_relayed = scheme in ("hierarchy", ON_A3)
     servers = (2, 2) if is_relayed else (3, 1)
     case = case_of(scheme, servers, routing="uniform", smooth=not is_relayed, quantize="int8")
     assert ranks(4).run(posts_workers.compare, case, "random", str(tmp_path)) == [[]] * 4
@@ -90,7 +93,7 @@ def test_traffic_of_a_hierarchy_waits_as_well(ranks: Ranks) -> None:
         assert returned.posts == (messages[1 - rank] + 1, 0)
 
 
-@SCHEMES
+@pytest.mark.parametrize("scheme", [name for name in NAMES if name != ON_A3])  # its plans are A2's
 def test_a_server_that_is_gone_is_named(scheme: str) -> None:
     assert run_ranks(posts_workers.gone, 2, (case_of(scheme, (1, 1)),))[0] == (1,)
 

@@ -315,7 +315,11 @@ def _refused_on_a3(
         ("global_bs is 32, but with hierarchy every rank", TILING, lambda: dispatch(global_bs=8 * num_ranks)),
         ("elastic_info is given, but hierarchy takes none", TILING, lambda: dispatch(elastic_info=elastic)),
         ("tp_world_size is 2", TILING, lambda: dispatch(group_tp="pair", tp_world_size=2)),
-        ("shared_expert_num is 1, but hierarchy", TILING, lambda: call(r.x, r.ids, *by_three, **given)),
+        (
+            "shared_expert_num is 1, but comm_alg='hierarchy' has no",
+            TILING,
+            lambda: call(r.x, r.ids, *by_three, **given),
+        ),
         ("shared_expert_x is given, but", TILING, lambda: combine(r.weights, shared_expert_x=r.x)),
         ("comm_alg is 'hierarchy'", TILING, lambda: setup(r.x, r.ids, *r.group, comm_alg="hierarchy")),
     ]

@@ -230,4 +230,4 @@ FORMULAS = {1: (_FORMULA,), 2: (replace(_FORMULA, generations=UNTIL_V3), _SINCE_
 _ON_A3 = Formula(
     "A3, V2, hierarchy", "M * maxBs * (2 * H + 4 * (3 * (K + 7) / 8 * 8) + 64) + 404 MB", _needed_on_a3
 )
-FORMULAS_ON_A3 = {2: (_ON_A3,)}
+FORMULAS_ON_A3: dict[int, tuple[Formula, ...]] = {2: (_ON_A3,)}
