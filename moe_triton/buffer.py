@@ -84,17 +84,17 @@ class EPBuffer(Owner, Uncopied):
         product: whose limits and schemes: "A3" or "A2".
         ranks_per_server: how many ranks each server has: one number for all, of which the last may have
             fewer, or one for each in the order of the ranks; None for what the product's have: 8 on A2, on A3
-            all ranks. The same on every rank.
+            all ranks, with "hierarchy" 16. The same on every rank.
         comm_alg: how tokens travel; "" for the product's own. On A3 "fullmesh_v1"; "fullmesh_v2", with flags
             in band; "direct", which moves the fewest bytes, and whose outputs lie in the window: see
-            `dispatch`. On A2 "fullmesh"; or between servers "hierarchy", which sends a token once to each of
-            them, and inside one server is "fullmesh".
+            `dispatch`; "hierarchy", which goes between super nodes, and sends a token once to each server.
+            On A2 "fullmesh"; or between servers "hierarchy", which inside one server is "fullmesh".
             Or "auto", which None is too: what is fastest for these sizes on this machine (docs/speed.md);
             ``config.scheme`` has its name. What "" stands for on A2: docs/from-torch-npu.md, "Servers and
             schemes".
         outputs: what "auto" may leave outputs in: "own", tensors of their own; or "window", there too.
         relaxed: allow group sizes and servers that the product does not have, for tests and demos: on A3
-            nothing is left that a buffer needs it for.
+            a buffer needs it for "hierarchy" alone.
         backend: "cpu"; or "npu" for the device that is current in this process (docs/npu.md): calls then
             return before they have run, the host reads no ids, and a later call raises what went wrong.
         kernels: "triton", or with "cpu" "torch" for machines without the Triton toolchain (slow).

@@ -53,7 +53,7 @@ NEEDED = [
     # Where neither is chosen, the smaller.
     (HIERARCHY, 68 * 64 * 14464 + (8 << 20)),
     (replace(HIERARCHY, num_ranks=64, num_max_tokens_per_rank=512), 64 * 512 * 14464 + (104 << 20)),
-    # Three words an entry: 3 * 15 / 8 is 5, and with nine experts a token 3 * 16 / 8 is 6.
+    # From left to right: 3 * 15 / 8 is 5, so that there are 40 words; with nine experts a token 48.
     (A3_HIERARCHY, 64 * 64 * (14336 + 4 * 40 + 64) + (404 << 20)),
     (replace(A3_HIERARCHY, num_topk=9), 64 * 64 * (14336 + 4 * 48 + 64) + (404 << 20)),
     (replace(A3_HIERARCHY, num_ranks=256, num_experts=256), 256 * 64 * (14336 + 4 * 40 + 64) + (404 << 20)),

@@ -148,7 +148,8 @@ def npu_moe_distribute_dispatch_v2(
         quant_mode: 0 or 2.
         global_bs: 0, or EP times the most tokens of a rank.
         expert_token_nums_type: 1 or 0.
-        comm_alg: "", which None is too, "fullmesh_v1" or "fullmesh_v2"; A2: docs/from-torch-npu.md.
+        comm_alg: "", which None is too, "fullmesh_v1", "fullmesh_v2" or "hierarchy"; A2, and what they take:
+            docs/from-torch-npu.md.
         zero_expert_num: zero experts.
         copy_expert_num: copy experts.
         const_expert_num: constant experts.

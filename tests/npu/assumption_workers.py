@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,7 @@ from tests.npu.device import Device, FakeStream, Work
 FAULTS = {
     "the device's name is a SoC of the table": "another name",
     "a tensor over device memory that is not torch's": "a copy",
+    "memfabric makes windows that are posted from, on A2 and A3": "no RDMA",
     "a compiled Triton kernel takes addresses": "nothing runs",
     "a kernel is launched through ctypes": "nothing runs",
     "npu_stream empties torch_npu's queue": "a lazy handle",
@@ -60,6 +62,10 @@ def _nothing_runs(device: Device) -> Any:
 
     usual = Device.at_once
     return patch.object(Device, "at_once", at_once)
+
+
+def _without_rdma(*given: Any) -> Any:
+    raise RuntimeError("the type RDMA is not supported")
 
 
 def _old_scalar(device: Device) -> Any:
@@ -101,6 +107,7 @@ _FAULTS: dict[str, Callable[[Device], Any]] = {
         "tensor_at",
         lambda self, address, num_bytes: torch.zeros(num_bytes, dtype=torch.uint8),
     ),
+    "no RDMA": lambda _: patch.object(sys.modules["memfabric_hybrid"].shm, "create", _without_rdma),
     "nothing runs": _nothing_runs,
     "a lazy handle": lambda _: patch.object(
         FakeStream, "npu_stream", property(lambda self: 0x1000 + self.owner.streams.index(self))

@@ -1,1 +1,1 @@
-"""A2 between servers: a token goes once to each server, and is relayed there."""
+"""Between servers of A2 or A3: a token goes once to each server, and is relayed there."""

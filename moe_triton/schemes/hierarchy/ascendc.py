@@ -1,4 +1,4 @@
-"""Argument lists of the Ascend C kernels of A2's hierarchy (`moe_triton.core.ascendc`).
+"""Argument lists of the Ascend C kernels of hierarchy (`moe_triton.core.ascendc`).
 
 S servers have L ranks each, and a place in the order that begins with a rank's own: 0 is that, then 1.
 Rank ``s * L + c`` exchanges messages with those of the same number c on other servers, its rail, and reaches

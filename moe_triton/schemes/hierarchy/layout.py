@@ -1,4 +1,4 @@
-"""The window of A2's hierarchy.
+"""The window of hierarchy.
 
 Shape symbols: S servers of L ranks, E experts on each rank, EP = S * L, maxBs tokens of a rank at most, K
 experts of a token.

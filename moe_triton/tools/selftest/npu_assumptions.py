@@ -13,17 +13,19 @@ from dataclasses import replace
 import torch
 
 from moe_triton import layout
-from moe_triton.backends.npu import library, triton_kernels
+from moe_triton.backends.npu import library, memfabric, triton_kernels
 from moe_triton.backends.npu.executable import NpuExecutable
 from moe_triton.backends.npu.runtime import Runtime
-from moe_triton.backends.npu.window import window_library
+from moe_triton.backends.npu.window import MEMFABRIC, window_library
 from moe_triton.core import ascendc
+from moe_triton.core.errors import WindowError
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.plan import Launch, Placeholder, Plan, Stream, launch
 from moe_triton.core.records import ORIGIN
 from moe_triton.core.region import Region, packed, region_of
 from moe_triton.core.soc import soc_of
 from moe_triton.kernels.arrange import arrange_kernel
+from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.schemes.fullmesh.ascendc import INBAND_RECEIVE, INBAND_SEND
 from moe_triton.tools.selftest.check import Assumption
 from moe_triton.tools.selftest.wires import launch_of_zeros, placeholders, post_entry, wait_for_entries
@@ -32,6 +34,7 @@ Trial = Callable[[], str | None]
 
 NUMBER = 4242
 WAIT_US = 100_000
+MEET_S = 30.0
 HIDDEN = 32
 TORCH_NPU = "torch_npu 2.14.0"
 
@@ -163,6 +166,25 @@ def _windows() -> str | None:
         wanted = ["get_unique_id", "init", "align", "free", "get_peer_buffer", "multi_instance", "finalize"]
     missing = [each for each in wanted if not hasattr(shm, each)]
     return f"{name} lacks {missing}" if missing else None
+
+
+# Its pages name A2 alone; A3 posts by it too, where a group has several servers.
+@_assumed(
+    "memfabric makes windows that are posted from, on A2 and A3",
+    "memfabric_hybrid 1.3.0: smem_shm_def.h, SMEMS_DATA_OP_RDMA; smem_shm_aicore_base_rdma.h",
+)
+def _posting_windows() -> str | None:
+    """An object of the type RDMA is there on this product, if kernels post at all.
+
+    That a post arrives is seen where ranks post to each other: the operators' checks that are posted.
+    """
+    if window_library() != MEMFABRIC or not library.has_posts():
+        return None
+    try:
+        memfabric.allocate(memfabric.GRANULE, Meeting(None, MEET_S), Runtime(), posts=True).free()
+    except WindowError as error:
+        return str(error)
+    return None
 
 
 @_assumed("a compiled Triton kernel takes addresses", "triton-ascend 3.2.0: backends/ascend/driver.py")
