@@ -72,7 +72,7 @@ class Relayed:
         if isinstance(self.limit, int):
             order = torch.rand(len(ids), servers, generator=generator).argsort(1)[:, : self.limit]
         else:
-            order = torch.full((len(ids), 1), 1)
+            order = torch.full((len(ids), 1), min(1, servers - 1))
         allowed = torch.zeros(len(ids), servers).scatter(1, order, 1.0)
         scores = torch.rand(len(ids), c.num_experts, generator=generator) + 1
         scores *= allowed.repeat_interleave(c.num_experts // servers, 1)

@@ -39,11 +39,12 @@ import torch
 
 from moe_triton.core.capabilities import Capabilities
 from moe_triton.core.config import Config
+from moe_triton.core.plan import Plan
 from moe_triton.core.region import Region
 from moe_triton.core.space import Settings, Space
 from moe_triton.core.tuning import POSTS
 from moe_triton.layout import UB_ALIGN, WORD_BYTES, align
-from moe_triton.operators.variants import CombineVariant, DispatchVariant
+from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes.hierarchy.combine import Combine
 from moe_triton.schemes.hierarchy.dispatch import Dispatch
 from moe_triton.schemes.hierarchy.layout import HierarchyLayout
@@ -136,6 +137,14 @@ class Hierarchy(Scheme):
             return by_cores or all(values[name] == value for name, value in usual.items())
 
         return replace(space, choices=choices, usual={**space.usual, **usual}, allows=allows)
+
+    def whole(self, variant: Variant, zone: int, parts: int = 1) -> Plan:
+        """Builds the plan of an operator, in one part: a relay takes a rank's tokens together."""
+        return super().whole(variant, zone)
+
+    def phase(self, name: str, variant: Variant, zone: int, parts: int = 1) -> Plan:
+        """Builds the plan of one phase of an operator in rounds, in one part as well."""
+        return super().phase(name, variant, zone)
 
     @cached_property
     def rounds(self) -> RoundFacts:
