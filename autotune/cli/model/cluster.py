@@ -19,13 +19,12 @@ from autotune.model.clusters import a2
 from autotune.model.clusters import cluster as planned
 from autotune.model.clusters.a2 import SCHEMES as CLOSED_FORMS
 from autotune.model.clusters.cluster import Point
-from autotune.model.clusters.group import PLANNED, Group, Routing
+from autotune.model.clusters.group import INSIDE, PLANNED, Group, Routing
 from autotune.model.constants import Machine
 from autotune.model.kernel_costs.kernel_cost import kernel_cost_of
 from autotune.model.kernel_costs.remembered import KernelCosts, OfArguments
 from autotune.model.timelines.timeline import Mode
 from moe_triton.core.errors import ArgumentError
-from moe_triton.schemes import SCHEMES
 from moe_triton.tools.cli.options import MOST_TOKENS
 from moe_triton.tools.plots import COLOURS, draw, legend, write_plots
 from moe_triton.tools.progress import progress
@@ -203,7 +202,7 @@ def _schemes(machine: Machine, mode: Mode, given: str) -> list[str]:
         return [name.strip() for name in given.split(",")]
     if machine.product not in PLANNED:
         return list(CLOSED_FORMS)
-    groups = [Group(comm_alg=name, product=machine.product) for name in SCHEMES[machine.product]]
+    groups = [Group(comm_alg=name, product=machine.product) for name in INSIDE[machine.product]]
     return [each.comm_alg for each in groups if mode == "stream" or each.may_be_captured(machine)]
 
 

@@ -23,7 +23,7 @@ from moe_triton.core.row_formats import row_format_of
 from moe_triton.core.topology import check_ranks_per_server
 from moe_triton.core.tuning import POSTS, Posts, Tuning
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
-from moe_triton.schemes import make_scheme, scheme_type
+from moe_triton.schemes import SCHEMES, class_at, make_scheme, scheme_type
 from moe_triton.schemes.rank_context import RankContext
 from moe_triton.schemes.rules import check_config
 from moe_triton.schemes.scheme import Scheme
@@ -31,6 +31,13 @@ from moe_triton.tables import FOLDER, KernelSettings, machine_of
 
 PLANNED: tuple[Product, ...] = ("A3",)
 """Products whose groups are priced by their plans; those of A2 have closed forms, hierarchy's among them."""
+INSIDE: dict[Product, tuple[str, ...]] = {
+    product: tuple(name for name, place in SCHEMES[product].items() if class_at(place).sums_alike)
+    for product in PLANNED
+}
+"""Their schemes that take the same groups with the same bits, so that prices choose. Hierarchy goes between
+machines, and A3's network has no constants.
+"""
 MOST_RANKS = 768
 EXPERTS = 256
 """Experts of DeepSeek-V3: a group has as many by default, or the next multiple of its ranks."""

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
-from autotune.model.clusters.group import OPERATORS, PLANNED, Group, OperatorName
+from autotune.model.clusters.group import INSIDE, OPERATORS, PLANNED, Group, OperatorName
 from autotune.model.clusters.prices import Call
 from autotune.model.constants import machine_named
 from autotune.model.kernel_costs.remembered import KernelCosts
 from moe_triton.core.errors import ArgumentError
-from moe_triton.schemes import SCHEMES
 
 PARTS = 1, 2, 4
 HIDDEN, RANKS, TOKENS = (2048, 4096, 7168), (8, 16, 64, 256), (16, 64, 128, 256, 512)
@@ -40,7 +39,7 @@ class Priced:
 def groups() -> Iterator[Group]:
     """Groups of int8 rows, which dispatch quantises by parts, in the sizes that schemes take."""
     for name in PLANNED:
-        for comm_alg, hidden, ranks, tokens in product(SCHEMES[name], HIDDEN, RANKS, TOKENS):
+        for comm_alg, hidden, ranks, tokens in product(INSIDE[name], HIDDEN, RANKS, TOKENS):
             group = Group(ranks, tokens, hidden, comm_alg=comm_alg, product=name)
             if _is_taken(group):
                 yield group
