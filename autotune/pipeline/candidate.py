@@ -45,8 +45,12 @@ class Sizes:
 
     @property
     def schemes(self) -> list[str]:
-        """The product's, its own one first."""
-        return list(SCHEMES[self.product])
+        """The product's, its own one first; one between super nodes where there are several machines."""
+        return [scheme for scheme in SCHEMES[self.product] if self._is_for(self.config(scheme))]
+
+    @staticmethod
+    def _is_for(config: Config) -> bool:
+        return not scheme_type(config).compares_super_nodes or config.topology.num_servers > 1
 
     @property
     def alike(self) -> list[str]:
