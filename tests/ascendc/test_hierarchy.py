@@ -69,6 +69,14 @@ def test_fast(fast: Library, case: HierarchyCase, message_tokens: int, pieces: i
         HierarchyWorld(fast, case, seed).run()
 
 
+@pytest.mark.parametrize("message_tokens", [1, 0])
+def test_one_server_has_nobody_to_post_to(strict: Library, message_tokens: int) -> None:
+    """A machine of A3, all of whose ranks relay their own tokens."""
+    case = HierarchyCase(tokens=(3, 2, 4, 1), servers=(4,), blocks=3, topk=3, absent=0.2)
+    for seed in range(3):
+        HierarchyWorld(strict, replace(case, message_tokens=message_tokens), seed).run()
+
+
 @_MESSAGES
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_a_peer_writes_is_not_trusted(library: Library, change: str, message_tokens: int) -> None:
