@@ -111,7 +111,7 @@ MAX_LOCAL_EXPERTS_ON_A3 = 24
 _SIZES_ON_A3: tuple[ConfigRule, ...] = (
     Rule[[Config]](
         "comm_alg",
-        "another one",
+        "not hierarchy",
         lambda c: False,
         lambda c: f"the limits of v3 have no {c.scheme} on {c.product}",
         "Choose generation 'v4' or none.",
