@@ -367,7 +367,7 @@ def check_named(of: Relayed, posts: Posts, operator: str, steps: int) -> None:
         assert took < seconds(30), said
 
 
-@pytest.mark.parametrize(("product", "operator"), [("A2", "dispatch"), ("A2", "combine"), ("A3", "combine")])
+@pytest.mark.parametrize(("product", "operator"), [("A2", "dispatch"), ("A3", "combine")])
 def test_a_rank_that_dies_halfway_is_named_by_all_others(product: Product, operator: str) -> None:
     of = relayed(2, 2, product=product)
     check_named(of, "aiv", operator, len(steps_of(of, operator, "aiv")) // 2)
