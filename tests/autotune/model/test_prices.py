@@ -104,7 +104,7 @@ def test_results_that_are_pulled_cross_the_link() -> None:
         ({"parts": 0}, "parts"),
         ({"communication_blocks": 48}, "communication_blocks"),
         ({"quantize": "int9"}, "quantize"),
-        ({"comm_alg": "hierarchy"}, "comm_alg"),
+        ({"comm_alg": "fullmesh"}, "comm_alg"),
         ({"routing": Routing("best")}, "routing"),
     ],
 )
