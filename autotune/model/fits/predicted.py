@@ -71,6 +71,11 @@ class Rate:
         """Microseconds that it says."""
         return TOKENS * TOPK * self.row_bytes / self.gb_per_s / 1e3
 
+    @property
+    def rows(self) -> str:
+        """How they travel."""
+        return "int8" if self.row_bytes == HIDDEN else "bf16"
+
 
 RATES: tuple[Rate, ...] = tuple(
     Rate(system, operator, product, ranks, gb_per_s, HIDDEN * size)
@@ -93,11 +98,6 @@ def link_us(rate: Rate, machine: Machine) -> float:
     if crosses:
         us += movement.rdma_us(machine, float(TOKENS * rate.row_bytes), 0)
     return us
-
-
-def gb_per_s(rate: Rate, machine: Machine) -> float:
-    """The rate that the links have, by the model."""
-    return rate.gb_per_s * rate.us / link_us(rate, machine)
 
 
 @dataclass(frozen=True)
