@@ -51,9 +51,9 @@ PREDICTED = """\
 ### Predicted, and not fitted to
 
 xDeepServe's XCCL on A3, another implementation, secondary and read off a figure; and what normal mode (4096
-tokens a rank) makes of the links: bytes of all rows over the time. Of the latter the model says what wires and
-hops take, and nothing else that such an operator does: a bound. No constant is fitted to either, since the
-times above would then leave their bounds ([why](model.md#what-is-predicted-and-not-fitted-to)).
+tokens a rank) makes of the links: bytes of all rows over the time. Of the latter the model says what wires
+and hops take, and nothing else that such an operator does: a bound. No constant is fitted to either, since
+the times above would then leave their bounds ([why](model.md#what-is-predicted-and-not-fitted-to)).
 """
 
 PRICES = """\

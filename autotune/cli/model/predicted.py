@@ -1,4 +1,4 @@
-"""What `moe-triton model validate` and the page of figures say of published figures that nothing is fitted to."""
+"""What `moe-triton model validate`, and the page, say of published figures that nothing is fitted to."""
 
 from __future__ import annotations
 
@@ -72,9 +72,7 @@ def _rates(predicted: Predictions) -> Sequence[tuple[object, ...]]:
     for rate, us, fitted in zip(RATES, predicted.link_us, predicted.with_rates.us, strict=True):
         ratios = (rate.us / each for each in (us, fitted))
         said = (text for each in ratios for text in (f"{rate.gb_per_s * each:.0f}", f"{each - 1:+.0%}"))
-        lines.append(
-            (rate.system, rate.ranks, rate.operator, rate.rows, f"{rate.gb_per_s:.0f}", *said)
-        )
+        lines.append((rate.system, rate.ranks, rate.operator, rate.rows, f"{rate.gb_per_s:.0f}", *said))
     return lines
 
 

@@ -81,7 +81,9 @@ def validate(
         validation = compare()
         bars, others = error_bars(validation), predictions()
     if as_json:
-        console.print_json(json.dumps({**document(validation, bars), "predicted": predicted.document(others)}))
+        console.print_json(
+            json.dumps({**document(validation, bars), "predicted": predicted.document(others)})
+        )
     else:
         print_parts((*parts(validation, bars), *predicted.parts(others, MORE)), console, as_markdown)
     if plot is not None:

@@ -371,8 +371,9 @@ def _network(
 def _wire(out: np.ndarray, back: np.ndarray, machine: Machine) -> tuple[float, float]:
     """RDMA of blocks of bytes: of the busier direction, and of its largest block, which may be the last."""
     busier = out if out.sum() >= back.sum() else back
-    total = movement.rdma_us(machine, float(busier.sum()), np.count_nonzero(busier))
-    return total, movement.rdma_us(machine, float(busier.max(initial=0)), min(1, np.count_nonzero(busier)))
+    blocks = float((busier > 0).sum())
+    total = movement.rdma_us(machine, float(busier.sum()), blocks)
+    return total, movement.rdma_us(machine, float(busier.max(initial=0)), min(1.0, blocks))
 
 
 def _overlapping(steps: Mapping[str, tuple[float, float]]) -> dict[str, float]:

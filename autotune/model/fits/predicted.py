@@ -1,5 +1,5 @@
-"""Published figures that no constant is fitted to: what the model says of them, and what a fit to them as well
-would make of it and of the others.
+"""Published figures that no constant is fitted to: what the model says of them, and what a fit to them as
+well would make of it and of the others.
 
 Why they are left out: XCCL is another implementation, which reads rows from their senders, and its times are
 read off a figure; normal mode is another operator, of which the model knows what the link takes and no more.
@@ -14,7 +14,6 @@ import numpy as np
 
 from autotune.model.constants import Machine
 from autotune.model.fits import validate
-from autotune.model.fits.fit import Fit
 from autotune.model.fits.validate import HIDDEN, OPERATORS, ROWS, TOPK, Operator, Published
 from autotune.model.kernel_costs import movement
 from autotune.model.topology import RANKS_PER_NODE, tiers
@@ -133,24 +132,20 @@ class Predictions:
 def predictions() -> Predictions:
     """What the model says of `XCCL` and `RATES`, before and after a fit to them."""
     known = validate.machines()
-    return Predictions(_of_xccl(known), _of_rates(known), _refitted(XCCL), _refitted(RATES))
+    us, links = (np.array([_us(each, known[each.product]) for each in rows]) for rows in (XCCL, RATES))
+    return Predictions(us, links, _refitted(XCCL), _refitted(RATES))
 
 
 def _refitted(others: Sequence[Published] | Sequence[Rate]) -> Refitted:
     measured = np.array([each.us for each in (*ROWS, *others)])
 
-    def predicted(tried: Mapping[str, Machine]) -> np.ndarray:
-        of_others = _of_xccl(tried) if others is XCCL else _of_rates(tried)
-        return np.r_[[validate.predict(row, tried[row.product]) for row in ROWS], of_others]
+    def predicted(tried: Mapping[str, Machine]) -> list[float]:
+        return [_us(each, tried[each.product]) for each in (*ROWS, *others)]
 
-    found: Fit = validate.fit_to(measured, predicted)
-    us = predicted(validate.with_values(validate.machines(), found.values))
+    found = validate.fit_to(measured, predicted)
+    us = np.array(predicted(validate.with_values(validate.machines(), found.values)))
     return Refitted(found.values, us[len(ROWS) :], (us / measured - 1)[: len(ROWS)])
 
 
-def _of_xccl(known: Mapping[str, Machine]) -> np.ndarray:
-    return np.array([validate.predict(row, known[row.product]) for row in XCCL])
-
-
-def _of_rates(known: Mapping[str, Machine]) -> np.ndarray:
-    return np.array([link_us(rate, known[rate.product]) for rate in RATES])
+def _us(each: Published | Rate, machine: Machine) -> float:
+    return link_us(each, machine) if isinstance(each, Rate) else validate.predict(each, machine)

@@ -320,7 +320,8 @@ class TestPairsOfCards:
     def test_a_busy_peer_bounds_a_hierarchy(self, machine: Machine, operator: str, rate: str) -> None:
         """Rows are written to it in dispatch, results are read from it in combine."""
         flow = mean_flow(2, 8, 64, 8, 2)
-        uneven = replace(flow, relayed=np.r_[flow.relayed[:7], 400.0], gathered=np.r_[flow.gathered[:7], 400.0])
+        rows = np.r_[flow.relayed[:7], 400.0]
+        uneven = replace(flow, relayed=rows, gathered=rows)
         parts = operator_cost("hierarchy", operator, uneven, machine, row_bytes=ROW).parts
         assert parts["hccs"] == pytest.approx(400 * ROW / machine.constants[rate].value / 1e3)
 

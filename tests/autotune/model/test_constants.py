@@ -248,7 +248,7 @@ HIXL = {"A2": (18.3, 23.6, 23.8), "A3": (18.4, 23.8, 23.9)}
 
 @pytest.mark.parametrize("product", HIXL)
 def test_a_ports_rates_are_the_published_ones(product: str) -> None:
-    """Written in messages of 16 KiB, 128 KiB and 2 MiB: within 2%, and the shortest, which most of ours are like, within 0.2%."""
+    """In messages of three sizes: within 2%, and within 0.2% of the shortest, like most of ours."""
     machine = machine_named(product)
     errors = [
         num_bytes / rdma_us(machine, float(num_bytes)) / 1e3 / rate - 1

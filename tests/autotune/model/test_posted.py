@@ -267,7 +267,6 @@ class TestPorts:
         np.testing.assert_allclose(found[1:], [5 + 1e-3 + 3, 10 + 1e-3 + 3])
         assert found[0] == -np.inf
 
-
     def test_each_message_takes_a_constant_beside_its_bytes(self) -> None:
         """On ranks that stand for others as well."""
         both = [messages([1, 1, 1], 10_000), messages([0, 0, 0], 10_000)]

@@ -54,7 +54,7 @@ def test_a_fit_to_them_as_well_is_nearer_to_them(found: Predictions) -> None:
         ("normal, A2, two servers", "combine", 16, 8843),
     ],
 )
-def test_rates_are_all_rows_over_the_published_time(system: str, operator: str, ranks: int, us: float) -> None:
+def test_rates_are_all_rows_over_the_time(system: str, operator: str, ranks: int, us: float) -> None:
     assert rate_of(system, operator, ranks).us == pytest.approx(us, rel=0.01)
 
 
