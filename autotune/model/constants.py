@@ -27,6 +27,10 @@ else:
 FORMAT, VERSION = "moe_triton.machine_constants", 2
 REMEDY = "Name a report of moe-triton selftest, or a file of Machine.to_json()."
 MACHINES = ("A2", "A3", "cpu")
+NETWORK = "rdma_gb_per_s", "rdma_message_us", "rdma_latency_us", "post_aiv_us"
+"""Constants of a network between servers, where cores post: a document of a machine without one has none."""
+POST_AICPU = "post_aicpu_us"
+"""The one of a machine whose AICPU posts as well."""
 _DIGITS = 12  # of a digest
 
 Kind = Literal["published", "fitted", "assumed", "measured"]
@@ -99,8 +103,8 @@ class Machine:
 
     @property
     def product(self) -> Product:
-        """Whose limits and distances it has: A2 has a network."""
-        return "A2" if "rdma_gb_per_s" in self.constants else "A3"
+        """Whose limits and distances it has."""
+        return "A2" if self.name == "A2" else "A3"
 
     def replaced(self, values: Mapping[str, float]) -> Machine:
         """This machine with other values, as a fit or a sensitivity tries them: ranges give way.
@@ -162,7 +166,8 @@ class Machine:
 
         Raises:
             ArgumentError: not such a document, another version of it, an unknown machine, or a constant that
-                is unknown, missing, no finite number of at least 0, or one that no machine has.
+                is unknown, missing, no finite number of at least 0, or one that no machine has. Those of a
+                network may be missing together, but on A2.
 
         Examples:
             >>> Machine.from_json(machine_named("A3").to_json()).name
@@ -181,7 +186,10 @@ class Machine:
             raise _bad("constants", "incomplete", 'it must have "machine" and "constants"', NULL_ARGUMENT)
         if name not in MACHINES:
             raise _bad("machine", repr(name), f"it must be one of {list(MACHINES)}")
-        if missing := sorted(machine_named(name).constants.keys() - constants.keys()):
+        needed = machine_named(name).constants.keys() - constants.keys()
+        if name != "A2" and not constants.keys() & set(NETWORK):
+            needed -= set(NETWORK)
+        if missing := sorted(needed):
             raise _bad("constants", f"without {', '.join(missing)}", "none may be missing", NULL_ARGUMENT)
         entries = {constant: _constant_of(constant, entry) for constant, entry in constants.items()}
         return cls(name, entries)._checked()

@@ -21,7 +21,7 @@ class UnknownWorkError(MoeTritonError, LookupError):
 
 
 class NoNetworkError(UnknownWorkError):
-    """A launch posts to other ranks, and the machine has no constants of a network."""
+    """A launch posts to other ranks, and the machine lacks constants of a network, or of who posts."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from autotune.model.clusters.a2 import Flow, mean_flow, operator_cost, rdma_us
+from autotune.model.clusters.a2 import Flow, mean_flow, operator_cost
 from autotune.model.clusters.group import OPERATORS
 from autotune.model.constants import Machine, machine_named
 from autotune.model.kernel_costs import movement
@@ -28,8 +28,15 @@ from moe_triton.schemes.rank_context import RankContext
 from moe_triton.schemes.scheme import Scheme
 
 SERVERS, CARDS, TOKENS, TOPK, SERVERS_PER_TOKEN, HIDDEN = 8, 8, 16, 8, 4, 7168
-# What the published figures follow from.
-RATES = {"rdma_gb_per_s": 20.97, "remote_write_gb_per_s": 200.7}
+# What the published figures follow from: bytes alone, and 7 links of a card to the others of its server.
+LINK_GB_PER_S = 200.7 / 7
+RATES = {
+    "rdma_gb_per_s": 20.97,
+    "rdma_message_us": 0.0,
+    "remote_write_gb_per_s": 7 * LINK_GB_PER_S,
+    "pair_write_gb_per_s": LINK_GB_PER_S,
+    "pair_read_gb_per_s": LINK_GB_PER_S,
+}
 STAGES = {"aicpu": "hierarchy", "aiv": "hierarchy-aiv"}
 
 
@@ -52,7 +59,7 @@ class Wires:
     def us(self, machine: Machine) -> tuple[float, float]:
         """Microseconds on the wire between servers, and on the wire inside a server."""
         inside = movement.wire(machine, self.inside) if self.inside else 0.0
-        return rdma_us(self.between, machine), inside
+        return movement.rdma_us(machine, self.between, self.posts), inside
 
 
 def machine() -> Machine:

@@ -253,6 +253,7 @@ public:
             const uint64_t writer = WriterOf(log_.size()) | uint64_t{1} << Writer::POSTED;
             MemoryAt(item.remote).Receive(MemoryAt(item.local), item.remote, item.local, item.bytes, writer);
             RankAt(item.remote).posted += item.bytes;
+            ++RankAt(item.remote).messages;
         }
         return true;
     }

@@ -286,9 +286,10 @@ private:
 struct RankMemory {
     Memory memory;
     bool takes = false;
-    // Bytes that others have written to the window, and posted to it, since somebody asked.
+    // Bytes that others have written to the window, and posted to it, in how many messages, since somebody asked.
     uint64_t written = 0;
     uint64_t posted = 0;
+    uint64_t messages = 0;
 };
 
 }  // namespace moe::emulation

@@ -64,7 +64,8 @@ def predicted_once() -> Iterator[None]:
     """``model validate`` takes seconds for what is the same each time."""
     module = import_module("autotune.cli.model.validate")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "compare", functools.cache(module.compare))
+        for name in ("compare", "predictions"):
+            patch.setattr(module, name, functools.cache(getattr(module, name)))
         yield
 
 

@@ -6,18 +6,21 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from autotune.cli.model import predicted
 from autotune.cli.model.plan import price_table
-from autotune.cli.model.validate import error_bars, page_text, plot_validation
+from autotune.cli.model.validate import MORE, error_bars, page_text, plot_validation
 from autotune.model.clusters import a2
 from autotune.model.clusters.cluster import Point
 from autotune.model.clusters.group import Group
 from autotune.model.clusters.posted import SECOND, STAGES, THIRD, compare, stages
 from autotune.model.constants import machine_named
+from autotune.model.fits.predicted import predictions
 from autotune.model.fits.validate import validate
 from autotune.model.kernel_costs.kernel_cost import kernel_cost_of
 from autotune.model.kernel_costs.remembered import OfArguments
 from moe_triton.tables import kept
 from moe_triton.tools.markdown import table
+from moe_triton.tools.text_table import markdown_of
 
 SERVERS, SERVERS_TOKENS = (16, 32, 64), (16, 64, 256)
 PICTURES = "assets/model"
@@ -42,6 +45,15 @@ PLOTS = f"""\
 ![Predicted over published times]({PICTURES}/published.svg)
 
 ![What the predictions are made of]({PICTURES}/published_parts.svg)
+"""
+
+PREDICTED = """\
+### Predicted, and not fitted to
+
+xDeepServe's XCCL on A3, another implementation, secondary and read off a figure; and what normal mode (4096
+tokens a rank) makes of the links: bytes of all rows over the time. Of the latter the model says what wires
+and hops take, and nothing else that such an operator does: a bound. No constant is fitted to either, since
+the times above would then leave their bounds ([why](model.md#what-is-predicted-and-not-fitted-to)).
 """
 
 PRICES = """\
@@ -134,7 +146,8 @@ def _against(second: Point, third: Point) -> tuple[str, str]:
 def published() -> str:
     """What is published, and what the model says of it."""
     validation = validate()
-    return "\n".join([HEADER, page_text(validation, error_bars(validation)) + "\n", PLOTS])
+    others = markdown_of(predicted.parts(predictions(), MORE)) + "\n"
+    return "\n".join([HEADER, page_text(validation, error_bars(validation)) + "\n", PLOTS, PREDICTED, others])
 
 
 def prices() -> str:

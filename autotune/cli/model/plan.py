@@ -151,7 +151,7 @@ def _saying_what_has_a_price(comm_alg: str) -> Iterator[None]:
         yield
     except NoNetworkError as error:
         rule = f"the model cannot price its plans: {error}"
-        remedy = "Pass --machine A2, or a file of constants with a network's."
+        remedy = "Pass --machine A2, or a file of constants that has them."
         raise ArgumentError("comm_alg", repr(comm_alg), rule, remedy) from None
 
 

@@ -13,7 +13,9 @@ import numpy as np
 import typer
 from rich.console import Console
 
+from autotune.cli.model import predicted
 from autotune.cli.model.options import Markdown
+from autotune.model.fits.predicted import predictions
 from autotune.model.fits.validate import (
     FEW_CORES,
     MANY_CORES,
@@ -77,11 +79,13 @@ def validate(
     console = Console()
     with progress("predicting what is published"):
         validation = compare()
-        bars = error_bars(validation)
+        bars, others = error_bars(validation), predictions()
     if as_json:
-        console.print_json(json.dumps(document(validation, bars)))
+        console.print_json(
+            json.dumps({**document(validation, bars), "predicted": predicted.document(others)})
+        )
     else:
-        print_parts(parts(validation, bars), console, as_markdown)
+        print_parts((*parts(validation, bars), *predicted.parts(others, MORE)), console, as_markdown)
     if plot is not None:
         write_plots(console, lambda: plot_validation(validation, bars, plot))
     raise typer.Exit(0 if validation.is_within_bounds else 1)

@@ -25,7 +25,6 @@ On a group they are priced for every rank, with drawn routing (`price`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -34,7 +33,7 @@ import numpy as np
 from autotune.model.clusters import fused
 from autotune.model.clusters.cluster import Load, OperatorPoint, Point
 from autotune.model.clusters.group import OPERATORS, Group
-from autotune.model.constants import Machine
+from autotune.model.constants import NETWORK, POST_AICPU, Machine
 from autotune.model.cost import Cost
 from autotune.model.kernel_costs import movement
 from autotune.model.topology import RANKS_PER_NODE
@@ -82,6 +81,7 @@ SCHEMES = tuple(FORMS)
 
 ITEMS_PER_SERVER = 2  # of a hierarchy that the AICPU posts for: the rows, and their flag
 _GB_PER_S = 1e3  # bytes in a microsecond
+_NETWORK = *NETWORK, POST_AICPU
 _ROW_IDS_ALIGN = 8
 _BYTES_PER_ID = 16
 
@@ -237,8 +237,8 @@ def operator_cost(
         raise ArgumentError(
             "operator", repr(operator), f"it is one of {list(OPERATORS)}", "Name one of them."
         )
-    if "rdma_gb_per_s" not in machine.constants:
-        rule = "A2's schemes need a network"
+    if missing := [name for name in _NETWORK if name not in machine.constants]:
+        rule = f"A2's schemes need a network, and an AICPU that posts: {', '.join(missing)}"
         raise ArgumentError("machine", machine.name, rule, "Pass A2's constants, or a report of one.")
     form = _form_of(scheme, tokens_per_message)
     used = flow if operator == "dispatch" else flow.reversed
@@ -277,11 +277,6 @@ def phases(
     return {"start": {"start": machine.fused_start_us, "cores": computing}, scheme: cost.parts}
 
 
-def rdma_us(num_bytes: float, machine: Machine) -> float:
-    """Wire time between servers, of one card."""
-    return num_bytes / (machine.rdma_gb_per_s * _GB_PER_S)
-
-
 def memory_us(num_bytes: float, machine: Machine) -> float:
     """Time of bytes read or written in a device's own memory, by all its cores."""
     return num_bytes / 2 / (machine.memcpy_gb_per_s * _GB_PER_S)
@@ -292,7 +287,7 @@ def _fullmesh(operator: str, flow: Flow, machine: Machine, row_bytes: float) -> 
     out, back = np.delete(flow.sent, me) * row_bytes, np.delete(flow.received, me) * row_bytes
     parts = {"pack": memory_us(2 * flow.sent.sum() * row_bytes, machine), "sync": machine.sync_all_us}
     if flow.is_single_server:
-        parts["hccs"] = movement.wire(machine, max(out.sum(), back.sum()))
+        parts["hccs"] = max(movement.wire(machine, way.sum(), way.max(initial=0)) for way in (out, back))
         latency = machine.hop_node_us
     else:
         posts = machine.post_aicpu_us * out.size, machine.post_aicpu_us
@@ -304,8 +299,8 @@ def _fullmesh(operator: str, flow: Flow, machine: Machine, row_bytes: float) -> 
 
 def _hierarchy_dispatch(form: Form, flow: Flow, machine: Machine, row_bytes: float, between: float) -> Cost:
     copies, arriving = _to_others(flow.copies, flow.server), _to_others(flow.arriving, flow.server)
-    handed, busier = _inside(flow)
-    relay = _by_message(movement.wire(machine, busier * row_bytes), flow.arriving, form)
+    handed, hccs_us = _inside(flow, machine, row_bytes)
+    relay = _by_message(hccs_us, flow.arriving, form)
     parts = {"pack": memory_us(2 * flow.tokens * between, machine), "sync": machine.sync_all_us}
     if flow.is_single_server:
         parts |= {"hccs": relay[0]}
@@ -320,10 +315,10 @@ def _hierarchy_dispatch(form: Form, flow: Flow, machine: Machine, row_bytes: flo
 
 def _hierarchy_combine(form: Form, flow: Flow, machine: Machine, row_bytes: float, between: float) -> Cost:
     copies, arriving = _to_others(flow.copies, flow.server), _to_others(flow.arriving, flow.server)
-    handed, busier = _inside(flow)
+    handed, hccs_us = _inside(flow, machine, row_bytes, reads=True)
     partial = flow.copies.sum()  # sums for the tokens of this card and of those with its number
     inside = {
-        "hccs": movement.wire(machine, busier * row_bytes),
+        "hccs": hccs_us,
         "sum": memory_us((flow.gathered.sum() + partial) * row_bytes, machine),
     }
     parts = {"sync": machine.sync_all_us}
@@ -363,17 +358,22 @@ def _network(
         posts = machine.post_aicpu_us * ITEMS_PER_SERVER * copies.size, machine.post_aicpu_us
         return {"posts": posts, "rdma": _wire(copies * between, arriving * between, machine)}
     # A core for each server posts its tokens, one message after the other; a message with fewer is one too.
-    messages = math.ceil(copies.max(initial=0) / form.tokens_per_message)
-    one = rdma_us(form.tokens_per_message * between, machine)
-    total = rdma_us(max(copies.sum(), arriving.sum()) * between, machine)
-    posts = machine.post_aiv_us * messages, machine.post_aiv_us
+    messages = np.ceil(copies / form.tokens_per_message)
+    one = movement.rdma_us(machine, form.tokens_per_message * between)
+    total = max(
+        movement.rdma_us(machine, way.sum() * between, np.ceil(way / form.tokens_per_message).sum())
+        for way in (copies, arriving)
+    )
+    posts = machine.post_aiv_us * messages.max(initial=0), machine.post_aiv_us
     return {"posts": posts, "rdma": (total, one)}
 
 
 def _wire(out: np.ndarray, back: np.ndarray, machine: Machine) -> tuple[float, float]:
     """RDMA of blocks of bytes: of the busier direction, and of its largest block, which may be the last."""
     busier = out if out.sum() >= back.sum() else back
-    return rdma_us(float(busier.sum()), machine), rdma_us(float(busier.max(initial=0)), machine)
+    blocks = float((busier > 0).sum())
+    total = movement.rdma_us(machine, float(busier.sum()), blocks)
+    return total, movement.rdma_us(machine, float(busier.max(initial=0)), min(1.0, blocks))
 
 
 def _overlapping(steps: Mapping[str, tuple[float, float]]) -> dict[str, float]:
@@ -402,10 +402,11 @@ def _latency(flow: Flow, machine: Machine) -> float:
     return inside if flow.is_single_server else inside + machine.rdma_latency_us + machine.flag_latency_us
 
 
-def _inside(flow: Flow) -> tuple[float, float]:
-    """Rows that this card sends inside its server, and those of the busier direction."""
-    sent = float(_to_others(flow.relayed, flow.card).sum())
-    return sent, max(sent, float(_to_others(flow.gathered, flow.card).sum()))
+def _inside(flow: Flow, machine: Machine, row_bytes: float, *, reads: bool = False) -> tuple[float, float]:
+    """Rows that this card sends inside its server, and how long the wire takes for the busier direction."""
+    out, back = (_to_others(rows, flow.card) * row_bytes for rows in (flow.relayed, flow.gathered))
+    us = [movement.wire(machine, way.sum(), way.max(initial=0), reads=reads) for way in (out, back)]
+    return float(_to_others(flow.relayed, flow.card).sum()), float(max(us))
 
 
 def _to_others(rows: np.ndarray, own: int) -> np.ndarray:

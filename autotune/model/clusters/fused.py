@@ -155,11 +155,11 @@ def arrival(call: Call, machine: Machine, row_bytes: int) -> dict[str, float]:
     """Until the last flag is seen: the farthest hop, the poll, and what the busiest rank gets more than
     others.
     """
-    away = 1 - 1 / call.ranks
+    more = (call.most_rows - call.rows) / call.ranks * row_bytes  # from each rank
     return {
         "hops": max(hop_us(machine, tier) for tier in call.tiers()),
         "poll": machine.flag_latency_us,
-        "wire": movement.wire(machine, (call.most_rows - call.rows) * away * row_bytes),
+        "wire": movement.wire(machine, more * (call.ranks - 1), more),
     }
 
 

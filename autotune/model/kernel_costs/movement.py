@@ -5,7 +5,8 @@ A row that is written to another device passes three things, each with a limit o
 
 - a **core**, which loads it, works on it and hands it over: its pipes run beside one another, the slowest one
   counts, and double buffering keeps two rows under way (`core_loop`);
-- the **wire**: all bytes that leave a device, over its rate;
+- the **wire**: all bytes that leave a device, over its rate; between two cards of A2 there is a link of
+  their own, so no less than the bytes for the busiest peer over that of a pair;
 - the **hops**: a device has at most ``remote_writes_in_flight`` rows on their way, each for as long as its
   hop takes (Little's law: rows x hop / rows in flight). Two rows of each core can be on their way; the
   published times fit when wire and hops add up, and when what the cores do is hidden behind them.
@@ -14,11 +15,15 @@ A row that is written to another device passes three things, each with a limit o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from autotune.model.constants import Machine
 from autotune.model.topology import hop_us
+
+_GB_PER_S = 1e3  # bytes in a microsecond
+_Bytes = TypeVar("_Bytes", float, np.ndarray)
 
 BUFFERS = 2
 """Rows that one core has under way: the queues of the kernels are double buffers."""
@@ -84,9 +89,31 @@ def hops(machine: Machine, writes: np.ndarray, tiers: Sequence[str], cores: int)
     return float(writes @ flight) / min(BUFFERS * cores, machine.remote_writes_in_flight)
 
 
-def wire(machine: Machine, num_bytes: float) -> float:
-    """Microseconds of bytes that leave a device, or reach it."""
-    return num_bytes / machine.remote_write_gb_per_s / 1e3
+def wire(machine: Machine, num_bytes: float, busiest: float = 0.0, *, reads: bool = False) -> float:
+    """Microseconds of bytes that leave a device, or reach it.
+
+    Args:
+        machine: whose link.
+        num_bytes: to all its peers, or from them.
+        busiest: of these, those of the peer with most.
+        reads: whether they are read from peers; otherwise they are written.
+    """
+    us = num_bytes / (machine.remote_write_gb_per_s * _GB_PER_S)
+    rate = "pair_read_gb_per_s" if reads else "pair_write_gb_per_s"
+    if rate not in machine.constants:
+        return us
+    return max(us, busiest / (machine.constants[rate].value * _GB_PER_S))
+
+
+def rdma_us(machine: Machine, num_bytes: _Bytes, messages: float = 1) -> _Bytes:
+    """Microseconds in which a network port is busy with messages, each with bytes and without any.
+
+    Args:
+        machine: with a network.
+        num_bytes: of all of them.
+        messages: how many.
+    """
+    return num_bytes / (machine.rdma_gb_per_s * _GB_PER_S) + messages * machine.rdma_message_us
 
 
 def written_remotely(
@@ -106,7 +133,7 @@ def written_remotely(
         "wire", "hops", and "cores": as much of the loop as the two do not hide.
     """
     leaving = remote(rows, tiers)
-    wire_us = wire(machine, float(leaving.sum()) * row_bytes)
+    wire_us = wire(machine, float(leaving.sum()) * row_bytes, float(leaving.max()) * row_bytes)
     hops_us = hops(machine, leaving, tiers, cores)
     return {"wire": wire_us, "hops": hops_us, "cores": max(0.0, loop_us - wire_us - hops_us)}
 

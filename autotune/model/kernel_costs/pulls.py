@@ -55,7 +55,7 @@ def _pulling(kernel_cost: KernelCost) -> KernelCost:
         rows, row_bytes = pulled(work)
         tiers, away = work.traffic.tiers, movement.remote(rows, work.traffic.tiers)
         num_bytes = round(float(away.sum()) * row_bytes)
-        wire_us = movement.wire(machine, num_bytes)
+        wire_us = movement.wire(machine, num_bytes, float(away.max()) * row_bytes, reads=True)
         hops_us = movement.hops(machine, _THERE_AND_BACK * away, tiers, work.blocks)
         # As for rows that are sent: what cores do is hidden behind both.
         cores = {"cores": max(0.0, cost.us - wire_us - hops_us)}

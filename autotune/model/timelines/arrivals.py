@@ -9,7 +9,7 @@ its link.
 What is posted has times of its own, on its way through the network port of the sender, and that of the
 receiver (`Ports`). A port sends one message after the other, in the order in which they are posted, and takes
 those that come in the order in which they begin. A message passes both at once: it takes as long as through
-one of them.
+one of them, a constant and its bytes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ import numpy as np
 
 from autotune.model.constants import Machine
 from autotune.model.cost import Cost, Messages
+from autotune.model.kernel_costs import movement
 from autotune.model.kernel_costs.counted.run import PlanRun
 from autotune.model.topology import NETWORK, hop_us
 from autotune.model.traffic import Traffic
-
-_GB_PER_S = 1e3  # bytes in a microsecond
 
 
 class Ports:
@@ -59,19 +58,21 @@ class Ports:
             arrived[rank] = ended[-1] + self._machine.rdma_latency_us
         return arrived
 
-    def deliver_alike(self, messages: Sequence[Messages], ends: np.ndarray, coming: np.ndarray) -> np.ndarray:
+    def deliver_alike(
+        self, messages: Sequence[Messages], ends: np.ndarray, coming_us: np.ndarray
+    ) -> np.ndarray:
         """The same on ranks that stand for others, each sent to as the slowest of them sends.
 
         Args:
             messages, ends: as in `deliver`.
-            coming: (R,) bytes that reach each of them.
+            coming_us: (R,) in which what reaches each of them passes its port.
         """
         all_begins = self._begins(messages, ends)
         if not any(each.size for each in all_begins):
             return np.full(ends.size, -np.inf)
         last = max(self._sent[rank] for rank, each in enumerate(all_begins) if each.size)
         first = min(float(each.min()) for each in all_begins if each.size)
-        self._taken = np.maximum(first, self._taken) + self._us(coming)
+        self._taken = np.maximum(first, self._taken) + coming_us
         return np.asarray(np.maximum(last, self._taken) + self._machine.rdma_latency_us)
 
     def _begins(self, messages: Sequence[Messages], ends: np.ndarray) -> list[np.ndarray]:
@@ -86,7 +87,7 @@ class Ports:
         return begins_by_rank
 
     def _us(self, num_bytes: np.ndarray) -> np.ndarray:
-        return np.asarray(num_bytes / (self._machine.rdma_gb_per_s * _GB_PER_S))
+        return movement.rdma_us(self._machine, num_bytes.astype(float))
 
 
 def _in_turn(ready: np.ndarray, took: np.ndarray, free: float) -> np.ndarray:
@@ -146,13 +147,14 @@ class WalkedRanks:
         ran = self.run.ran(len(self._sent))
         # What a Triton kernel sends it reads from other ranks: that comes here.
         coming = [each.written for each in ran] or [cost.sent for cost in costs]
-        link = np.array(coming, float) / self.machine.remote_write_gb_per_s / 1e3
+        link = np.array([movement.wire(self.machine, num_bytes) for num_bytes in coming])
         opens = np.maximum(begin.min(), self._link_free)
         self._link_free = np.where(link > 0, opens + link, self._link_free)
         arrived = np.full(len(costs), -np.inf)
         messages = [cost.messages for cost in costs if cost.messages is not None]
         if messages and self._is_alike:
-            arrived = self._ports.deliver_alike(messages, end, np.array([each.posted for each in ran], float))
+            coming_us = [movement.rdma_us(self.machine, float(each.posted), each.messages) for each in ran]
+            arrived = self._ports.deliver_alike(messages, end, np.array(coming_us))
         elif messages:
             arrived = self._ports.deliver(messages, end)
         self._sent.append(_Sent(begin, end - begin, opens, link, arrived))

@@ -23,8 +23,8 @@ ROW = 7168 * 2
 
 @pytest.fixture
 def machine() -> Machine:
-    """With the rate that the published example was computed with; the fitted one is of measured operators."""
-    return machine_named("A2").replaced({"rdma_gb_per_s": 20.97})
+    """With the rate that the published example was computed with, which knows bytes only."""
+    return machine_named("A2").replaced({"rdma_gb_per_s": 20.97, "rdma_message_us": 0.0})
 
 
 @pytest.fixture
@@ -40,16 +40,17 @@ class TestPublishedExample:
         cost = operator_cost("fullmesh", "dispatch", example, machine, row_bytes=ROW)
         assert cost.sent == 16 * 7168 * 8 * 2 * 63 // 64 == 1_806_336
         assert cost.sent / MIB == pytest.approx(1.7227, abs=5e-5)
-        assert a2.rdma_us(cost.sent, machine) == pytest.approx(86.1, abs=0.05)
+        assert movement.rdma_us(machine, cost.sent) == pytest.approx(86.1, abs=0.05)
 
     def test_hierarchy(self, example: Flow, machine: Machine) -> None:
-        peak = machine.replaced({"remote_write_gb_per_s": 200.7})
+        links = {"pair_write_gb_per_s": 200.7 / 7, "pair_read_gb_per_s": 200.7 / 7}
+        peak = machine.replaced({"remote_write_gb_per_s": 200.7, **links})
         between = np.delete(example.copies, example.server).sum() * ROW
         inside = np.delete(example.relayed, example.card).sum() * ROW
         # 7/8 twice: without the own one of 8 servers, and without the own one of 8 cards.
         assert between / MIB == pytest.approx(0.7656, abs=5e-5)
         assert inside / MIB == pytest.approx(1.53125)
-        assert a2.rdma_us(between, peak) == pytest.approx(38.3, abs=0.05)
+        assert movement.rdma_us(peak, between) == pytest.approx(38.3, abs=0.05)
         assert movement.wire(peak, inside) == pytest.approx(8.0, abs=0.05)
         cost = operator_cost("hierarchy", "dispatch", example, peak, row_bytes=ROW)
         assert cost.parts["rdma"] + cost.parts["hccs"] == pytest.approx(46.3, abs=0.05)
@@ -167,7 +168,7 @@ class TestEveryForm:
         flow = mean_flow(1, 8, 64, 8, 1)
         cost = operator_cost(scheme, operator, flow, machine, row_bytes=ROW)
         assert not {"rdma", "posts"} & cost.parts.keys()
-        assert cost.parts["hccs"] == movement.wire(machine, 64 * 7 * ROW)
+        assert cost.parts["hccs"] == pytest.approx(movement.wire(machine, 64 * 7 * ROW))
 
     def test_nobody_sends(self, scheme: str, operator: str, machine: Machine) -> None:
         empty = mean_flow(2, 8, 0, 8, 2)
@@ -207,7 +208,7 @@ class TestCombineOfAHierarchy:
         return {
             "hccs": movement.wire(machine, 512 * 7 / 8 * ROW),
             "sum": a2.memory_us((512 + 128) * ROW, machine),
-            "rdma": a2.rdma_us(64 * ROW, machine),
+            "rdma": movement.rdma_us(machine, 64.0 * ROW),
             "behind": a2.memory_us((128 + 64) * ROW, machine),
         }
 
@@ -259,6 +260,70 @@ class TestCombineOfAHierarchy:
         ).parts["pack"]
         cycles = movement.load_cycles(machine, ROW, 40) + movement.store_cycles(machine, ROW, 40)
         assert two_ranks_each == pytest.approx(movement.us_of(machine, 2 * 6.4 * cycles))
+
+
+MESSAGE_US = 0.5
+
+
+class TestMessages:
+    """What a port takes for each message, beside its bytes."""
+
+    def more(self, machine: Machine, scheme: str, flow: Flow, tokens_per_message: int = 1) -> float:
+        """Microseconds more of RDMA, where nothing else of the network takes any time."""
+        quick = machine.replaced({"post_aicpu_us": 1e-3, "post_aiv_us": 0.0, "memcpy_gb_per_s": 1e5})
+        quick = quick.replaced({"remote_write_gb_per_s": 1e5, "pair_write_gb_per_s": 1e5})
+        sizes = {"row_bytes": ROW, "tokens_per_message": tokens_per_message}
+        before, after = (
+            operator_cost(scheme, "dispatch", flow, used, **sizes).parts["rdma"]
+            for used in (quick, quick.replaced({"rdma_message_us": MESSAGE_US}))
+        )
+        return after - before
+
+    def test_a_block_for_each_rank(self, machine: Machine) -> None:
+        assert self.more(machine, "fullmesh", mean_flow(2, 8, 64, 8, 2)) == pytest.approx(15 * MESSAGE_US)
+
+    def test_nothing_is_posted_to_who_gets_no_row(self, machine: Machine) -> None:
+        flow = mean_flow(2, 8, 64, 8, 2)
+        sent = np.r_[flow.sent[:10], np.zeros(6)]
+        assert self.more(machine, "fullmesh", replace(flow, sent=sent, received=sent)) == pytest.approx(
+            9 * MESSAGE_US
+        )
+
+    def test_a_block_for_each_server(self, machine: Machine) -> None:
+        assert self.more(machine, "hierarchy", mean_flow(4, 8, 64, 8, 4)) == pytest.approx(3 * MESSAGE_US)
+
+    @pytest.mark.parametrize(("tokens", "messages"), [(1, 3 * 64), (6, 3 * 11), (64, 3)])
+    def test_runs_of_tokens(self, machine: Machine, tokens: int, messages: int) -> None:
+        flow = mean_flow(4, 8, 64, 8, 4)
+        assert self.more(machine, "hierarchy-aiv", flow, tokens) == pytest.approx(messages * MESSAGE_US)
+
+
+class TestPairsOfCards:
+    """Two cards have one link between them, which few peers, or one that gets most, cannot go round."""
+
+    def test_few_cards_are_bound_by_their_links(self, machine: Machine) -> None:
+        def hccs(cards: int) -> float:
+            return operator_cost(
+                "fullmesh", "dispatch", mean_flow(1, cards, 64, 8, 1), machine, row_bytes=ROW
+            ).parts["hccs"]
+
+        for cards in (2, 3, 4):
+            assert hccs(cards) == pytest.approx(512 / cards * ROW / machine.pair_write_gb_per_s / 1e3)
+        for cards in (5, 8):
+            assert hccs(cards) == pytest.approx(
+                512 * (1 - 1 / cards) * ROW / machine.remote_write_gb_per_s / 1e3
+            )
+
+    @pytest.mark.parametrize(
+        ("operator", "rate"), [("dispatch", "pair_write_gb_per_s"), ("combine", "pair_read_gb_per_s")]
+    )
+    def test_a_busy_peer_bounds_a_hierarchy(self, machine: Machine, operator: str, rate: str) -> None:
+        """Rows are written to it in dispatch, results are read from it in combine."""
+        flow = mean_flow(2, 8, 64, 8, 2)
+        rows = np.r_[flow.relayed[:7], 400.0]
+        uneven = replace(flow, relayed=rows, gathered=rows)
+        parts = operator_cost("hierarchy", operator, uneven, machine, row_bytes=ROW).parts
+        assert parts["hccs"] == pytest.approx(400 * ROW / machine.constants[rate].value / 1e3)
 
 
 def test_token_bytes_are_those_of_the_published_window() -> None:

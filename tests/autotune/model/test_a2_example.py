@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autotune.model.clusters.a2 import rdma_us
+from autotune.model.kernel_costs.movement import rdma_us
 from benchmarks.servers.example import STAGES, example, example_flow, fullmesh, hierarchy, machine
 
 ROW = 2 * 7168
@@ -26,7 +26,7 @@ def test_wires_of_the_hierarchy(posts: str, messages: int) -> None:
 def test_wire_of_the_fullmesh() -> None:
     wires, flow = fullmesh(), example_flow()
     rows = flow.sent.sum() - flow.sent[0]
-    assert rdma_us(rows * ROW, machine()) == pytest.approx(86.1, rel=0.001)
+    assert rdma_us(machine(), rows * ROW) == pytest.approx(86.1, rel=0.001)
     # A stamp goes with each row, a header and a flag with each of 63 blocks: 2% more.
     assert wires.between == rows * (ROW + 32) + 63 * (512 + 32)
     assert wires.us(machine())[0] == pytest.approx(86.1, rel=0.025)

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.model.constants import MACHINES, Constant, Machine, extremes_of, machine_named
+from autotune.model.constants import MACHINES, NETWORK, Constant, Machine, extremes_of, machine_named
+from autotune.model.kernel_costs.movement import rdma_us
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.soc import SOCS
 
@@ -213,10 +214,48 @@ def test_a_constant_that_does_not_exist_is_refused() -> None:
     for change in (lambda v: machine.measured(v, "x"), machine.replaced):
         with pytest.raises(ArgumentError, match="speed"):
             change({"speed": 1.0})
-        with pytest.raises(ArgumentError, match=r"post_aiv_us.*A3 has these only"):
-            change({"post_aiv_us": 1.0})
+        with pytest.raises(ArgumentError, match=r"post_aicpu_us.*A3 has these only"):
+            change({"post_aicpu_us": 1.0})
     with pytest.raises(ArgumentError, match="speed"):
         Machine("A3", {"speed": constant()})
+
+
+def without(machine: str, *names: str) -> str:
+    document = json.loads(machine_named(machine).to_json())
+    for name in names:
+        del document["constants"][name]
+    return json.dumps(document)
+
+
+@pytest.mark.parametrize("machine", ["A3", "cpu"])
+def test_a_document_of_a_machine_without_a_network_is_whole(machine: str) -> None:
+    """As all of A3's were."""
+    read = Machine.from_json(without(machine, *NETWORK))
+    assert read.product == "A3"
+    assert machine_named(machine).constants.keys() - read.constants.keys() == set(NETWORK)
+    with pytest.raises(ArgumentError, match=f"without {NETWORK[1]}"):
+        Machine.from_json(without(machine, NETWORK[1]))
+
+
+def test_a2_has_a_network() -> None:
+    with pytest.raises(ArgumentError, match="without post_aiv_us, rdma_gb_per_s, "):
+        Machine.from_json(without("A2", *NETWORK))
+
+
+SIZES = 16 << 10, 128 << 10, 2 << 20
+HIXL = {"A2": (18.3, 23.6, 23.8), "A3": (18.4, 23.8, 23.9)}
+
+
+@pytest.mark.parametrize("product", HIXL)
+def test_a_ports_rates_are_the_published_ones(product: str) -> None:
+    """In messages of three sizes: within 2%, and within 0.2% of the shortest, like most of ours."""
+    machine = machine_named(product)
+    errors = [
+        num_bytes / rdma_us(machine, float(num_bytes)) / 1e3 / rate - 1
+        for num_bytes, rate in zip(SIZES, HIXL[product], strict=True)
+    ]
+    assert max(map(abs, errors)) < 0.02
+    assert abs(errors[0]) < 0.002
 
 
 Damage = Callable[[dict[str, Any]], object]

@@ -50,6 +50,7 @@ def read() -> frozenset[str]:
         _reads_of_plans(replace(GROUP, mode="stream")),
         _reads_of_plans(replace(GROUP, comm_alg="fullmesh_v2")),
         _reads_of_plans(replace(GROUP, parts=2)),
+        _reads_of_plans(replace(GROUP, ranks_per_server=16)),
         *(constants_read(partial(predict, row), machine_named(row.product)) for row in ROWS),
         *(_reads_of_a2(scheme) for scheme in a2.SCHEMES),
     ]

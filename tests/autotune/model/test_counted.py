@@ -154,7 +154,8 @@ def test_other_ranks_leave_what_they_would_have_sent(group: Group, operator: str
             continue
         (one,), (same, *_) = alone[1].ran(index), among[1].ran(index)
         assert one.steps.records.tobytes() == same.steps.records.tobytes(), launch.step
-        assert (one.written, one.posted) == (same.written, same.posted)
+        assert (one.written, one.posted, one.messages) == (same.written, same.posted, same.messages)
+        assert (one.messages > 0) == (one.posted > 0)
         awaited, awaited_among = alone[1].awaited(index, 0), among[1].awaited(index, 0)
         assert awaited.launch.tolist() == awaited_among.launch.tolist()
         assert awaited.rank.tolist() == awaited_among.rank.tolist()

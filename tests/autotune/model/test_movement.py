@@ -40,6 +40,25 @@ def test_what_cores_do_is_hidden_behind_wire_and_hops() -> None:
     assert sum(parts.values()) == pytest.approx(10.0)
 
 
+def test_between_two_cards_of_a2_there_is_one_link() -> None:
+    a2 = machine_named("A2").replaced(
+        {"remote_write_gb_per_s": 70.0, "pair_write_gb_per_s": 20.0, "pair_read_gb_per_s": 25.0}
+    )
+    assert movement.wire(a2, 70_000, 20_000) == pytest.approx(1.0)
+    assert movement.wire(a2, 70_000, 50_000) == pytest.approx(2.5)
+    assert movement.wire(a2, 70_000, 50_000, reads=True) == pytest.approx(2.0)
+    assert movement.wire(A3, 70_000, 70_000) == pytest.approx(70 / 196)
+    reach = ("self", "node", "node")
+    parts = movement.written_remotely(a2, np.array([9.0, 1.0, 4.0]), 20_000, reach, 48, 0.0)
+    assert parts["wire"] == pytest.approx(4.0)
+
+
+def test_a_message_has_a_time_of_its_own_beside_its_bytes() -> None:
+    a2 = machine_named("A2").replaced({"rdma_gb_per_s": 20.0, "rdma_message_us": 0.25})
+    assert movement.rdma_us(a2, 60_000.0, 2) == pytest.approx(3.5)
+    assert movement.rdma_us(a2, np.array([0.0, 20_000.0])).tolist() == pytest.approx([0.25, 1.25])
+
+
 def test_cores_share_the_memory_and_one_alone_has_its_own_limit() -> None:
     assert movement.bytes_per_cycle(A3, 48) == A3.stream_bytes_per_cycle
     assert movement.bytes_per_cycle(A3, 24) == 2 * A3.stream_bytes_per_cycle

@@ -9,11 +9,11 @@ import pytest
 
 from autotune.cli.model.page import SERVERS, SERVERS_TOKENS
 from autotune.model.clusters import a2
-from autotune.model.clusters.group import OPERATORS, Group
+from autotune.model.clusters.group import OPERATORS, Group, OperatorName
 from autotune.model.clusters.posted import compare, stages
 from autotune.model.clusters.prices import Call
-from autotune.model.constants import machine_named
-from autotune.model.cost import Cost, Messages, UnknownWorkError
+from autotune.model.constants import NETWORK, Machine, machine_named
+from autotune.model.cost import Cost, Messages, NoNetworkError
 from autotune.model.kernel_costs.kernel_cost import kernel_cost_of
 from autotune.model.kernel_costs.pulls import with_pulls
 from autotune.model.kernel_costs.remembered import OfArguments
@@ -119,8 +119,38 @@ def test_no_row_is_packed_while_messages_travel() -> None:
 
 def test_a_machine_without_a_network_says_so() -> None:
     call = Call.of(ROWS, KERNEL_COSTS, ROWS.draw(), 0)
-    with pytest.raises(UnknownWorkError, match=r"dispatch_post: A3 has no constants of a network"):
-        call.priced("dispatch", machine_named("A3").replaced({"hop_far_us": 5}))
+    a3 = machine_named("A3")
+    for missing in NETWORK:
+        known = {name: entry for name, entry in a3.constants.items() if name != missing}
+        said = rf"dispatch_post: A3 has no constants of a network \({missing}\)"
+        with pytest.raises(NoNetworkError, match=said):
+            call.priced("dispatch", Machine("A3", known))
+
+
+@pytest.mark.parametrize(("operator", "step"), [("dispatch", "relay"), ("combine", "return")])
+def test_two_cards_of_a_server_have_one_link(operator: OperatorName, step: str) -> None:
+    """All that a card passes on, or gives back, is for the other one of its server."""
+    group = Group(4, 128, experts=16, comm_alg="hierarchy", product="A2", ranks_per_server=2)
+    (priced,) = Call.typical(group, KERNEL_COSTS).priced(operator, A2)
+    costs = [span.cost for span in priced.timeline.spans if span.launch.step == step]
+    for cost in costs:
+        assert cost.sent > 1 << 20
+        assert cost.parts["wire"] == pytest.approx(cost.sent / A2.pair_write_gb_per_s / 1e3)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_rows_between_machines_of_a3_have_a_price_on_its_own_network(operator: OperatorName) -> None:
+    """Like on A2's, whose port is as fast; inside a server A3 is faster."""
+    call = Call.of(ROWS, KERNEL_COSTS, ROWS.draw(), 0)
+    on_a3, on_a2 = (call.priced(operator, machine_named(name))[0].us for name in ("A3", "A2"))
+    assert 0.6 < on_a3 / on_a2 < 1.0
+
+
+def test_blocks_need_an_aicpu_that_posts() -> None:
+    """Of A3 nothing says what one takes for it."""
+    call = Call.of(BLOCKS, KERNEL_COSTS, BLOCKS.draw(), 0)
+    with pytest.raises(NoNetworkError, match=r"A3 has no AICPU that posts \(post_aicpu_us\); A2 has"):
+        call.priced("dispatch", machine_named("A3"))
 
 
 def test_what_leaves_a_rank_is_counted() -> None:
@@ -205,8 +235,13 @@ def messages(peers: list[int], num_bytes: int, post_us: float = 0.0) -> Messages
     return Messages(np.array(peers, np.int64), np.full(len(peers), num_bytes), post_us * numbers)
 
 
+def ports_of(ranks: int, gb_per_s: float, message_us: float = 0.0) -> Ports:
+    network = {"rdma_gb_per_s": gb_per_s, "rdma_message_us": message_us, "rdma_latency_us": 3.0}
+    return Ports(A2.replaced(network), ranks)
+
+
 def arrived(orders: list[list[int]]) -> np.ndarray:
-    ports = Ports(A2.replaced({"rdma_gb_per_s": 1.0, "rdma_latency_us": 3.0}), len(orders))
+    ports = ports_of(len(orders), 1.0)
     return ports.deliver([messages(order, 10_000) for order in orders], np.zeros(len(orders)))
 
 
@@ -221,16 +256,23 @@ class TestPorts:
         assert found.max() > 1.5 * (3 * 10.0 + 3.0)
 
     def test_a_port_stays_busy(self) -> None:
-        ports = Ports(A2.replaced({"rdma_gb_per_s": 1.0, "rdma_latency_us": 3.0}), 2)
+        ports = ports_of(2, 1.0)
         both = [messages([1], 10_000), messages([0], 10_000)]
         np.testing.assert_allclose(ports.deliver(both, np.zeros(2)), 13.0)
         np.testing.assert_allclose(ports.deliver(both, np.array([2.0, 2.0])), 23.0)
 
     def test_posts_take_their_time(self) -> None:
-        ports = Ports(A2.replaced({"rdma_gb_per_s": 1000.0, "rdma_latency_us": 3.0}), 3)
+        ports = ports_of(3, 1000.0)
         found = ports.deliver([messages([1, 2], 1000, 5.0), messages([], 0), messages([], 0)], np.zeros(3))
         np.testing.assert_allclose(found[1:], [5 + 1e-3 + 3, 10 + 1e-3 + 3])
         assert found[0] == -np.inf
+
+    def test_each_message_takes_a_constant_beside_its_bytes(self) -> None:
+        """On ranks that stand for others as well."""
+        both = [messages([1, 1, 1], 10_000), messages([0, 0, 0], 10_000)]
+        np.testing.assert_allclose(ports_of(2, 1.0, 0.5).deliver(both, np.zeros(2)), 3 * 10.5 + 3)
+        alike = ports_of(2, 1.0, 0.5).deliver_alike(both, np.zeros(2), np.full(2, 3 * 10.5))
+        np.testing.assert_allclose(alike, 3 * 10.5 + 3)
 
 
 def test_a_barrier_in_front_of_posts_changes_nothing_of_them() -> None:

@@ -126,7 +126,7 @@ class CountingLibrary:
             "take": (None, pointer, number),
             "give": (None, pointer, number, size, number, pointer, size),
             "read": (size, pointer, number, size, size, pointer),
-            "arrived": (None, pointer, number, pointer, pointer),
+            "arrived": (None, pointer, number, pointer, pointer, pointer),
             "begin": (None, pointer, number, number, size),
             "waits": (number, pointer),
             "awaited": (size, pointer, ctypes.POINTER(pointer)),
@@ -220,11 +220,13 @@ class Ranks:
         values = np.zeros(count, np.int32)
         return values[: self._library.read(self._group, rank, address, count, values.ctypes.data)]
 
-    def arrived(self, rank: int) -> tuple[int, int]:
-        """Bytes that others have written to a rank's window, and posted to it, since the last call."""
-        counts = np.zeros(2, np.uint64)
-        self._library.arrived(self._group, rank, counts.ctypes.data, counts.ctypes.data + counts.itemsize)
-        return int(counts[0]), int(counts[1])
+    def arrived(self, rank: int) -> tuple[int, int, int]:
+        """Bytes that others have written to a rank's window, bytes that they have posted to it, and in how
+        many messages, since the last call.
+        """
+        written, posted, messages = (ctypes.c_uint64() for _ in range(3))
+        self._library.arrived(self._group, rank, *map(ctypes.byref, (written, posted, messages)))
+        return written.value, posted.value, messages.value
 
     def run(self, rank: int, launch: Launching, words: np.ndarray, mode: Mode) -> None:
         """Runs a launch.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autotune.model.constants import Machine
+from autotune.model.constants import NETWORK, POST_AICPU, Machine
 from autotune.model.cost import Cost, Messages, NoNetworkError, UnknownWorkError, Work
 from autotune.model.kernel_costs import clock, movement
 from autotune.model.kernel_costs.counted.library import MISSED, REDUCES, Did
@@ -49,10 +49,18 @@ def counted(work: Work, machine: Machine) -> Cost:
     if work.place is None:
         raise UnknownWorkError(f"{work.kernel.name} has a price as a launch of a plan only")
     run, index = work.place.run, work.place.index
-    if run.ran(index)[work.place.number].steps.posting and "rdma_gb_per_s" not in machine.constants:
-        raise NoNetworkError(f"{work.kernel.name}: {machine.name} has no constants of a network; A2 has")
+    if run.ran(index)[work.place.number].steps.posting:
+        _check_network(work.kernel.name, machine, run.rings)
     cost = priced(run.ran(index)[work.place.number], work.traffic.tiers, machine, run.cores(index), run.rings)
     return replace(cost, is_in_series=bool(work.arguments.get("in_series", 0)))
+
+
+def _check_network(kernel: str, machine: Machine, rings: bool) -> None:
+    """Raises unless a machine has what posts depend on."""
+    if missing := [name for name in NETWORK if name not in machine.constants]:
+        raise NoNetworkError(f"{kernel}: {machine.name} has no constants of a network ({', '.join(missing)})")
+    if rings and POST_AICPU not in machine.constants:
+        raise NoNetworkError(f"{kernel}: {machine.name} has no AICPU that posts ({POST_AICPU}); A2 has")
 
 
 def priced(ran: Ran, tiers: Sequence[Tier], machine: Machine, cores: int, rings: bool) -> Cost:
@@ -95,7 +103,7 @@ def _away(steps: Steps, tiers: Sequence[Tier], machine: Machine) -> dict[int, tu
     """Microseconds of the wire, and of hops, in each kind of step in which anything leaves the device."""
     away = steps.peer >= 0
     step, peer, is_trip = steps.step[away], steps.peer[away], steps.is_trip[away]
-    amount = steps.records["amount"][away].astype(np.int64)
+    did, amount = steps.records["did"][away], steps.records["amount"][away].astype(np.int64)
     flight = np.zeros(len(tiers))
     for other in np.unique(peer).tolist():
         flight[other] = hop_us(machine, tiers[other])
@@ -104,8 +112,20 @@ def _away(steps: Steps, tiers: Sequence[Tier], machine: Machine) -> dict[int, tu
         here = step == kind
         in_flight = min(movement.BUFFERS * steps.blocks, machine.remote_writes_in_flight)
         hops_us = float(flight[peer[here & is_trip]].sum()) / in_flight
-        us_by_kind[kind] = movement.wire(machine, float(amount[here].sum())), hops_us
+        us_by_kind[kind] = _wire(did[here], peer[here], amount[here], machine), hops_us
     return us_by_kind
+
+
+def _wire(did: np.ndarray, peer: np.ndarray, amount: np.ndarray, machine: Machine) -> float:
+    """Microseconds of the wire for some copies to other devices and from them, which have a link each way."""
+    total = float(amount.sum())
+    most = {kind: _most(peer[did == kind], amount[did == kind]) for kind in (Did.STORE, Did.LOAD)}
+    return max(movement.wire(machine, total, most[kind], reads=kind is Did.LOAD) for kind in most)
+
+
+def _most(peer: np.ndarray, amount: np.ndarray) -> float:
+    """Bytes of the peer with most of them; 0 where there are none."""
+    return float(np.bincount(peer, amount).max(initial=0))
 
 
 def _us(steps_us: Mapping[int, float], away: Mapping[int, tuple[float, float]]) -> float:

@@ -57,6 +57,7 @@ class Ran:
         look: what they did up to the end of a first look that found nothing; None where it waits for nobody.
         awaits: who stored what it waits for in its window.
         written, posted: bytes that the same launch on other ranks has written to this one, and posted to it.
+        messages: in how many these were posted.
     """
 
     steps: Steps
@@ -64,6 +65,7 @@ class Ran:
     awaits: Writers
     written: int
     posted: int
+    messages: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -287,7 +289,7 @@ class PlanRun:
             if isinstance(value, Placeholder) and arg.direction in ("out", "inout")
         }
         arrived = [self._ranks.arrived(rank) for rank in self._counting]
-        return [Ran(*each, *both) for each, both in zip(counted, arrived, strict=True)]
+        return [Ran(*each, *came) for each, came in zip(counted, arrived, strict=True)]
 
     def _count(self, index: int, rank: int, mode: Mode) -> Steps:
         blocks = self.plan.launches[index].blocks
