@@ -15,7 +15,7 @@ public:
 
     __aicore__ inline void Process() {
         TraceStep(TRACE_POST);
-        if (OwnsAny()) {
+        if (rail_.OwnsAny(args_.first_place, args_.num_places)) {
             Send();
         }
         poster_.WriteTraffic(true);
@@ -23,14 +23,6 @@ public:
     }
 
 private:
-    __aicore__ inline bool OwnsAny() const {
-        bool owns_any = false;
-        for (int64_t i = 0; i < args_.num_places; ++i) {
-            owns_any = owns_any || rail_.IsOwner(rail_.ServerAt(args_.first_place + i));
-        }
-        return owns_any;
-    }
-
     // Whether no later launch has more of these servers.
     __aicore__ inline bool IsLast() const {
         return args_.last_row >= static_cast<int64_t>(args_.slots.index_extent);

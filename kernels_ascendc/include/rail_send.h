@@ -24,7 +24,7 @@ public:
         TraceStep(TRACE_POST);
         // A part without tokens makes no message whole, and of none there is no table.
         const bool has_any = args_.is_last != 0 || args_.num_tokens > 0;
-        if (has_any && OwnsAny()) {
+        if (has_any && rail_.OwnsAny(0, args_.num_servers)) {
             Count();
             ends_.Begin(RoundNumber(args_), args_.call);
             SendAll();
@@ -35,14 +35,6 @@ public:
 
 private:
     static constexpr int64_t TOKENS_PER_BELL = 16;
-
-    __aicore__ inline bool OwnsAny() const {
-        bool owns_any = false;
-        for (int64_t server = 0; server < args_.num_servers; ++server) {
-            owns_any = owns_any || rail_.IsOwner(server);
-        }
-        return owns_any;
-    }
 
     // Tokens for each server: where the first message begins that has not been posted, and how many are there.
     __aicore__ inline void Count() {

@@ -60,6 +60,15 @@ public:
         return PlaceOf(server) % AscendC::GetBlockNum() == AscendC::GetBlockIdx();
     }
 
+    // Whether any of some servers is.
+    __aicore__ inline bool OwnsAny(int64_t first_place, int64_t num_places) const {
+        bool owns_any = false;
+        for (int64_t i = 0; i < num_places; ++i) {
+            owns_any = owns_any || IsOwner(ServerAt(first_place + i));
+        }
+        return owns_any;
+    }
+
 private:
     int64_t num_servers_ = 1, ranks_ = 1, server_ = 0, number_ = 0;
 };

@@ -291,14 +291,14 @@ class RankContext:
         most = self.config.num_max_tokens_per_rank
         if self.posts == "aicpu":
             return most
-        return min(self.tuning.message_tokens or usual_message_tokens(self.capabilities), most)
+        return min(self.tuning.message_tokens or MESSAGE_TOKENS, most)
 
     @property
     def return_pieces(self) -> int:
         """Pieces in which results are returned inside a server: one, where an AICPU posts what is summed."""
         if self.posts == "aicpu":
             return 1
-        given = self.tuning.return_pieces or usual_return_pieces(self.capabilities, self.config)
+        given = self.tuning.return_pieces or usual_return_pieces(self.config)
         return min(given, self.config.topology.num_servers)
 
     @property
@@ -351,12 +351,7 @@ def usual_receiving_blocks(capabilities: Capabilities, num_blocks: int) -> int:
     return num_blocks - SENDING_BLOCKS if is_split else 0
 
 
-def usual_message_tokens(capabilities: Capabilities) -> int:
-    """Neighbouring tokens that a message of a hierarchy carries, where nobody says."""
-    return MESSAGE_TOKENS
-
-
-def usual_return_pieces(capabilities: Capabilities, config: Config) -> int:
+def usual_return_pieces(config: Config) -> int:
     """Pieces in which a hierarchy returns results, where nobody says: two where that hides more than it adds.
 
     Others' rows are on their way while this rank's server returns its own. That costs two more launches and

@@ -58,10 +58,10 @@ from moe_triton.schemes.hierarchy.limits import (
 from moe_triton.schemes.hierarchy.relay_tables import RelayTables
 from moe_triton.schemes.hierarchy.waits import FINDERS
 from moe_triton.schemes.rank_context import (
+    MESSAGE_TOKENS,
     OPERATORS,
     Operator,
     RoundFacts,
-    usual_message_tokens,
     usual_return_pieces,
 )
 from moe_triton.schemes.scheme import CONST_ARGUMENTS, REFUSED_ON_A2, Refusal, Scheme, Scratch
@@ -122,12 +122,12 @@ class Hierarchy(Scheme):
             return space
         posters = tuple(map(POSTS.index, capabilities.posters))
         usual = {
-            "message_tokens": usual_message_tokens(capabilities),
-            "return_pieces": usual_return_pieces(capabilities, config),
+            "message_tokens": MESSAGE_TOKENS,
+            "return_pieces": usual_return_pieces(config),
         }
         choices = {
             **({"posts": posters} if len(posters) > 1 else {}),
-            "message_tokens": tuple(sorted({usual["message_tokens"], *MESSAGES})),
+            "message_tokens": MESSAGES,
             "return_pieces": tuple(sorted({1, min(2, servers), servers, usual["return_pieces"]})),
             **space.choices,
         }
