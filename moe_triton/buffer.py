@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from moe_triton.backends import make_backend, make_host
-from moe_triton.core.checks import check_choice, check_flag, check_text
+from moe_triton.core.checks import check_choice, check_flag, check_integer, check_tensor, check_text
 from moe_triton.core.config import Config, Product
 from moe_triton.core.deepep import with_names_of_deepep
 from moe_triton.core.errors import ArgumentError, BufferStateError
@@ -269,6 +269,68 @@ class EPBuffer(Owner, Uncopied):
             >>> buffer.barrier()
         """
         self._communicator.barrier()
+
+    def update_mask(self, rank: int, masked: bool) -> None:
+        """Masks a rank: nothing is sent to it and nothing awaited from it until it is un-masked.
+
+        Entries for its experts count as -1: their weight is missing from the sum, and nothing is renormalised;
+        ``handle.lost`` says which. Its rows count as none. Every rank that goes on has to mask the same ones before
+        the same call; with "hierarchy" what a masked rank would have passed on is lost as well. No plan changes.
+
+        Args:
+            rank: of the group.
+            masked: whether it takes no part. NIXL EP's update_mask_buffer and DeepEP's low-latency mask have the
+                same polarity; FlashInfer's mask says who is active.
+
+        Raises:
+            ArgumentError: no rank of the group, this rank itself, one of shared experts, or a buffer with tp_group.
+            BufferStateError: a rank that has missed calls cannot be un-masked; a call is not waited for; a graph has
+                captured calls; or the buffer is closed, broken or in use by another thread.
+
+        Examples:
+            >>> buffer.update_mask(1 - buffer.rank, True)
+            >>> buffer.query_mask().tolist().count(1)
+            1
+            >>> buffer.update_mask(1 - buffer.rank, False)
+        """
+        self._communicator.update_mask(check_integer("rank", rank), check_flag("masked", masked))
+
+    def query_mask(self, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Which ranks are masked.
+
+        Args:
+            out: (EP,) int32, which is written and returned; None for a new tensor.
+
+        Returns:
+            (EP,) int32 on the buffer's device: 1 for a masked rank, 0 for one that takes part.
+
+        Raises:
+            ArgumentError: another shape, dtype or device of ``out``.
+
+        Examples:
+            >>> buffer.query_mask().tolist()
+            [0, 0]
+        """
+        shape, device = (self.num_ranks,), self.device
+        masked = self._communicator.masks.masked
+        said = torch.tensor([int(rank in masked) for rank in range(self.num_ranks)], dtype=torch.int32)
+        if out is None:
+            return said.to(device)
+        check_tensor("out", out, shape=shape, dtypes=(torch.int32,), device=device)
+        return out.copy_(said)
+
+    def clean_mask(self) -> None:
+        """Un-masks all ranks.
+
+        Raises:
+            BufferStateError: one of them has missed calls, and all stay masked; or as `update_mask`.
+
+        Examples:
+            >>> buffer.clean_mask()
+            >>> buffer.query_mask().tolist()
+            [0, 0]
+        """
+        self._communicator.clean_mask()
 
     def leave(self, name: str, text: str) -> None:
         """Leaves a text for the other ranks, in place of what this rank has left under that name before.

@@ -54,8 +54,8 @@ public:
     template <typename Args>
     __aicore__ inline void Write(const Args& args, const Peers& peers, uint64_t rank) {
         const int64_t rows = RowsTo(args, rank);
-        if (!HasPlace(args, rows)) {
-            return;  // reported where they were to be sent
+        if (!HasPlace(args, rows) || peers.IsMasked(rank)) {
+            return;  // reported where they were to be sent; or sent to nobody
         }
         const Place place = peers.PlaceFor(args, rank);
         const uint64_t block = BlockIn(args, place.window, place.source);
@@ -110,6 +110,9 @@ public:
             // The copies of the header before may still read.
             Order<AscendC::HardEvent::MTE3_S>();
             sizes_.Set(rank, static_cast<int32_t>(source.Fill(rank)));
+            if (peers.IsMasked(rank)) {
+                continue;
+            }
             const Place place = peers.PlaceFor(args, rank);
             // Nobody looks at what is to be posted.
             const uint32_t flags = static_cast<int64_t>(place.source) == args.rank ? 1 : 0;

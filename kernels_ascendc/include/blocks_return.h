@@ -69,7 +69,7 @@ private:
     // Rows that are neighbours here are neighbours there.
     __aicore__ inline void SendEntry(int64_t source, const Share& rows, const Share& share) {
         const Share own = {Larger(rows.first, share.first), Smaller(rows.last, share.last)};
-        if (own.first >= own.last || !posts_.Has(source)) {
+        if (own.first >= own.last || !posts_.Has(source) || peers_.IsMasked(source)) {
             return;
         }
         const int64_t place = starts_.Of(source) + own.first - rows.first;

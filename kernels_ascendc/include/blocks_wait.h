@@ -7,6 +7,7 @@
 
 #include "block_format.h"
 #include "entry_order.h"
+#include "silent_ranks.h"
 #include "waits.h"
 
 namespace moe {
@@ -19,6 +20,7 @@ public:
         flag_ = NewTensor<int32_t>(pipe, UNIT_WORDS);
         counts_.Init(pipe, static_cast<uint32_t>(args.header_words));
         units_ = NewTensor<int32_t>(pipe, args.num_local_experts * UNIT_WORDS);
+        silent_.Init(args.peers, args.num_ranks, args.changes);
     }
 
     __aicore__ inline void Process() {
@@ -41,10 +43,12 @@ private:
         const uint64_t block = BlockIn(args_, args_.window, static_cast<uint64_t>(rank));
         waited_us_ = 0;
         const bool is_there = IsBlockThere(block, rank, left);
+        // Of a rank that nothing is awaited from there are no rows.
+        const int32_t missing = !is_there && silent_.Has(rank) ? 0 : -1;
         deadline_.TraceWait(rank, waited_us_);
         Order<AscendC::HardEvent::MTE3_S>();
         for (int64_t i = 0; i < args_.num_local_experts; ++i) {
-            units_.SetValue(order_.UnitAt(i), is_there ? counts_.At(i) : -1);
+            units_.SetValue(order_.UnitAt(i), is_there ? counts_.At(i) : missing);
         }
         Store(args_.recv_counts, rank);
         if (args_.waited_us != 0) {
@@ -61,7 +65,7 @@ private:
         order_.Store(table, units_, {rank * args_.num_local_experts, (rank + 1) * args_.num_local_experts});
     }
 
-    // With its counts, which are in bounds, in `counts_`.
+    // With its counts, which are in bounds, in `counts_`. False at once of a rank that nothing is awaited from.
     __aicore__ inline bool IsBlockThere(uint64_t block, int64_t rank, int64_t left) {
         if (args_.end_offset != 0) {
             const uint64_t end = block + static_cast<uint64_t>(args_.end_offset);
@@ -103,6 +107,9 @@ private:
     template <bool IS_END>
     __aicore__ inline bool IsFlagThere(uint64_t at, int64_t rank, int64_t left) {
         for (PollLoop poll(deadline_, args_.window, rank, left); poll.Next();) {
+            if (silent_.Look() && silent_.Has(rank)) {
+                return false;
+            }
             Order<AscendC::HardEvent::S_MTE2>();
             AscendC::DataCopy(flag_, GlobalAt<int32_t>(at), UNIT_WORDS);
             Order<AscendC::HardEvent::MTE2_S>();
@@ -128,6 +135,7 @@ private:
     }
 
     EntryOrder order_;
+    SilentRanks silent_;
     AscendC::LocalTensor<int32_t> flag_;
     Table counts_;
     AscendC::LocalTensor<int32_t> units_;

@@ -34,7 +34,7 @@ public:
         SendWords(args_.counts, args_.num_experts, CALL_HEADER_WORDS + args_.num_shared_ranks);
         FinishWords();
         for (int64_t rank = share_.first; rank < share_.last; ++rank) {
-            if (!IsPosted(rank)) {
+            if (!IsPosted(rank) && !peers_.IsMasked(rank)) {
                 const uint64_t window = peers_.WindowOf(rank);
                 entry_.Send(0, window + args_.status.At(args_.zone, 0, args_.rank));
                 Ring(window);
@@ -78,7 +78,8 @@ private:
     }
 
     __aicore__ inline bool IsMine(int64_t rank) const {
-        return IsPosted(rank) ? Poster::IsOwner(rank) : rank >= share_.first && rank < share_.last;
+        const bool is_own = IsPosted(rank) ? Poster::IsOwner(rank) : rank >= share_.first && rank < share_.last;
+        return is_own && !peers_.IsMasked(rank);
     }
 
     // Each block announces what it copied itself: its own copies have to be complete.

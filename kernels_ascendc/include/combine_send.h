@@ -125,6 +125,9 @@ private:
             report_->Add(REPORT_BAD_ROW, row);
             return;
         }
+        if (peers_.IsMasked(rank)) {
+            return;
+        }
         const uint64_t from = args_->rows + static_cast<uint64_t>(place) * args_->row_bytes;
         if constexpr (HAS_OUT_ROWS<Args>) {
             if (args_->window != 0 && peers_.IsQueued(rank)) {

@@ -25,7 +25,9 @@ public:
         FinishCounts();
         const uint64_t at = args_.status.At(args_.zone, 0, args_.rank);
         for (int64_t rank = ranks.first; rank < ranks.last; ++rank) {
-            entry_.Send(0, peers_.WindowOf(rank) + at);
+            if (!peers_.IsMasked(rank)) {
+                entry_.Send(0, peers_.WindowOf(rank) + at);
+            }
         }
     }
 
@@ -42,7 +44,9 @@ private:
             AscendC::LocalTensor<int32_t> out = words_.DeQue<int32_t>();
             const uint64_t at = args_.slots.At(args_.zone, args_.rank, first + done);
             for (int64_t rank = ranks.first; rank < ranks.last; ++rank) {
-                AscendC::DataCopyPad(GlobalAt<int32_t>(peers_.WindowOf(rank) + at), out, bytes);
+                if (!peers_.IsMasked(rank)) {
+                    AscendC::DataCopyPad(GlobalAt<int32_t>(peers_.WindowOf(rank) + at), out, bytes);
+                }
             }
             words_.FreeTensor(out);
         }

@@ -110,8 +110,10 @@ private:
 // This rank's part of the counts of all ranks, by expert and then by source.
 class ReceivedCounts {
 public:
-    __aicore__ inline void Init(const DirectSendArgs* args, const AscendC::LocalTensor<int32_t>& scratch) {
+    __aicore__ inline void Init(const DirectSendArgs* args, const DirectStarts& starts) {
+        const AscendC::LocalTensor<int32_t>& scratch = starts.Scratch();
         args_ = args;
+        silent_ = &starts.Silent();
         loaded_ = scratch;
         turned_ = scratch[MAX_COUNTS];
         const bool is_shared = args->rank < args->num_shared_ranks;
@@ -152,8 +154,8 @@ private:
         Order<AscendC::HardEvent::MTE3_S>();
         for (int64_t i = 0; i < entries; ++i) {
             for (int64_t s = 0; s < sources; ++s) {
-                turned_.SetValue(static_cast<uint32_t>(i * sources + s),
-                                 loaded_.GetValue(static_cast<uint32_t>(s * row + i)));
+                const int32_t count = loaded_.GetValue(static_cast<uint32_t>(s * row + i));
+                turned_.SetValue(static_cast<uint32_t>(i * sources + s), silent_->Has(source + s) ? 0 : count);
             }
         }
         Order<AscendC::HardEvent::S_MTE3>();
@@ -162,6 +164,7 @@ private:
     }
 
     const DirectSendArgs* args_ = nullptr;
+    const SilentRanks* silent_ = nullptr;
     AscendC::LocalTensor<int32_t> loaded_, turned_;
     int64_t first_entry_ = 0;
     int64_t num_entries_ = 0;
@@ -175,7 +178,7 @@ public:
         starts_.Init(&args_, pipe);
         rows_.Init(&args_, pipe, &report_, Blocks::OfLaunch(), {{}, &starts_});
         result_offsets_.Init(&args_, &starts_);
-        received_counts_.Init(&args_, starts_.Scratch());
+        received_counts_.Init(&args_, starts_);
     }
 
     __aicore__ inline void Process() {

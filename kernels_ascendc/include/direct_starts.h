@@ -8,7 +8,7 @@
 // for the first one, behind source 0's, and at 6 + 1 for the second one.
 #pragma once
 
-#include "flags.h"
+#include "silent_ranks.h"
 
 namespace moe {
 
@@ -24,6 +24,7 @@ public:
         earlier_ = NewTensor<int32_t>(pipe, words);
         totals_ = earlier_[static_cast<uint32_t>(row_words_)];
         rows_ = totals_[static_cast<uint32_t>(row_words_)];
+        silent_.Init(args->peers, args->num_ranks, args->changes);
     }
 
     // Adds up the counts of all sources. They come from other ranks: none counts for more than it may be.
@@ -56,6 +57,11 @@ public:
         return earlier_.GetValue(entry) + int64_t{~before};
     }
 
+    // As of the sums.
+    __aicore__ inline const SilentRanks& Silent() const {
+        return silent_;
+    }
+
     // Room for others once `Sum` has ended: no pipe uses it any more.
     __aicore__ inline const AscendC::LocalTensor<int32_t>& Scratch() const {
         return rows_;
@@ -69,6 +75,14 @@ private:
         Order<AscendC::HardEvent::V_MTE2>();
         AscendC::DataCopy(rows_, GlobalAt<int32_t>(args_->window + at), static_cast<uint32_t>(words));
         Order<AscendC::HardEvent::MTE2_V>();
+        // What stands there for a rank that nothing is awaited from is of an earlier call, or comes too late.
+        for (int64_t source = first; silent_.HasAny() && source < first + number; ++source) {
+            if (silent_.Has(source)) {
+                AscendC::Duplicate(rows_[static_cast<uint32_t>((source - first) * row_words_)], 0,
+                                   static_cast<int32_t>(row_words_));
+                AscendC::PipeBarrier<PIPE_V>();
+            }
+        }
         AscendC::Maxs(rows_, rows_, 0, words);
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Mins(rows_, rows_, static_cast<int32_t>(args_->max_count), words);
@@ -105,6 +119,7 @@ private:
     }
 
     const DirectSendArgs* args_ = nullptr;
+    SilentRanks silent_;
     AscendC::LocalTensor<int32_t> earlier_;  // of each entry, the rows of the sources before this one
     AscendC::LocalTensor<int32_t> totals_;   // of each entry, the rows of all sources, or see SumEntries
     AscendC::LocalTensor<int32_t> rows_;

@@ -1,9 +1,10 @@
-// Dispatch, step 3: waits for a status entry from every rank for every local expert, reads the counts, and clears the
-// entries, unless one has another call word: its rows are not those that this rank expects. A source whose rows were
+// Dispatch, step 3: waits for a status entry from every rank for every local expert, but from those that are masked,
+// reads the counts, and clears the entries, unless one has another call word: its rows are not those that this rank expects. A source whose rows were
 // lost on their way counts as one that did not come in time. Where counts have an end, one that cannot be is reported.
 #pragma once
 
 #include "entry_order.h"
+#include "silent_ranks.h"
 #include "status_entries.h"
 #include "waits.h"
 
@@ -20,6 +21,7 @@ public:
             units_ = NewTensor<int32_t>(pipe, ENTRIES_PER_CHUNK * UNIT_WORDS);
         }
         waited_.Init(pipe, args.waited_us, ENTRIES_PER_CHUNK);
+        silent_.Init(args.peers, static_cast<int64_t>(args.status.source_extent), args.changes);
     }
 
     __aicore__ inline void Process() {
@@ -95,6 +97,9 @@ private:
             Order<AscendC::HardEvent::S_MTE2>();
             AscendC::DataCopy(flags_.Entries(), EntriesFrom(chunk.first),
                               static_cast<uint32_t>(count * STATUS_ENTRY_WORDS));
+            if (silent_.Look()) {
+                StandIn(chunk);
+            }
             const int64_t seen = flags_.SumWordOfEach(StatusEntry::FLAG, repeats);
             if (waited_.IsWanted() && seen != noted) {
                 waited_.NoteArrivals(WordsOf(chunk, own), FLAG_BITS, 0, own.last - own.first, poll.WaitedUs());
@@ -106,6 +111,21 @@ private:
             poll.Miss(count - seen);
         }
         return false;
+    }
+
+    // In UB: an entry of this call, without rows, for each rank that nothing is awaited from. What one of them has
+    // written, or will write, counts for nothing.
+    __aicore__ inline void StandIn(const Share& chunk) {
+        const AscendC::LocalTensor<int32_t> words = WordsOf(chunk, chunk);
+        Order<AscendC::HardEvent::MTE2_S>();
+        for (int64_t place = chunk.first; place < chunk.last; ++place) {
+            if (silent_.Has(order_.SourceAt(place))) {
+                const uint32_t entry = static_cast<uint32_t>((place - chunk.first) * STATUS_ENTRY_WORDS);
+                words.SetValue(entry + StatusEntry::FLAG, FLAG_BITS);
+                words.SetValue(entry + StatusEntry::COUNT, 0);
+                words.SetValue(entry + StatusEntry::CALL, call_);
+            }
+        }
     }
 
     __aicore__ inline int64_t FirstMissing(const Share& chunk) const {
@@ -131,6 +151,15 @@ private:
         Order<AscendC::HardEvent::MTE3_MTE2>();
         AscendC::DataCopyPad(units_, GlobalAt<int32_t>(AddressOf(chunk.first) + COUNT_BYTES), gather,
                              NoPadding<int32_t>());
+        if (silent_.HasAny()) {
+            Order<AscendC::HardEvent::MTE2_S>();
+            for (int64_t place = chunk.first; place < chunk.last; ++place) {
+                if (silent_.Has(order_.SourceAt(place))) {
+                    units_.SetValue(EntryOrder::UnitAt(place - chunk.first), 0);
+                }
+            }
+            Order<AscendC::HardEvent::S_MTE3>();
+        }
         Order<AscendC::HardEvent::MTE2_MTE3>();
         order_.Store(args_.all_counts, units_, chunk);
     }
@@ -203,6 +232,7 @@ private:
 
     FlagCounter flags_;
     EntryOrder order_;
+    SilentRanks silent_;
     AscendC::LocalTensor<int32_t> units_;
     WaitedTimes waited_;
     Deadline deadline_;

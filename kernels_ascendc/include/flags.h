@@ -76,12 +76,22 @@ public:
 
     // For copies, or for posts if it is queued.
     __aicore__ inline uint64_t WindowOf(uint64_t rank) const {
-        return windows_.GetValue(rank) & ((uint64_t{1} << INSIDE_BIT) - 1);
+        return windows_.GetValue(rank) & ((uint64_t{1} << SILENT_BIT) - 1);
     }
 
     // Whether only posts get there.
     __aicore__ inline bool IsQueued(uint64_t rank) const {
         return (windows_.GetValue(rank) >> QUEUED_BIT & 1) != 0;
+    }
+
+    // Whether nothing is sent to it.
+    __aicore__ inline bool IsMasked(uint64_t rank) const {
+        return (windows_.GetValue(rank) >> MASKED_BIT & 1) != 0;
+    }
+
+    // Whether nothing is awaited from it.
+    __aicore__ inline bool IsSilent(uint64_t rank) const {
+        return (windows_.GetValue(rank) >> SILENT_BIT & 1) != 0;
     }
 
     // Whether it is of this rank's server. Where nobody is queued nobody asks, and the table does not say.

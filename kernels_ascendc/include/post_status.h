@@ -31,7 +31,7 @@ public:
         const Share share = blocks_.ShareOf(args_.num_ranks);
         for (int64_t i = share.first; i < share.last; ++i) {
             const int64_t rank = RankAt(i, args_.rank, args_.num_ranks);
-            if (!MayPost() || !peers_.IsQueued(rank)) {
+            if (!peers_.IsMasked(rank) && (!MayPost() || !peers_.IsQueued(rank))) {
                 entry_.Send(0, peers_.WindowOf(rank) + at);
             }
         }

@@ -63,9 +63,12 @@ public:
         return static_cast<int64_t>(rank) % AscendC::GetBlockNum() == AscendC::GetBlockIdx();
     }
 
-    // Behind all that was posted to this rank before. False if its queue was full until the deadline, which is
-    // reported; later messages to anybody are then given up at once.
+    // Behind all that was posted to this rank before; nothing where it is masked. False if its queue was full until the
+    // deadline, which is reported; later messages to anybody are then given up at once.
     __aicore__ inline bool Put(uint64_t rank, const Message& message) {
+        if (peers_->IsMasked(rank)) {
+            return true;
+        }
         const uint64_t bytes = static_cast<uint64_t>(message.payload + message.framing);
         const PostScratch scratch{buffer_.Get<uint64_t>(), buffer_.Get<uint32_t>()[UB_ALIGN / sizeof(uint32_t)]};
         // A full queue rings no doorbell when it has room.

@@ -12,6 +12,7 @@
 
 #include "rails.h"
 #include "row_copy.h"
+#include "silent_ranks.h"
 #include "status_entries.h"
 
 namespace moe {
@@ -37,6 +38,7 @@ public:
         total_.Init(pipe, UB_ALIGN / sizeof(int32_t));
         traffic_.Init(pipe, args.traffic);
         double_buffer_.Init(pipe);
+        silent_.Init(args.peers, args.num_servers * args.ranks_per_server, args.changes);
     }
 
     __aicore__ inline void Process() {
@@ -107,6 +109,9 @@ private:
     __aicore__ inline bool AwaitAny() {
         for (PollLoop poll(deadline_, args_.window, 0, args_.num_servers); poll.Next();) {
             const int64_t left = left_;
+            if (silent_.Look()) {
+                FinishSilent();
+            }
             const bool is_ready = args_.in_series == 0 || AllEndsAreThere();
             if ((is_ready && RelayWhatIsThere()) || left_ != left) {
                 return true;
@@ -276,6 +281,9 @@ private:
             return false;
         }
         counts_.Set(count, static_cast<int32_t>(position + 1));
+        if (peers_.IsMasked(rank)) {
+            return true;
+        }
         ks_[copies] = k;
         slots_[copies] = peers_.WindowOf(rank) +
                          args_.slots.At(args_.zone, rail_.RankOn(server), expert % args_.num_local_experts, position);
@@ -359,11 +367,24 @@ private:
         }
     }
 
+    // A source that nothing is awaited from has no tokens, whatever has come of it.
+    __aicore__ inline void FinishSilent() {
+        for (int64_t server = 0; server < args_.num_servers; ++server) {
+            if (totals_.At(server) == DONE || !silent_.Has(rail_.RankOn(server))) {
+                continue;
+            }
+            for (int64_t i = 0; i < NumNeighbourExperts(); ++i) {
+                counts_.Set(server * NumNeighbourExperts() + i, 0);
+            }
+            Finish(server, 0, static_cast<int32_t>(args_.call), false);
+        }
+    }
+
     // Behind all rows: entries with their numbers, or what stands for none.
     __aicore__ inline void Finish(int64_t server, int32_t total, int32_t call, bool is_lost) {
         TraceStep(TRACE_FLAG);
         for (int64_t receiver = 0; receiver < args_.ranks_per_server; ++receiver) {
-            if (IsOwn(server, receiver)) {
+            if (IsOwn(server, receiver) && !peers_.IsMasked(rail_.Neighbour(receiver))) {
                 SendEntries(server, receiver, call, is_lost);
             }
         }
@@ -407,6 +428,7 @@ private:
 
     Rail rail_;
     Peers peers_;
+    SilentRanks silent_;
     Table next_;  // token of each server's rank
     Table believed_;  // of each: where its first message begins that may not all be there
     Table runs_;  // tokens of each of its messages; 0 before the first head

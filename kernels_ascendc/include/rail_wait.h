@@ -5,6 +5,7 @@
 #pragma once
 
 #include "rails.h"
+#include "silent_ranks.h"
 
 namespace moe {
 
@@ -15,6 +16,7 @@ public:
         rail_.Init(args);
         end_.Init(pipe, RAIL_END_WORDS);
         seen_.Init(pipe, UB_ALIGN / sizeof(int32_t));
+        silent_.Init(args.peers, args.num_servers * args.ranks_per_server, args.changes);
     }
 
     __aicore__ inline void Process() {
@@ -27,17 +29,21 @@ public:
             const bool is_there = IsEndThere(server, servers.last - server);
             deadline_.TraceWait(rail_.RankOn(server), deadline_.WaitedUs());
             seen_.Begin(server);
-            seen_.Set(server, is_there ? CountOf(server) : -1);
+            // Without the one that passes a server's sums on there are none.
+            seen_.Set(server, is_there ? CountOf(server) : silent_.Has(rail_.RankOn(server)) ? 0 : -1);
             seen_.Store(args_.rail_seen, 1);
         }
         report_.Write();
     }
 
 private:
-    // `left` servers are waited for, from this one on.
+    // `left` servers are waited for, from this one on. False at once where nothing is awaited.
     __aicore__ inline bool IsEndThere(int64_t server, int64_t left) {
         const uint64_t at = args_.window + args_.ends.At(args_.zone, server);
         for (PollLoop poll(deadline_, args_.window, server, left); poll.Next();) {
+            if (silent_.Look() && silent_.Has(rail_.RankOn(server))) {
+                return false;
+            }
             end_.Fetch(at, 0, RAIL_END_WORDS);
             if (end_.At(RailEnd::NUMBER) == number_) {
                 return true;
@@ -74,6 +80,7 @@ private:
     }
 
     Rail rail_;
+    SilentRanks silent_;
     Table end_, seen_;
     Deadline deadline_;
     int32_t number_ = 0;

@@ -254,7 +254,7 @@ private:
         const uint32_t local_experts = static_cast<uint32_t>(To::LocalExperts(*args_));
         const uint64_t routed_rank = static_cast<uint32_t>(id) / local_experts;
         const uint64_t rank = NumSharedRanks() + routed_rank;
-        if (to_.IsKept(*args_, rank)) {
+        if (to_.IsKept(*args_, rank) || (rank < To::NumRanks(*args_) && peers_.IsMasked(rank))) {
             return false;
         }
         const uint64_t expert = static_cast<uint32_t>(id) % local_experts;
@@ -279,6 +279,9 @@ private:
         // One index serves all shared experts of a token: each of their ranks numbers tokens alike.
         const int32_t index = shared_slots_.At(token);
         const bool is_rank = rank >= 0 && static_cast<uint64_t>(rank) < NumSharedRanks();
+        if (is_rank && peers_.IsMasked(rank)) {
+            return false;
+        }
         return is_rank && Locate(rank, 0, index, visit) ? true : Refuse(token, k);
     }
 

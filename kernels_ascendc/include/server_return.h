@@ -79,6 +79,9 @@ private:
         }
         const int64_t number_of_relay = source % args_.ranks_per_server;
         const uint64_t relay = static_cast<uint64_t>(rail_.Neighbour(number_of_relay));
+        if (peers_.IsMasked(relay)) {
+            return;
+        }
         if (number_of_relay != rail_.Number()) {
             traffic_.Add(Traffic::PAYLOAD_INSIDE, static_cast<int64_t>(number) * args_.row_bytes);
         }

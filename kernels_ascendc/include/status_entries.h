@@ -133,7 +133,7 @@ private:
             const int64_t expert = routed < 0 ? 0 : routed % experts;
             const int64_t rank = routed < 0 ? entry : args_->num_shared_ranks + routed / experts;
             const int64_t number = Smaller(Smaller(experts - expert, last - entry), ENTRIES_PER_COPY);
-            if (args_->out_offset == 0 || !peers_.IsQueued(rank)) {
+            if (!peers_.IsMasked(rank) && (args_->out_offset == 0 || !peers_.IsQueued(rank))) {
                 const uint64_t to = peers_.WindowOf(rank) + EntryAt(*args_, args_->rank, experts);
                 entries_.Send(entry - first, to + expert * STATUS_ENTRY_BYTES, number);
             }

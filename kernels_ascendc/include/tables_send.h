@@ -54,6 +54,9 @@ private:
             words_.EnQue(in);
             AscendC::LocalTensor<int32_t> out = words_.DeQue<int32_t>();
             for (int64_t rank = AscendC::GetBlockIdx(); rank < args_.num_ranks; rank += AscendC::GetBlockNum()) {
+                if (peers_.IsMasked(rank)) {
+                    continue;
+                }
                 const Place place = peers_.PlaceFor(args_, rank);
                 const uint64_t to = place.window + args_.tables.At(args_.zone, place.source, table);
                 AscendC::DataCopyPad(GlobalAt<int32_t>(to)[done], out, bytes);

@@ -49,6 +49,8 @@ CONSTANTS: dict[str, int] = {
     "MAX_POST_PARTS": ascendc.MAX_POST_PARTS,
     "QUEUED_BIT": reach.QUEUED_BIT,
     "INSIDE_BIT": reach.INSIDE_BIT,
+    "MASKED_BIT": reach.MASKED_BIT,
+    "SILENT_BIT": reach.SILENT_BIT,
     **{name: value for name, value in vars(ascendc).items() if name.startswith("TRACE_")},
 }
 _CONSTANTS_LINE = "constants"

@@ -28,10 +28,16 @@ POSTING = (
     Arg("traffic", "*i64", "inout"),  # (blocks, 8), or null
 )
 
+# The word behind those of the peers (`moe_triton.core.reach`): how many ranks are masked, and how often that has
+# changed. Null where none can be.
+CHANGES = Arg("changes", "*i64", "in")
+
 DISPATCH_WAIT = AscendCKernel(
     "dispatch_wait",
     (
         Arg("window", "*i8", "inout"),  # this rank's own
+        Arg("peers", "*i64", "in"),  # (EP,) words of the ranks whose entries these are
+        CHANGES,
         Arg("recv_counts", "*i32", "out"),  # (localE, EP); -1 where nothing came in time
         # (localE, EP), or null: what every block has seen when it ends its wait, of all entries. They stay.
         Arg("all_counts", "*i32", "out"),

@@ -32,7 +32,7 @@ class DispatchHandle(Unpickled):
         number: which dispatch of that buffer, from 0. Only the latest one can be combined.
         dtype: of the tokens that were dispatched, and so of combine's input and result.
         topk_idx: (T, K) int32, this rank's routing, -1 for no expert; on an NPU also for entries that
-            ``active_mask`` leaves out. With `experts_per_rank` experts are numbered as if each rank had as
+            ``active_mask`` leaves out; ``-2 - id`` for an expert that is lost (`lost`). With `experts_per_rank` experts are numbered as if each rank had as
             many as the one with most; E and A of the others are that rank's then.
         expand_idx: (T * K,) int32, how many earlier entries of this rank chose the same expert.
         recv_offsets: (E * EP,) int32, inclusive prefix sums of the rows received, expert by expert and
@@ -41,6 +41,7 @@ class DispatchHandle(Unpickled):
         assist_info: (3 A + 2,) int32, ``origins`` and behind them their trailer (`moe_triton.layout`).
         num_ranks: of the group.
         num_local_experts: of this rank, 1 on a rank of shared experts.
+        num_shared_experts: S, of the group.
         digest: stands for the entries of ``topk_idx`` that take part, which combine looks whether they still
             do; None on an NPU, where the host does not read them.
         exchange_counts: (2,) int32, rows of each tensor-parallel rank, or None where there is one only.
@@ -81,6 +82,7 @@ class DispatchHandle(Unpickled):
     digest: int | None = field(repr=False)
     num_ranks: int = field(repr=False)
     num_local_experts: int = field(repr=False)
+    num_shared_experts: int = field(default=0, repr=False)
     exchange_counts: torch.Tensor | None = field(default=None, repr=False)
     tables: torch.Tensor | None = field(default=None, repr=False)
     traffic: Traffic | None = field(default=None, repr=False)
@@ -129,6 +131,23 @@ class DispatchHandle(Unpickled):
         Rows at and past the total are undefined.
         """
         return self.assist_info[: -TRAILER.num_words].view(-1, ORIGIN.num_words)
+
+    @property
+    def lost(self) -> torch.Tensor:
+        """(T, K + S) bool: which results the sum of a token is without, because a rank was masked.
+
+        Of a dispatch those that were not sent, and once combine has begun those that did not come back, too. The
+        S columns of shared experts are False: their ranks cannot be masked. A new tensor each time.
+
+        Examples:
+            >>> buffer.dispatch(x, topk_idx).handle.lost.any().item()
+            False
+        """
+        ids = self.topk_idx
+        lost = ids < -1
+        if (mask := self.active_mask) is not None:
+            lost &= mask if mask.dim() == 2 else mask[:, None]
+        return torch.cat([lost, lost.new_zeros(len(ids), self.num_shared_experts)], 1)
 
     @property
     def num_tokens(self) -> int:

@@ -1,18 +1,26 @@
-"""How a rank reaches its peers: their memory is mapped here, or a queue leads there.
+"""How a rank reaches its peers: their memory is mapped here, or a queue leads there, or it is masked.
 
-The table of peers has a word for each rank: an address, and in its upper bits what kind of address it is.
+The table of peers has a word for each rank: an address, and in its upper bits what kind of address it is. Behind
+them stands a word that says how many ranks are masked, and how often that has changed: kernels that wait look
+at it alone, as long as nothing changes (docs/protocol.md, "Masked ranks").
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-QUEUED_BIT, INSIDE_BIT = 63, 62
-"""Bits of a peer's word: only a queue leads there; it is of this rank's server."""
+QUEUED_BIT, INSIDE_BIT, MASKED_BIT, SILENT_BIT = 63, 62, 61, 60
+"""Bits of a peer's word: only a queue leads there; it is of this rank's server; nothing is sent to it; nothing is
+awaited from it."""
+CHANGES_SHIFT = 32
+"""In the word behind those of the ranks: the number of changes, above that of masked ranks."""
 TOKEN_SHIFT = 48
 """Addresses in memory have fewer bits. A queued peer's is a token above them, where nothing is mapped."""
 
-_ADDRESS_MASK = (1 << INSIDE_BIT) - 1
+PEER_BYTES = 8
+"""Of a word."""
+
+_ADDRESS_MASK = (1 << SILENT_BIT) - 1
 
 
 class Queues(NamedTuple):
@@ -46,3 +54,14 @@ def token_of(rank: int) -> int:
 def address_of(word: int) -> int:
     """The address in a peer's word."""
     return word & _ADDRESS_MASK
+
+
+def is_masked(word: int) -> bool:
+    """Whether nothing is sent to the rank of this word."""
+    return bool(word >> MASKED_BIT & 1)
+
+
+def masked_word(word: int, masked: bool, silent: bool) -> int:
+    """A peer's word, as a signed integer of 64 bits, with what masks say of the rank."""
+    bits = word & ~(1 << MASKED_BIT | 1 << SILENT_BIT)
+    return bits | masked << MASKED_BIT | silent << SILENT_BIT

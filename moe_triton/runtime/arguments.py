@@ -277,7 +277,7 @@ def check_routing(handle: DispatchHandle, communicator: Communicator) -> None:
         is_flat = isinstance(mask, torch.Tensor) and mask.dim() == 1
         shape = (len(ids),) if is_flat else (len(ids), topk)
         check_tensor("handle.active_mask", mask, shape=shape, dtypes=(torch.bool,), device=device)
-    if handle.digest != communicator.backend.digest_ids(ids, mask):
+    if handle.digest != communicator.digest_ids(ids, mask):
         remedy = "Pass output.handle as dispatch made it."
         raise other_ids_error("handle.topk_idx", f"dispatch {handle.number}", remedy)
 
@@ -415,7 +415,7 @@ def taken_ids(
         bad = backend.first_bad_id(active, num_ids)
     if bad is not None:
         raise bad_id_error(called("topk_idx"), ids, bad, num_ids)
-    return taken
+    return communicator.masks.marked(taken)
 
 
 def active_entries(communicator: Communicator, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -194,9 +194,10 @@ class BufferPlans:
             expand_idx=outputs["expand_idx"],
             recv_offsets=outputs["recv_offsets"],
             assist_info=outputs["assist_info"],
-            digest=communicator.backend.digest_ids(bindings["topk_idx"], bindings.get("mask")),
+            digest=communicator.digest_ids(bindings["topk_idx"], bindings.get("mask")),
             num_ranks=communicator.config.num_ranks,
             num_local_experts=communicator.config.experts_on(communicator.rank),
+            num_shared_experts=communicator.config.num_shared_experts,
             exchange_counts=outputs.get("exchange_counts"),
             active_mask=bindings.get("mask"),
             tables=outputs.get("tables"),
@@ -272,10 +273,13 @@ class BufferPlans:
         bindings = plan.bind(fitted)
         if handle.results_idx is None:
             ids, mask = bindings["topk_idx"], bindings.get("mask")
-        if handle.digest != communicator.backend.digest_ids(ids, mask):
+        if handle.digest != communicator.digest_ids(ids, mask):
             raise other_ids_error(
                 "handle.topk_idx", f"dispatch {handle.number}", "Pass output.handle as dispatch made it."
             )
+        communicator.masks.mark_handle(handle)
+        if self.tables:
+            communicator.masks.mark_tables(self.tables, bindings)
         if out is not None:
             out = given_outputs.sized("out", out, plan.specs["out"], self.host.device)
             read = {plan.symbols.operator.called(name): tensor for name, tensor in tensors.items()}

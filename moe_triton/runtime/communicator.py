@@ -21,10 +21,11 @@ from moe_triton.backends.base import Bindings, Calls, CallSetting, Executable, W
 from moe_triton.backends.waits import Waiting
 from moe_triton.core.ascendc import REPORT_MISMATCH
 from moe_triton.core.endings import at_end
-from moe_triton.core.errors import BufferStateError, CommunicationTimeoutError
+from moe_triton.core.errors import ArgumentError, BufferStateError, CommunicationTimeoutError
 from moe_triton.core.handle import DispatchHandle
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.plan import BEGINNING, ENDING
+from moe_triton.core.records import CALL_HEADER
 from moe_triton.operators.variants import Variant
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.rendezvous.notes import Notes, noted_after_s
@@ -36,6 +37,7 @@ from moe_triton.runtime.exclusive import Exclusive
 from moe_triton.runtime.executables import Executables, Phase, PlanCalls, PlanMemory, call_bytes
 from moe_triton.runtime.in_flight import InFlight, UnreadRuns
 from moe_triton.runtime.local_launches import LocalLaunches
+from moe_triton.runtime.masks import Masks, Paths
 from moe_triton.runtime.peer_memory import OutBytes, PeerMemory, Wanted
 from moe_triton.runtime.rounds import Rounds
 from moe_triton.runtime.traces import Trace
@@ -121,6 +123,8 @@ class Communicator(Exclusive):
             self._windows.append(window)
         self.memory = PlanMemory(self.scheme, self._windows, self.backend.device)
         self._fixed = self.memory.bindings
+        paths = Paths(self.context.config, self.rank, self.scheme.relays)
+        self.masks = Masks(self._fixed["peers"], paths, self.counts)
         made.callback(self._fixed.clear)
         self._executables = Executables(self.scheme, self.kernel_settings, self.backend, self.memory, log)
         blocks = self.context.num_blocks if self.context.capabilities.owns_cores else 1
@@ -320,6 +324,17 @@ class Communicator(Exclusive):
             self._call_words[zone] = words
         return words
 
+    def quiet_call_words(self, zone: int) -> None:
+        """Has masked ranks say what this one says of a call in rounds, without tokens.
+
+        Args:
+            zone: of the call's first round.
+        """
+        for rank in self.masks.masked:
+            words = self.call_words(zone)
+            words[rank] = 0
+            words[rank, : CALL_HEADER.num_words] = words[self.rank, : CALL_HEADER.num_words]
+
     def barrier(self, timeout_us: int | None = None) -> None:
         """Waits for every rank of the group, ``timeout_us`` at most; None for the buffer's timeout.
 
@@ -363,6 +378,57 @@ class Communicator(Exclusive):
         except BaseException as error:
             self._give_up_for("a wait for the device", error)
             raise
+
+    def update_mask(self, rank: int, masked: bool) -> None:
+        """Masks a rank, or un-masks it; see `moe_triton.EPBuffer.update_mask`.
+
+        Raises:
+            ArgumentError: there is no such rank, it is this one, or masks are not for this buffer.
+            BufferStateError: closed, broken or in use by another thread; or the rank has missed rounds.
+        """
+        if self.context.exchange_rank is not None:
+            rule = "of tensor-parallel ranks one cannot go on without the other"
+            raise ArgumentError("rank", rank, rule, "Construct the buffer without tp_group.")
+        self._alone(self._update_mask, rank, masked)
+
+    def _update_mask(self, rank: int, masked: bool) -> None:
+        self._prepare_to_mask()
+        self.masks.update(rank, masked)
+        self._executables.suspend_calls(bool(self.masks.masked))
+
+    def clean_mask(self) -> None:
+        """Un-masks all ranks; see `moe_triton.EPBuffer.clean_mask`.
+
+        Raises:
+            BufferStateError: closed, broken or in use by another thread; or a rank has missed rounds.
+        """
+        self._alone(self._clean_mask)
+
+    def _clean_mask(self) -> None:
+        self._prepare_to_mask()
+        self.masks.clean()
+        self._executables.suspend_calls(False)
+
+    def _prepare_to_mask(self) -> None:
+        """Nothing that runs, or is to run again, may find other masks than it began with.
+
+        Raises:
+            BufferStateError: a call is sent and not waited for, or a graph has captured one.
+        """
+        if self._in_flight.variants:
+            sent = ", ".join(sorted(self._in_flight.variants))
+            raise BufferStateError(f"a call ({sent}) is not waited for yet. Wait for it first.")
+        if self._is_in_graph:
+            raise BufferStateError(
+                "graphs have captured calls of this buffer, which read the ids of their capture. Construct a "
+                "buffer without the rank, and capture with it."
+            )
+        if self._unread is not None:
+            self._look_back(wait=True)
+
+    def digest_ids(self, ids: torch.Tensor, mask: torch.Tensor | None) -> int | None:
+        """What stands for ids, whatever masks have made of them; None where the host does not read any."""
+        return self.backend.digest_ids(self.masks.whole(ids), mask)
 
     def peer_memory(self, asked: Wanted, out_bytes: OutBytes | None = None) -> PeerMemory:
         """Memory of each rank that all reach; see `PeerMemory`. Collective.

@@ -48,7 +48,9 @@ class PlanMemory:
         for spec, window in zip(scheme.windows, windows, strict=True):
             prefix = spec.peers.prefix
             self.bindings[f"{prefix}window"] = window.tensor()
-            self.bindings[f"{prefix}peers"] = torch.tensor(window.peers, dtype=torch.int64, device=device)
+            # Behind the ranks' words that of changes to masks (`moe_triton.core.reach`).
+            words = (*window.peers, 0)
+            self.bindings[f"{prefix}peers"] = torch.tensor(words, dtype=torch.int64, device=device)
         if context.zones_on_device:
             self.bindings["zones"] = torch.zeros(2 * len(OPERATORS), dtype=torch.int32, device=device)
         self.bindings["call_words"] = torch.zeros(CALL_WORDS, dtype=torch.int32, device=device)
@@ -177,6 +179,7 @@ class Executables:
         self._kept: dict[Key, Executable] = {}
         self._views: dict[tuple[str, int, torch.dtype], torch.Tensor] = {}
         self.calls: PlanCalls | None = None
+        self._is_suspended = False
 
     def operator(self, variant: Variant, zone: int, phase: Phase, parts: int) -> Executable:
         """A dispatch or combine, or a half of one."""
@@ -217,7 +220,7 @@ class Executables:
 
     def _prepare(self, key: Key, executable: Executable) -> None:
         variant, zone, phase, parts = key
-        if self.calls is None or variant is None or isinstance(variant, int):
+        if self.calls is None or self._is_suspended or variant is None or isinstance(variant, int):
             return
         if phase != "whole":
             self.calls.add_phase(variant, zone, phase, executable)
@@ -274,6 +277,21 @@ class Executables:
         executable = self._kept[key] = self.compile(plan)
         self._prepare(key, executable)
         return executable
+
+    def suspend_calls(self, suspended: bool) -> None:
+        """Has Python do all calls, or lets native code do them again.
+
+        Args:
+            suspended: whether Python is to do them.
+        """
+        if self.calls is None or suspended == self._is_suspended:
+            return
+        self._is_suspended = suspended
+        if suspended:
+            self.calls.swap({})
+            return
+        for key, executable in self._kept.items():
+            self._prepare(key, executable)
 
     def stop_calls(self) -> None:
         """Disables native calls, so that Python raises why no call is possible any more."""

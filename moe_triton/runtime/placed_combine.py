@@ -72,9 +72,13 @@ class PlacedCombine:
             fitted["y"] = self.fitting.results(results, handle.num_rows, quantized=is_quantized)
         self._check_tables(fitted)
         self.given: Bindings = self.plan.bind(fitted)
-        if handle.digest != self.backend.digest_ids(handle.topk_idx, handle.active_mask):
+        if handle.digest != self.communicator.digest_ids(handle.topk_idx, handle.active_mask):
             name, remedy = "handle.topk_idx", "Pass output.handle as dispatch made it."
             raise other_ids_error(name, f"dispatch {handle.number}", remedy)
+        self.communicator.masks.mark_handle(handle)
+        if self.plans.tables is not None:
+            for each in handle.rounds:
+                self.communicator.masks.mark_tables(self.plans.tables, each._asdict())
         if out is not None:
             self.out = given_outputs.sized("out", out, self.plan.specs["out"], self.host.device)
             read = {self.plan.symbols.operator.called(name): tensor for name, tensor in tensors.items()}

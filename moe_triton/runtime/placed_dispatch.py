@@ -292,6 +292,7 @@ class PlacedDispatch:
     def _deliver(self, zone: int, begun: int) -> DispatchOutput:
         """Behind what ranks have said, with the first round sent; where ``begun`` is 1 it is over."""
         said, rounds = None, -(-(self._request.max_tokens or 0) // self._size)
+        self._communicator.quiet_call_words(zone)
         refusal: Exception | None = None
         if self._reads or not self._host.is_asynchronous:
             said = self._said(zone)
@@ -576,9 +577,10 @@ class PlacedDispatch:
             "topk_idx": ids,
             "expand_idx": self._known.expand_idx if self._known is not None else self._expand_idx,
             "recv_offsets": heard.offsets,
-            "digest": self._backend.digest_ids(ids, mask),
+            "digest": self._communicator.digest_ids(ids, mask),
             "num_ranks": self._config.num_ranks,
             "num_local_experts": self._config.experts_on(self._rank),
+            "num_shared_experts": self._config.num_shared_experts,
             "exchange_counts": None,
             "active_mask": mask,
             "tables": None,

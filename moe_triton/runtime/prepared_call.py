@@ -138,7 +138,7 @@ class PreparedCall(Uncopied):
         """Ids as kernels read them; see `taken_ids`. Or where the first kernel makes its copy of them."""
         ids, mask, called = bindings["topk_idx"], bindings.get("mask"), self.symbols.operator.called
         if isinstance(self.variant, DispatchVariant) and self.variant.given_ids:
-            bindings["given_ids"] = ids
+            bindings["given_ids"] = communicator.masks.marked(ids)
             bindings["topk_idx"] = communicator.backend.empty(ids.shape, torch.int32)
         else:
             bindings["topk_idx"] = taken_ids(communicator, ids, mask, self.num_ids, called, keep)

@@ -116,6 +116,16 @@ class KeptTables(ABC):
         """
 
 
+    def mark_lost(self, bindings: Bindings, rank: int, is_masked: Callable[[int], bool]) -> None:  # noqa: B027
+        """Takes out what will not come any more, before a combine runs.
+
+        Args:
+            bindings: what the combine's placeholders hold.
+            rank: this one.
+            is_masked: of a rank.
+        """
+
+
 class Scheme(SchemeFacts):
     """A scheme on one rank. The defaults are what most schemes have.
 

@@ -221,7 +221,7 @@ class DispatchPlan(FunctionPlan):
         return next(o.placeholder for o in self.symbols.operator.outputs if o.name == self.index)
 
     def _keep(self, communicator: Communicator, bindings: Bindings) -> None:
-        digest = communicator.backend.digest_ids(bindings["topk_idx"], bindings.get("mask"))
+        digest = communicator.digest_ids(bindings["topk_idx"], bindings.get("mask"))
         if digest is not None:
             mark(bindings[self._marked], digest)
         if self.tables:
@@ -241,6 +241,7 @@ class CombinePlan(FunctionPlan):
             self._bind_tables(bindings)
             if not communicator.backend.is_asynchronous:
                 self.tables.check(bindings, self.called)
+            communicator.masks.mark_tables(self.tables, bindings)
 
     def _check_ids(self, communicator: Communicator, bindings: Bindings) -> None:
         """Checks that ids and mask are those of the dispatch whose index this is, where it is known.
@@ -249,7 +250,7 @@ class CombinePlan(FunctionPlan):
             ArgumentError: they are not.
         """
         had = mark_of(bindings["expand_idx"])
-        if had is not None and had != communicator.backend.digest_ids(
+        if had is not None and had != communicator.digest_ids(
             bindings["topk_idx"], bindings.get("mask")
         ):
             dispatch = f"the dispatch that returned this {self._key(self.index)}"

@@ -174,7 +174,8 @@ class CpuBackend:
 
     def _settings(self, fixed: Bindings) -> CpuSettings:
         peers = fixed.get("peers")
-        num_ranks = peers.numel() if isinstance(peers, torch.Tensor) else 1
+        # Behind the ranks' words stands that of changes to masks.
+        num_ranks = peers.numel() - 1 if isinstance(peers, torch.Tensor) else 1
         # Inside a server nothing is paced where there are several.
         return settings_of(self.tuning, num_ranks, None if self._nic else self._link, self._nic)
 

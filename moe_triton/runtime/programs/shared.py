@@ -230,6 +230,7 @@ class Programs:
         """What all handles of a variant's dispatches have alike."""
         num_local = self.config.experts_on(self.context.rank)
         same = {"num_ranks": self.config.num_ranks, "num_local_experts": num_local}
+        same["num_shared_experts"] = self.config.num_shared_experts
         return {"buffer_id": self.buffer_id, "dtype": variant.dtype, **same}
 
     def ranks_waited_for(self, registers: Registers) -> dict[str, int]:

@@ -6,7 +6,7 @@ Flags are numbers of rounds: ``numbers`` holds, by zone, that of the run before.
 
 from __future__ import annotations
 
-from moe_triton.core.ascendc import ADDS_TRAFFIC, ZONE
+from moe_triton.core.ascendc import ADDS_TRAFFIC, CHANGES, ZONE
 from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel, numbers
 from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS, ROUTED, ROWS
 
@@ -107,7 +107,9 @@ BLOCKS_WAIT = AscendCKernel(
         Arg("expected_rows", "*i32", "in"),  # (EP,) rows that each rank has to send; null where it decides
         Arg("num_local_experts", "i64", "value"),  # whose counts a header has; 1 where it has one number
         Arg("max_count", "i64", "value"),  # of a single one
+        Arg("peers", "*i64", "in"),
         *numbers("i64", "num_ranks timeout_us"),
+        CHANGES,
         Arg("dispatch_word", "*i32", "in"),  # where the call word is kept, or null for `call`
         Arg("kept_zone", "*i32", "out"),  # as in dispatch_wait
         *_ROUND,

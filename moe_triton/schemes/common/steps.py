@@ -12,6 +12,7 @@ from moe_triton.core import traffic
 from moe_triton.core.ascendc import DISPATCH_WAIT, POST_STATUS
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.core.plan import NEXT, OF_ROUND, Launch, Part, Placeholder, Plan, Stream, Value, joined
+from moe_triton.core.reach import PEER_BYTES
 from moe_triton.core.records import CALL_HEADER, TRAFFIC
 from moe_triton.core.region import Region, fields_of
 from moe_triton.kernels.arrange import arrange_kernel
@@ -62,6 +63,11 @@ def of_next_round(launch: Launch) -> Launch:
     return replace(launch, values=tuple(map(renamed, launch.values)))
 
 
+def words_from(rank: int) -> Placeholder:
+    """The table of peers from a rank's word on (`moe_triton.core.reach`)."""
+    return Placeholder("peers", PEER_BYTES * rank)
+
+
 class Steps:
     """What the plan of one operator is built of.
 
@@ -100,6 +106,7 @@ class Steps:
         self.turning: Value = self.zone_cell if is_looked_up else 0
         self.usual: dict[str, Value | Region] = {
             "num_ranks": c.num_ranks,
+            "changes": words_from(c.num_ranks),
             "rank": context.rank,
             "topk": c.num_topk,
             "num_experts": c.num_experts,
@@ -248,6 +255,7 @@ class Steps:
         blocks: int | None = None,
         *,
         peers: Peers | None = None,
+        first_rank: int = 0,
         **others: Value,
     ) -> Launch:
         """Until every rank's flag is there, of the same kind of call.
@@ -257,11 +265,14 @@ class Steps:
             status: whose entries it looks at.
             blocks: that look.
             peers: whose flags; None for all ranks of the group.
+            first_rank: of these, where they are some of the group's.
             others: arguments of the kernel for flags that say more, or a wait that does.
         """
         peers = peers or self.context.peers
         usual: dict[str, Value] = {
             "window": Placeholder(f"{peers.prefix}window"),
+            "peers": Placeholder(f"{peers.prefix}peers", PEER_BYTES * first_rank),
+            **({} if peers.group == "expert" else {"changes": 0}),
             "recv_counts": Placeholder("barrier_counts"),
             "num_local_experts": 1,
             "call": call_word(peers.calls or self.operator, self.kind),

@@ -7,7 +7,7 @@ its own server's memory. E experts on each rank.
 
 from __future__ import annotations
 
-from moe_triton.core.ascendc import ADDS_TRAFFIC, DISPATCH_WAIT, POST_STATUS, POSTING, ZONE
+from moe_triton.core.ascendc import ADDS_TRAFFIC, CHANGES, DISPATCH_WAIT, POST_STATUS, POSTING, ZONE
 from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel, numbers
 from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS
 
@@ -95,6 +95,7 @@ RAIL_RELAY = AscendCKernel(
         Arg("timeout_us", "i64", "value"),
         Arg("in_series", "i64", "value"),  # 1: nothing is passed on before all of every server has come
         *_RAIL,
+        CHANGES,
         *_ROUND,
         *_SLOT,
         _TRAFFIC,
@@ -193,7 +194,8 @@ RAIL_WAIT = AscendCKernel(
         # (S,) rows; -1: no flag came in time; -1 - lost: without the rank that is lost; 0: it was refused
         Arg("rail_seen", "*i32", "out"),
         Arg("timeout_us", "i64", "value"),
-        *numbers("i64", "num_servers ranks_per_server rank"),
+        *_RAIL,
+        CHANGES,
         *_ROUND,
         Arg("kept_zone", "*i32", "out"),  # as in dispatch_wait
         Arg("ends", "rail_ends", "value"),

@@ -20,7 +20,7 @@ from moe_triton.kernels.weighted_sum import SumFeatures, weighted_sum_kernel
 from moe_triton.layout import UB_ALIGN, WORD_BYTES, align
 from moe_triton.operators.variants import CombineVariant
 from moe_triton.reference.arithmetic import BLOCK_ELEMENTS, PARTIAL_BLOCK_ELEMENTS
-from moe_triton.schemes.common.steps import CombineSteps
+from moe_triton.schemes.common.steps import CombineSteps, words_from
 from moe_triton.schemes.hierarchy.ascendc import (
     FUSED,
     PARTIALS_PLACE,
@@ -34,7 +34,6 @@ from moe_triton.schemes.hierarchy.layout import HierarchyLayout
 from moe_triton.schemes.hierarchy.relay_tables import RelayTables
 from moe_triton.schemes.rank_context import RankContext, quantized_bytes
 
-PEER_BYTES = 8  # of a rank's word in the table of peers
 PIECE_ROWS = 32
 """Partial rows of a server that are summed before they are sent, about, while others follow."""
 
@@ -173,7 +172,7 @@ class Combine(CombineSteps):
         flag = self.launch(
             "flag returned",
             POST_STATUS,
-            peers=Placeholder("peers", PEER_BYTES * (rank // ranks * ranks)),
+            peers=words_from(rank // ranks * ranks),
             num_ranks=ranks,
             rank=rank % ranks,
             status=status,
@@ -182,6 +181,7 @@ class Combine(CombineSteps):
         wait = self.wait_for_ranks(
             "wait for returned",
             status,
+            first_rank=rank // ranks * ranks,
             timeout_us=relay_timeout_us(self.context.timeout_us),
             count_end=1,
             recv_counts=self._counts_of(piece),

@@ -9,7 +9,7 @@ follows the counts in ep_recv_counts; it is only ever read on the rank that wrot
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import NamedTuple, NoReturn
 
@@ -104,6 +104,20 @@ class RelayTables(KeptTables):
         """Keeps the weights that dispatch was given, ``topk_weights`` (T, K) fp32."""
         given = bindings["topk_weights"]
         self.of(bindings[TABLES], "own_weights")[: len(given)].copy_(given.view(torch.int32))
+
+    def mark_lost(self, bindings: Bindings, rank: int, is_masked: Callable[[int], bool]) -> None:
+        """Takes out servers whose rank of this rail is masked, and experts of masked ranks of this server."""
+        tables, topology = bindings[TABLES], self.config.topology
+        own = topology.neighbours(rank)
+        for server, relay in enumerate(topology.rail(rank)):
+            if is_masked(relay):
+                self.of(tables, "outer_ids")[:, server] = -1
+                self.of(tables, "outer_counts")[server] = 0
+        ids, experts = self.of(tables, "inner_ids"), self.config.num_experts // topology.num_servers
+        of_rank = experts // len(own)
+        for number, neighbour in enumerate(own):
+            if is_masked(neighbour):
+                ids[(ids >= 0) & (ids % experts // of_rank == number)] = -1
 
     def check(self, bindings: Bindings, called: Mapping[str, str]) -> None:
         """Checks for dispatch's weights, tables as a dispatch leaves them, and origins that can be."""

@@ -1,0 +1,51 @@
+// The ranks that nothing is awaited from: those that are masked, and those whose words would come through one.
+//
+// The host may mask a rank while others are waited for. So each look reads the word behind the table of peers, which
+// says how many ranks are masked and how often that has changed, and the table only where that word says so.
+#pragma once
+
+#include "flags.h"
+
+namespace moe {
+
+class SilentRanks {
+public:
+    // `changes`: where that word stands; null where no rank can be masked.
+    __aicore__ inline void Init(uint64_t peers, int64_t num_ranks, uint64_t changes) {
+        peers_ = peers;
+        num_ranks_ = num_ranks;
+        changes_ = changes;
+        Look();
+    }
+
+    // Before each look at what has come. Whether there are any.
+    __aicore__ inline bool Look() {
+        if (changes_ == 0) {
+            return false;
+        }
+        const uint64_t word = ReadFresh<uint64_t>(changes_);
+        if (word != word_) {
+            word_ = word;
+            words_.Init(peers_, num_ranks_);
+        }
+        return HasAny();
+    }
+
+    // As of the last look.
+    __aicore__ inline bool HasAny() const {
+        return static_cast<uint32_t>(word_) != 0;
+    }
+
+    __aicore__ inline bool Has(int64_t rank) const {
+        return HasAny() && words_.IsSilent(static_cast<uint64_t>(rank));
+    }
+
+private:
+    Peers words_;
+    uint64_t peers_ = 0;
+    uint64_t changes_ = 0;
+    uint64_t word_ = 0;
+    int64_t num_ranks_ = 0;
+};
+
+}  // namespace moe

@@ -1,0 +1,176 @@
+"""Which ranks are masked: nothing is sent to them, and nothing awaited from them.
+
+Kernels read it in the table of peers (`moe_triton.core.reach`), with the plans that they always have. Ids of a
+masked rank's experts become ``-2 - id`` before kernels see them: no kernel knows such an expert, and whoever asks
+what a mask has cost finds them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from moe_triton.core.config import Config
+from moe_triton.core.errors import ArgumentError, BufferStateError
+from moe_triton.core.handle import DispatchHandle
+from moe_triton.core.reach import CHANGES_SHIFT, masked_word
+from moe_triton.schemes.rank_context import OPERATORS
+from moe_triton.schemes.scheme import KeptTables
+
+_NOT_MASKED = -1
+
+
+@dataclass(frozen=True)
+class Paths:
+    """By whom a rank reaches others.
+
+    Attributes:
+        config: of the group, as kernels have it.
+        rank: this one.
+        relays: whether ranks of the own number pass on what goes to another server.
+    """
+
+    config: Config
+    rank: int
+    relays: bool
+
+    def relay(self, source: int, receiver: int) -> int:
+        """The rank that passes on to a receiver what a source sends; the source itself where nobody does."""
+        topology = self.config.topology
+        if not self.relays:
+            return source
+        number = source - topology.neighbours(source).start
+        return topology.neighbours(receiver).start + number
+
+    def is_silent(self, source: int, masked: frozenset[int]) -> bool:
+        """Whether nothing comes from a source any more."""
+        return source in masked or self.relay(source, self.rank) in masked
+
+    def is_lost(self, receiver: int, masked: frozenset[int]) -> bool:
+        """Whether nothing gets to a rank any more, or none of its results back."""
+        return receiver in masked or self.relay(self.rank, receiver) in masked
+
+
+def whole_ids(ids: torch.Tensor) -> torch.Tensor:
+    """Ids as they were before those of masked ranks were marked."""
+    return torch.where(ids < _NOT_MASKED, -2 - ids, ids)
+
+
+def lost_entries(ids: torch.Tensor) -> torch.Tensor:
+    """Which of these ids are marked: a bool tensor of their shape."""
+    return ids < _NOT_MASKED
+
+
+class Masks:
+    """The masks of one communicator.
+
+    Args:
+        words: (EP + 1,) int64, the table of peers on the device.
+        paths: of its ranks.
+        counts: runs of each operator so far.
+
+    Attributes:
+        masked: ranks that are.
+        changes: how often that has changed; 0 while nobody has ever masked.
+    """
+
+    def __init__(self, words: torch.Tensor, paths: Paths, counts: Mapping[str, int]) -> None:
+        self._words, self._paths, self._counts = words, paths, counts
+        self._plain: list[int] = []
+        self.masked: frozenset[int] = frozenset()
+        self.changes = 0
+        self._since: dict[int, tuple[int, ...]] = {}
+        self._lost: torch.Tensor | None = None
+
+    def check(self, rank: int, masked: bool) -> None:
+        """Checks that a rank can be masked, or un-masked.
+
+        Raises:
+            ArgumentError: there is no such rank, or it is this one.
+            BufferStateError: it has missed rounds.
+        """
+        num_ranks, own = self._paths.config.num_ranks, self._paths.rank
+        if not 0 <= rank < num_ranks:
+            raise ArgumentError("rank", rank, f"it must be 0 to {num_ranks - 1}", "Pass a rank of the group.")
+        if self._paths.config.is_shared_rank(rank):
+            rule = "every token goes to its shared expert, and has no sum without it"
+            raise ArgumentError("rank", rank, rule, "Construct a buffer with lost_ranks.")
+        if rank == own and masked:
+            rule = "it is this rank itself, which cannot go on without itself"
+            raise ArgumentError("rank", rank, rule, "Close the buffer, or mask it on the other ranks.")
+        if not masked and rank in self.masked and self._since[rank] != self._now():
+            raise BufferStateError(
+                f"rank {rank} has missed rounds while it was masked, and what it would do next is another call "
+                f"than the one that is next here. It stays masked in this buffer: construct a new one with it."
+            )
+
+    def update(self, rank: int, masked: bool) -> None:
+        """Masks a rank, or un-masks it.
+
+        Raises:
+            ArgumentError, BufferStateError: see `check`.
+        """
+        self.check(rank, masked)
+        if masked == (rank in self.masked):
+            return
+        if masked:
+            self._since[rank] = self._now()
+        else:
+            del self._since[rank]
+        self._change(self.masked ^ {rank})
+
+    def clean(self) -> None:
+        """Un-masks all ranks.
+
+        Raises:
+            BufferStateError: one has missed rounds. All stay masked then.
+        """
+        for rank in sorted(self.masked):
+            self.check(rank, False)
+        if self.masked:
+            self._since.clear()
+            self._change(frozenset())
+
+    def _now(self) -> tuple[int, ...]:
+        return tuple(self._counts[operator] for operator in OPERATORS)
+
+    def _change(self, masked: frozenset[int]) -> None:
+        """Writes what has changed, and behind that the word that says so."""
+        config, paths = self._paths.config, self._paths
+        if not self._plain:
+            self._plain = self._words.tolist()
+        for peer in range(config.num_ranks):
+            word = masked_word(self._plain[peer], peer in masked, paths.is_silent(peer, masked))
+            if word != self._plain[peer]:
+                self._words[peer] = self._plain[peer] = word
+        self.masked, self.changes = masked, self.changes + 1
+        lost = [paths.is_lost(config.rank_of_expert(expert), masked) for expert in range(config.num_experts)]
+        self._lost = torch.tensor(lost, device=self._words.device) if masked else None
+        self._words[config.num_ranks] = self.changes << CHANGES_SHIFT | len(masked)
+
+    def marked(self, ids: torch.Tensor) -> torch.Tensor:
+        """Ids, of which those of experts that cannot be reached are marked; the same tensor where none can be."""
+        if self._lost is None:
+            return ids
+        last = len(self._lost) - 1
+        is_lost = self._lost[ids.clamp(0, last).long()] & (ids >= 0) & (ids <= last)
+        return torch.where(is_lost, -2 - ids, ids)
+
+    def mark_handle(self, handle: DispatchHandle) -> None:
+        """Marks what a combine will go by, in place: results of ranks that are masked will not come."""
+        if self._lost is not None:
+            for ids in (handle.topk_idx, handle.results_idx):
+                if ids is not None:
+                    ids.copy_(self.marked(ids))
+
+    def mark_tables(self, tables: KeptTables, bindings: Mapping[str, Any]) -> None:
+        """The same of what a scheme keeps for it."""
+        if self.masked:
+            tables.mark_lost(bindings, self._paths.rank, self.masked.__contains__)
+
+    def whole(self, ids: torch.Tensor) -> torch.Tensor:
+        """Ids without marks; the same tensor where nobody has ever masked."""
+        return whole_ids(ids) if self.changes else ids

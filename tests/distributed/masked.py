@@ -1,0 +1,103 @@
+"""Groups of which some ranks are masked: what the others do, and what the reference says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from moe_triton import EPBuffer, reference
+from moe_triton.runtime.masks import Paths
+from moe_triton.tools.selftest.cases import combined, difference, dispatched, expected_dispatch, wrong_received
+from tests.distributed.cases import Case, Inputs, experts_of, inputs_of, smooth_scales_of
+from tests.distributed.workers import make_buffer
+
+
+@dataclass(frozen=True)
+class Masked:
+    """A case of which ranks drop out.
+
+    Attributes:
+        case: with its rounds.
+        gone: ranks that take part in no more rounds.
+        before: rounds in which they do.
+        in_between: whether they still dispatch in the first of the others, and are masked before its combine.
+    """
+
+    case: Case
+    gone: tuple[int, ...]
+    before: int = 1
+    in_between: bool = False
+
+    def lost(self, rank: int, ids: torch.Tensor) -> torch.Tensor:
+        """(T, K) which entries of a rank reach nobody."""
+        config, gone = self.case.config, frozenset(self.gone)
+        paths = Paths(config, rank, config.scheme == "hierarchy" and config.topology.num_servers > 1)
+        lost = [paths.is_lost(config.rank_of_expert(e), gone) for e in range(config.num_experts)]
+        return torch.tensor(lost)[ids.clamp(0).long()] & (ids >= 0)
+
+    def everyone(self, number: int, *, dispatching: bool) -> list[Inputs]:
+        """What counts of each rank's inputs."""
+        masked = number >= self.before
+        made = []
+        for rank in range(self.case.config.num_ranks):
+            inputs = inputs_of(self.case, rank, number)
+            ids = inputs.topk_idx
+            if masked and not (dispatching and self.in_between and number == self.before):
+                if rank in self.gone:
+                    inputs = Inputs(inputs.x[:0], ids[:0], inputs.topk_weights[:0])
+                else:
+                    inputs = replace(inputs, topk_idx=torch.where(self.lost(rank, ids), -1, ids))
+            made.append(inputs)
+        return made
+
+    def expected(self, number: int) -> tuple[list[reference.Received], list[torch.Tensor]]:
+        """What each rank receives, and its sums."""
+        case = self.case
+        received = expected_dispatch(case, self.everyone(number, dispatching=True))
+        rest = self.everyone(number, dispatching=False)
+        weights = [i.topk_weights for i in rest] if case.weights else None
+        of_rest = expected_dispatch(case, rest)
+        y = [experts_of(case, rank, each.tokens) for rank, each in enumerate(of_rest)]
+        return received, reference.combine(case.config, y, of_rest, [i.topk_idx for i in rest], weights)
+
+
+def mask(buffer: EPBuffer, ranks: Collection[int]) -> None:
+    """Masks ranks."""
+    for rank in ranks:
+        buffer.update_mask(rank, True)
+
+
+def rounds_with_masks(rank: int, num_ranks: int, of: Masked, options: dict[str, Any]) -> list[str]:
+    """Runs a case on every rank, as long as it takes part, and names what differs from the reference."""
+    case, wrong = of.case, []
+    smooth = smooth_scales_of(case)
+    with make_buffer(case, **options) as buffer:
+        for number in range(case.rounds):
+            is_over = rank in of.gone and number >= of.before
+            if is_over and not (of.in_between and number == of.before):
+                break
+            is_first = number == of.before
+            if is_first and not of.in_between:
+                mask(buffer, of.gone)
+            inputs = inputs_of(case, rank, number)
+            received, sums = of.expected(number)
+            output = dispatched(buffer, case, inputs, smooth)
+            wrong += [f"round {number}: {text}" for text in wrong_received(output, received[rank])]
+            if is_first and of.in_between:
+                if rank in of.gone:
+                    break
+                mask(buffer, of.gone)
+            sum_ = combined(buffer, case, inputs, output)
+            text = difference("combined", sum_, sums[rank])
+            wrong += [f"round {number}: {text}"] if text else []
+            lost = of.lost(rank, inputs.topk_idx) if number >= of.before else torch.zeros_like(inputs.topk_idx) > 0
+            if not torch.equal(output.handle.lost[:, : lost.shape[1]], lost):
+                wrong.append(f"round {number}: lost")
+        # Nobody gives its memory back while others still go on.
+        dist.barrier()
+    return wrong
+
