@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from moe_triton import EPBuffer, reference
+from moe_triton import DispatchOutput, EPBuffer, reference
 from moe_triton.runtime.masks import Paths
 from moe_triton.tools.selftest.cases import combined, difference, dispatched, expected_dispatch, wrong_received
 from tests.distributed.cases import Case, Inputs, experts_of, inputs_of, smooth_scales_of
@@ -101,3 +101,49 @@ def rounds_with_masks(rank: int, num_ranks: int, of: Masked, options: dict[str, 
         dist.barrier()
     return wrong
 
+
+
+def plain(buffer: EPBuffer, inputs: Inputs, *, is_long: bool) -> list[torch.Tensor]:
+    """What a rank gets of one dispatch and its combine, in a few forms of each."""
+    got: list[torch.Tensor] = []
+
+    def note(output: DispatchOutput, **options: Any) -> None:
+        rows = output.handle.num_received()
+        weights = inputs.topk_weights if output.handle.results_idx is None else None
+        tokens = output.tokens.float() if output.scales is not None else output.tokens
+        y = tokens.to(output.handle.dtype)
+        sums = buffer.combine(y, output.handle, weights, **options)
+        got.extend([tokens[:rows].float() if tokens.dim() == 2 else tokens[:, :0], sums, output.tokens_per_expert])
+
+    x, ids = inputs.x, inputs.topk_idx
+    note(buffer.dispatch(x, ids, quantize="int8"), comm_quantize="int8" if buffer.config.scheme.startswith("fullmesh_") else None)
+    note(buffer.dispatch(x, ids, active_mask=torch.arange(len(x)) < len(x) - 1))
+    known = buffer.dispatch(x, ids)
+    note(known)
+    if buffer.config.scheme != "direct":
+        note(buffer.dispatch(x, ids, do_expand=False))
+        note(buffer.dispatch(x, ids, expert_alignment=4, do_zero_padding=True))
+        if not is_long:
+            note(buffer.dispatch(x, ids, wait=False).wait())
+    buffer.barrier()
+    return got
+
+
+def rounds_of_each_kind(rank: int, num_ranks: int, case: Case, gone: tuple[int, ...], tokens: int) -> list[int]:
+    """Which results differ where some are masked from those where these bring nothing, and nobody goes to them."""
+    of = Masked(case, gone)
+    inputs = inputs_of(replace(case, tokens=(tokens,) * num_ranks), rank, 0)
+    without = replace(inputs, topk_idx=torch.where(of.lost(rank, inputs.topk_idx), -1, inputs.topk_idx))
+    if rank in gone:
+        without = Inputs(inputs.x[:0], inputs.topk_idx[:0], inputs.topk_weights[:0])
+    with make_buffer(case) as buffer:
+        is_long = tokens > case.config.num_max_tokens_per_rank
+        expected = plain(buffer, without, is_long=is_long)
+        if rank not in gone:
+            mask(buffer, gone)
+            got = plain(buffer, inputs, is_long=is_long)
+            expected_there = [not torch.equal(one, other) for one, other in zip(got, expected, strict=True)]
+        else:
+            expected_there = []
+        dist.barrier()
+    return [number for number, differs in enumerate(expected_there) if differs]

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from moe_triton.processes import run_ranks
-from tests.distributed.cases import small_case
-from tests.distributed.masked import Masked, rounds_with_masks
+from tests.distributed.cases import Case, small_case
+from tests.distributed.masked import Masked, rounds_of_each_kind, rounds_with_masks
 
 SCHEMES = "fullmesh_v1", "fullmesh_v2", "direct", "fullmesh"
 
@@ -26,3 +26,26 @@ def test_one_rank_goes_on_alone(scheme: str) -> None:
     case = replace(small_case(3, scheme, "int8"), rounds=4, weights=True, num_blocks=2)
     of = Masked(case, gone=(0, 2), before=3)
     assert run_ranks(rounds_with_masks, 3, (of, {})) == [[]] * 3
+
+
+def between_servers(scheme: str, ranks_per_server: int, num_ranks: int = 4) -> Case:
+    case = small_case(num_ranks, scheme, rounds=4, weights=True)
+    return replace(case, config=replace(case.config, ranks_per_server=ranks_per_server).normalized())
+
+
+@pytest.mark.parametrize("in_between", [False, True])
+@pytest.mark.parametrize(
+    ("scheme", "gone"), [("fullmesh_v1", (2,)), ("fullmesh", (1,)), ("hierarchy", (2,)), ("hierarchy", (0, 3))]
+)
+def test_others_go_on_between_servers(scheme: str, gone: tuple[int, ...], in_between: bool) -> None:
+    of = Masked(between_servers(scheme, 2), gone, in_between=in_between)
+    assert run_ranks(rounds_with_masks, 4, (of, {})) == [[]] * 4
+
+
+@pytest.mark.parametrize("tokens", [4, 9])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_calls_of_each_kind(scheme: str, tokens: int) -> None:
+    case = small_case(4, scheme)
+    if tokens > case.config.num_max_tokens_per_rank and scheme == "direct":
+        pytest.skip("direct has no calls in rounds")
+    assert run_ranks(rounds_of_each_kind, 4, (case, (1,), tokens)) == [[]] * 4
