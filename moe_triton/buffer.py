@@ -173,6 +173,7 @@ class EPBuffer(Owner, Uncopied):
         self._communicator = Communicator(meeting, order, exchange)
         self.config, self.rank = self._communicator.config, meeting.rank
         self.layout, self._backend = self._communicator.layout, self._communicator.backend
+        self._communicator.owns_ids = True
         self._id = next(_buffer_ids)
         self._latest_dtype: torch.dtype | None = None
         try:

@@ -11,6 +11,10 @@ namespace moe::calls {
 
 constexpr uint32_t NUM_OPERATORS = 3;
 
+// A plan's result where ranks have been masked while it ran: above all numbers of phases, and below that of the launch
+// before which it has stopped.
+constexpr int64_t MASKS_CHANGED = int64_t{1} << 32;
+
 using PerOperator = uint64_t[NUM_OPERATORS];
 // clang-format off
 #define MOE_ROUNDS(each)                                                                                  \

@@ -202,35 +202,47 @@ private:
     int64_t registers_[MAX_REGISTERS];
 };
 
+// What placeholders stand for in a run, in their order.
+struct Words {
+    uint64_t words[MAX_REGISTERS];
+    size_t count = 0;
+};
+
 // Runs a plan, with which the operator's run is over, or not.
-int64_t Run(const CallProgram& program, const PreparedPlan& plan, const Frame& frame, bool is_over) {
-    uint64_t placeholders[MAX_REGISTERS];
-    uint64_t* next = placeholders;
-    for (const uint16_t placeholder : plan.placeholders) *next++ = static_cast<uint64_t>(frame[placeholder]);
+int64_t Run(const CallProgram& program, const PreparedPlan& plan, const Frame& frame, bool is_over, Words* given) {
+    for (const uint16_t placeholder : plan.placeholders) {
+        given->words[given->count++] = static_cast<uint64_t>(frame[placeholder]);
+    }
     const auto run = reinterpret_cast<RunPlan>(program.run_plan);
     int64_t result = 0;
     Py_BEGIN_ALLOW_THREADS;
-    result = run(plan.plan[0], placeholders);
+    result = run(plan.plan[0], given->words);
     Py_END_ALLOW_THREADS;
-    if (is_over || result != 0) frame.rounds().End(program.id, result == 0, false);
+    // Where ranks were masked meanwhile, Python brings it to its end.
+    if (is_over || result != 0) frame.rounds().End(program.id, result == 0 || result >= MASKS_CHANGED, false);
     return result;
 }
 
-// Raises what a result stands for.
-PyObject* Fail(const CallProgram& program, const PreparedPlan& plan, const Frame& frame, int64_t result) {
+// Has Python deal with what a result stands for. False, with a Python error, where it raises.
+bool IsMended(const CallProgram& program, const PreparedPlan& plan, const Frame& frame, int64_t result,
+              const Words& given) {
+    const auto* const bytes = reinterpret_cast<const char*>(given.words);
+    const auto num_bytes = static_cast<Py_ssize_t>(given.count * sizeof(uint64_t));
     const Ref bindings(PyDict_New()), code(PyLong_FromLongLong(result));
-    if (!bindings || !code) return nullptr;
+    const Ref words(PyBytes_FromStringAndSize(bytes, num_bytes));
+    if (!bindings || !code || !words) return false;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(plan.bindings); ++i) {
         PyObject* const pair = PyTuple_GET_ITEM(plan.bindings, i);
         PyObject *const name = PyTuple_GET_ITEM(pair, 0), *const item = PyTuple_GET_ITEM(pair, 1);
         const bool is_number = PyLong_Check(item);
         const Ref value = is_number ? Ref(PyLong_FromLongLong(frame[PyLong_AsSize_t(item)])) : frame.Make(item);
-        if (!value || PyDict_SetItem(bindings.get(), name, value.get()) != 0) return nullptr;
+        if (!value || PyDict_SetItem(bindings.get(), name, value.get()) != 0) return false;
     }
-    const Ref nothing(PyObject_CallFunctionObjArgs(program.failed.get(), program.name.get(), plan.executable,
-                                                   code.get(), bindings.get(), nullptr));
-    if (nothing) PyErr_SetString(PyExc_RuntimeError, "a run that failed was not reported");
-    return nullptr;
+    const Ref answer(PyObject_CallFunctionObjArgs(program.failed.get(), program.name.get(), plan.executable,
+                                                  code.get(), bindings.get(), words.get(), nullptr));
+    if (answer.get() == Py_True) return true;
+    if (answer) PyErr_SetString(PyExc_RuntimeError, "a run that failed was not reported");
+    return false;
 }
 
 // A handle without going through its constructor, or its ban on assignments.
@@ -281,8 +293,10 @@ PyObject* GoOn(const CallProgram& program, const PreparedPlan& first, Frame* fra
     PyObject *const last = program.last.get(), *const name = program.name.get();
     if (PyDict_Contains(last, name) == 1 && PyDict_DelItem(last, name) != 0) return nullptr;
     if (!frame->Walk(plan.values, plan.steps)) return MakeOutput(program, first, *frame, number);
-    const int64_t result = Run(program, plan, *frame, true);
-    return result == 0 ? MakeOutput(program, plan, *frame, number) : Fail(program, plan, *frame, result);
+    Words given;
+    const int64_t result = Run(program, plan, *frame, true, &given);
+    if (result != 0 && !IsMended(program, plan, *frame, result, given)) return nullptr;
+    return MakeOutput(program, plan, *frame, number);
 }
 
 }  // namespace
@@ -303,8 +317,9 @@ PyObject* Call(PyObject* object, PyObject* const* arguments, Py_ssize_t count) {
     const uint64_t number = frame.rounds().counts[program.id];
     frame.rounds().Begin(program.id);
     const bool is_over = plan.next == Py_None;
-    const int64_t result = Run(program, plan, frame, is_over);
-    if (result != 0) return Fail(program, plan, frame, result);
+    Words given;
+    const int64_t result = Run(program, plan, frame, is_over, &given);
+    if (result != 0 && !IsMended(program, plan, frame, result, given)) return nullptr;
     if (!is_over) return GoOn(program, plan, &frame, number);
     if (PyDict_SetItem(program.last.get(), program.name.get(), plan.executable) != 0) return nullptr;
     Ref made(MakeOutput(program, plan, frame, number));

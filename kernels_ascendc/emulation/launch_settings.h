@@ -29,7 +29,14 @@ struct LaunchSettings {
     WaitControl* control;  // null: waits end at their deadlines only
     PacedLink* link;  // what carries writes to peers; null: they take what the core takes
     Nic* nic;         // of this rank, where peers are reached by queue; or null
+    const uint64_t* changes;  // of masks, as kernels see them; behind that word those that the call knows. Or null
 };
+
+// Whether ranks have been masked that the caller of a plan does not know of. Any thread may mask them.
+inline bool AreMasksChanged(const LaunchSettings* settings) {
+    if (settings == nullptr || settings->changes == nullptr) return false;
+    return __atomic_load_n(settings->changes, __ATOMIC_ACQUIRE) != settings->changes[1];
+}
 
 // The settings of the calling thread's launches; null for the defaults.
 inline const LaunchSettings*& ThreadSettings() {
@@ -39,7 +46,7 @@ inline const LaunchSettings*& ThreadSettings() {
 
 // By default no streaming stores, no sleeping on doorbells, no paced link, no queues.
 inline const LaunchSettings& SettingsOfThread() {
-    static constexpr LaunchSettings defaults{nullptr, UINT64_MAX, 200, 20000, 0, nullptr, nullptr, nullptr, nullptr};
+    static constexpr LaunchSettings defaults{nullptr, UINT64_MAX, 200, 20000, 0, nullptr, nullptr, nullptr, nullptr, nullptr};
     return ThreadSettings() != nullptr ? *ThreadSettings() : defaults;
 }
 

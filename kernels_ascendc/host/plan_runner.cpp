@@ -22,6 +22,8 @@ namespace {
 using TritonEntry = void (*)(const uint64_t* words, int32_t num_programs, int32_t program);
 using AscendCEntry = int (*)(uint32_t blocks, const void* stream, const uint64_t* words);
 
+using moe::calls::MASKS_CHANGED;
+
 enum Kind : uint32_t { TRITON = 0, ASCEND_C = 1 };
 
 // A second thread for work that runs in parallel to its owner's.
@@ -195,9 +197,10 @@ bool IsStopped(const MoePlan* plan) {
 }
 
 // See `moe_run_plan`.
-int64_t Walk(const MoePlan* plan, Steps steps) {
-    for (uint64_t i = 0; i < plan->num_launches; ++i) {
+int64_t Walk(const MoePlan* plan, Steps steps, uint64_t first) {
+    for (uint64_t i = first; i < plan->num_launches; ++i) {
         if (IsStopped(plan)) return 1 + static_cast<int64_t>(plan->launches[i].first);
+        if (moe::AreMasksChanged(plan->settings)) return MASKS_CHANGED + static_cast<int64_t>(i);
         uint64_t communication = i;
         bool is_good = true;
         // In parallel only where each has a core of its own: taking turns on one core gains nothing.
@@ -214,7 +217,23 @@ int64_t Walk(const MoePlan* plan, Steps steps) {
         if (reported >= 0) return 1 + reported;
     }
     // A stop is reported even if the last launch has succeeded.
-    return IsStopped(plan) ? 1 + static_cast<int64_t>(plan->launches[plan->num_launches - 1].first) : 0;
+    if (IsStopped(plan)) return 1 + static_cast<int64_t>(plan->launches[plan->num_launches - 1].first);
+    return moe::AreMasksChanged(plan->settings) ? MASKS_CHANGED + static_cast<int64_t>(plan->num_launches) : 0;
+}
+
+int64_t RunFrom(const MoePlan* plan, const uint64_t* placeholders, uint64_t first) {
+    for (uint64_t i = 0; i < plan->num_patches; ++i) {
+        const MoePatch& patch = plan->patches[i];
+        *patch.word = ValueOf(patch, placeholders[patch.placeholder]);
+    }
+    std::fill_n(plan->report, plan->report_words, 0);
+    moe::ThreadSettings() = plan->settings;
+    const bool is_profiled = moe::ProfilerOfProcess().IsOn();
+    const moe::ProfiledRange range(is_profiled ? plan->name : nullptr);
+    const moe::CallTrace trace(plan->trace, placeholders);
+    const int64_t result = trace.End(Walk(plan, is_profiled ? plan->steps : nullptr, first));
+    moe::ThreadSettings() = nullptr;
+    return result;
 }
 
 }  // namespace
@@ -234,21 +253,14 @@ void moe_use_profiler(bool (*is_on)(), decltype(moe::TorchProfiler::start) start
 }
 
 // Returns 0; 1 + i if phase i reported something (in plan->report), or did not begin or end because the plan's control
-// was stopped; -1 - i if the launch that begins with phase i failed (moe_last_error says why). Phases are counted over
-// the whole plan. Later launches have not run.
-int64_t moe_run_plan(const MoePlan* plan, const uint64_t* placeholders) {
-    for (uint64_t i = 0; i < plan->num_patches; ++i) {
-        const MoePatch& patch = plan->patches[i];
-        *patch.word = ValueOf(patch, placeholders[patch.placeholder]);
-    }
-    std::fill_n(plan->report, plan->report_words, 0);
-    moe::ThreadSettings() = plan->settings;
-    const bool is_profiled = moe::ProfilerOfProcess().IsOn();
-    const moe::ProfiledRange range(is_profiled ? plan->name : nullptr);
-    const moe::CallTrace trace(plan->trace, placeholders);
-    const int64_t result = trace.End(Walk(plan, is_profiled ? plan->steps : nullptr));
-    moe::ThreadSettings() = nullptr;
-    return result;
+// was stopped; -1 - i if the launch that begins with phase i failed (moe_last_error says why); MASKS_CHANGED + n if
+// ranks have been masked meanwhile, before the n-th launch. Phases are counted over the whole plan. Later launches have
+// not run.
+int64_t moe_run_plan(const MoePlan* plan, const uint64_t* placeholders) { return RunFrom(plan, placeholders, 0); }
+
+// The same from a launch on.
+int64_t moe_resume_plan(const MoePlan* plan, const uint64_t* placeholders, uint64_t first) {
+    return RunFrom(plan, placeholders, first);
 }
 
 // Runs plans one behind the other, up to the first that is not good. Returns what `moe_run_plan` does of the last one

@@ -174,8 +174,11 @@ private:
         const uint64_t status = args_->window + args_->status.At(args_->zone, first, 0);
         AscendC::DataCopyPad(flags_.Entries(), GlobalAt<int32_t>(status),
                              {static_cast<uint16_t>(last - first), bytes, gap, 0, 0}, NoPadding<int32_t>());
-        if (is_new || IsTraced()) {
+        if (is_new || IsTraced() || expected_.LookForSilent()) {
             expected_.Load(first, last);
+            has_ids_ = true;
+        } else {
+            has_ids_ = false;
         }
         if (!is_new) {
             pending_.Load(args_->pending, first, last - first);
@@ -230,14 +233,15 @@ private:
         if (expected == 0) {
             return true;
         }
-        const int64_t missing = flags_.NumMissing(token - first, expected);
+        const ResultBits awaited = has_ids_ ? expected_.Awaited(token, expected) : expected;
+        const int64_t missing = flags_.NumMissing(token - first, awaited);
         if (waited_.IsWanted()) {
             NoteArrivals(token, first, waited_us);
         }
         if (missing > 0) {
             return false;
         }
-        flags_.ReportStray(token - first, expected, token, *report_);
+        flags_.ReportStray(token - first, expected | (has_ids_ ? expected_.Lost(token) : 0), token, *report_);
         return true;
     }
 
@@ -279,6 +283,7 @@ private:
     int64_t tokens_per_chunk_ = 0;
     int64_t taken_ = 0;  // parts of whose tokens all are taken
     int64_t noted_ = 0;  // parts of whose tokens it is known what they wait for
+    bool has_ids_ = false;  // of the tokens that are looked at
     Share places_{0, 0};  // that are still to be filled in this part
 };
 

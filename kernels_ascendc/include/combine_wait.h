@@ -69,7 +69,7 @@ private:
         if (timed_out_) {
             LookOnce(token, address);
         } else if (WaitForResults(token, address, expected)) {
-            flags_.ReportStray(0, expected, token, report_);
+            flags_.ReportStray(0, expected | expected_.Lost(token), token, report_);
         } else {
             timed_out_ = true;
             report_.Add(REPORT_TIMEOUT, token, end_ - token);
@@ -81,7 +81,8 @@ private:
         int64_t noted = num_results_;
         for (PollLoop poll(deadline_, args_.window, token, end_ - token); poll.Next();) {
             LoadFlags(address);
-            const int64_t missing = flags_.NumMissing(0, expected);
+            const bool has_silent = expected_.LookForSilent();
+            const int64_t missing = flags_.NumMissing(0, has_silent ? expected_.Awaited(token, expected) : expected);
             if (waited_.IsWanted() && missing < noted) {
                 waited_.NoteArrivals(flags_.Entries(), number_, TimeOf(token), num_results_, poll.WaitedUs());
                 noted = missing;

@@ -119,7 +119,11 @@ private:
 
     // Returns how many rows are still missing.
     __aicore__ inline int64_t TakeWhatIsThere(const Share& places, int32_t us) {
+        const bool has_silent = flags_.LookForSilent();
         for (int64_t place = places.first; place < places.last; ++place) {
+            if (has_silent && flags_.IsSilent(place)) {
+                left_.Set(place, 0);
+            }
             if (left_.At(place) > 0) {
                 AddStamps(place, us);
             }

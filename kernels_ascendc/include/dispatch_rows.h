@@ -82,6 +82,11 @@ private:
             for (int64_t i = 0; i < num_pieces_; ++i) {
                 flags_.LoadStamps(pieces_[i].stamp, pieces_[i].first, pieces_[i].count);
             }
+            for (int64_t i = 0; flags_.LookForSilent() && i < num_pieces_; ++i) {
+                if (flags_.IsSilent(pieces_[i].place)) {
+                    flags_.StandIn(pieces_[i].first, pieces_[i].count);
+                }
+            }
             const int64_t seen = flags_.CountSet(num_stamps_);
             if (flags_.IsTimed() && seen != noted) {
                 NoteArrivals(poll.WaitedUs(), seen);

@@ -72,9 +72,10 @@ private:
     // Returns how many flags are missing, at least.
     __aicore__ inline int64_t TakeWhatIsThere(const Share& places, int32_t us) {
         int64_t missing = 0;
+        const bool has_silent = flags_.LookForSilent();
         for (int64_t place = places.first; place < places.last; ++place) {
             const int64_t rows = flags_.RowsOf(place);
-            if (taken_.At(place) < rows) {
+            if (taken_.At(place) < rows && !(has_silent && flags_.IsSilent(place))) {
                 missing += TakeRows(place, rows, us);
             }
         }

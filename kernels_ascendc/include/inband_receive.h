@@ -11,6 +11,7 @@
 #pragma once
 
 #include "inband_blocks.h"
+#include "silent_ranks.h"
 #include "waits.h"
 
 namespace moe {
@@ -33,6 +34,7 @@ public:
             places_.Init(pipe, MAX_ROWS);
         }
         waited_.Init(pipe, args.waited_us, ENTRIES_PER_CHUNK);
+        silent_.Init(args.peers, args.num_ranks, args.changes);
     }
 
     __aicore__ inline void Process() {
@@ -132,6 +134,7 @@ private:
         seen_rows_ = 0;
         int64_t noted = -1;
         for (PollLoop poll(deadline_, args_.window, first_row_, num_rows_); poll.Next();) {
+            silent_.Look();
             const int64_t seen = LookAtRows(0, num_rows_);
             if (waited_.IsWanted() && seen != noted) {
                 NoteArrivals(poll.WaitedUs(), seen);
@@ -152,7 +155,22 @@ private:
             AscendC::DataCopyPad(flags_.Entries()[static_cast<uint32_t>(i) * words_],
                                  GlobalAt<float>(slots_[first + i] + BLOCK_DATA_BYTES), gather, NoPadding<float>());
         }
+        if (silent_.HasAny()) {
+            StandIn(first, count);
+        }
         return flags_.SumWords(0, static_cast<uint32_t>(count) * words_);
+    }
+
+    // Rows that are not waited for are as if they were there: who finds that ranks were masked meanwhile takes them
+    // out.
+    __aicore__ inline void StandIn(int64_t first, int64_t count) {
+        Order<AscendC::HardEvent::MTE2_V>();
+        for (int64_t i = 0; i < count; ++i) {
+            if (silent_.Has(entries_[first + i] % args_.num_ranks)) {
+                AscendC::Duplicate(flags_.Entries()[static_cast<uint32_t>(i) * words_], 1.0f,
+                                   static_cast<int32_t>(words_));
+            }
+        }
     }
 
     __aicore__ inline void NoteArrivals(int32_t us, int64_t seen) {
@@ -292,6 +310,7 @@ private:
     static constexpr int64_t WORD_BYTES = sizeof(int32_t);
 
     FlagCounter flags_;
+    SilentRanks silent_;
     AscendC::LocalTensor<float> zeros_;
     AscendC::TQueBind<AscendC::TPosition::VECIN, AscendC::TPosition::VECOUT, 2> pieces_;
     AscendC::LocalTensor<uint8_t> columns_;

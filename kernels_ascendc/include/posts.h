@@ -66,14 +66,14 @@ public:
     // Behind all that was posted to this rank before; nothing where it is masked. False if its queue was full until the
     // deadline, which is reported; later messages to anybody are then given up at once.
     __aicore__ inline bool Put(uint64_t rank, const Message& message) {
-        if (peers_->IsMasked(rank)) {
-            return true;
-        }
         const uint64_t bytes = static_cast<uint64_t>(message.payload + message.framing);
         const PostScratch scratch{buffer_.Get<uint64_t>(), buffer_.Get<uint32_t>()[UB_ALIGN / sizeof(uint32_t)]};
         // A full queue rings no doorbell when it has room.
         constexpr uint64_t NO_WINDOW = 0;
         for (PollLoop poll(deadline_, NO_WINDOW, static_cast<int64_t>(rank), 1); poll.Next();) {
+            if (peers_->IsMasked(rank)) {
+                return true;
+            }
             if (Post(static_cast<uint32_t>(rank), message.local, message.remote, bytes, message.flags, scratch)) {
                 // From the field of posts on: posts, payload, framing.
                 const uint32_t posts = peers_->IsInside(rank) ? Traffic::POSTS_INSIDE : Traffic::POSTS_BETWEEN;

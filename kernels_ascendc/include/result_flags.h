@@ -1,7 +1,7 @@
 // Which results come back for a token, and the flags that say so: an entry each, whose words are the round's number.
 #pragma once
 
-#include "flags.h"
+#include "silent_ranks.h"
 
 namespace moe {
 
@@ -17,6 +17,36 @@ public:
         num_results_ = args->topk + args->num_shared_experts;
         ids_.Init(pipe, max_entries);
         active_.Init(pipe, max_entries);
+        silent_.Init(args->peers, args->num_ranks, args->changes);
+    }
+
+    // Before each look: whether there are ranks that nothing is awaited from any more.
+    __aicore__ inline bool LookForSilent() {
+        return silent_.Look();
+    }
+
+    // Of the results that a token expects, those that are still to come: not those of ranks that are silent now. Ranks
+    // of shared experts never are.
+    __aicore__ inline ResultBits Awaited(int64_t token, ResultBits expected) const {
+        const int64_t of_rank = args_->num_experts / (args_->num_ranks - args_->num_shared_ranks);
+        ResultBits awaited = expected;
+        for (int64_t k = 0; silent_.HasAny() && k < args_->topk; ++k) {
+            const ResultBits bit = ResultBits{1} << k;
+            if ((expected & bit) != 0 &&
+                silent_.Has(args_->num_shared_ranks + ids_.At(token * args_->topk + k) / of_rank)) {
+                awaited &= ~bit;
+            }
+        }
+        return awaited;
+    }
+
+    // Results of ranks that were silent before: `-2 - id` stands for their ids. They may come all the same.
+    __aicore__ inline ResultBits Lost(int64_t token) const {
+        ResultBits lost = 0;
+        for (int64_t k = 0; k < args_->topk; ++k) {
+            lost |= ids_.At(token * args_->topk + k) < NO_EXPERT ? ResultBits{1} << k : 0;
+        }
+        return lost;
     }
 
     // Between Order<S_MTE2> and Order<MTE2_S>, as `Table::Load`.
@@ -46,8 +76,11 @@ public:
     }
 
 private:
+    static constexpr int32_t NO_EXPERT = -1;
+
     const Args* args_ = nullptr;
     int64_t num_results_ = 0;
+    SilentRanks silent_;
     Table ids_, active_;
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "entry_order.h"
+#include "silent_ranks.h"
 #include "waits.h"
 
 namespace moe {
@@ -23,6 +24,7 @@ public:
         zeros_ = NewTensor<int32_t>(pipe, MAX_CLEARED * UNIT_WORDS);
         counts_ = NewTensor<int32_t>(pipe, PLACES_PER_CHUNK * UNIT_WORDS);
         waited_.Init(pipe, args->waited_us, PLACES_PER_CHUNK);
+        silent_.Init(args->peers, args->num_ranks, args->changes);
         if (args->waited_us != 0) {
             pipe->InitBuffer(time_buffer_, static_cast<uint32_t>(PLACES_PER_CHUNK * UB_ALIGN));
         }
@@ -57,6 +59,16 @@ public:
         return order_.SourceAt(place);
     }
 
+    // Before each look: whether there are sources that nothing is awaited from any more. Rows of theirs may have been
+    // announced; what has come of them is taken out by who finds that ranks were masked meanwhile.
+    __aicore__ inline bool LookForSilent() {
+        return silent_.Look();
+    }
+
+    __aicore__ inline bool IsSilent(int64_t place) const {
+        return silent_.Has(SourceAt(place));
+    }
+
     // Peers wrote the counts: they cannot make us look behind the slots. Of an entry that did not come there are none.
     __aicore__ inline int64_t RowsOf(int64_t place) const {
         return Larger<int64_t>(0, Smaller(CountOf(place), Most()));
@@ -84,6 +96,14 @@ public:
         const DataGap gap = static_cast<DataGap>(args_->slots.index_stride) - STAMP_BYTES;
         AscendC::DataCopyPad(words_[static_cast<uint32_t>(at * STAMP_WORDS)], GlobalAt<int32_t>(stamp),
                              {static_cast<uint16_t>(count), STAMP_BYTES, gap, 0, 0}, NoPadding<int32_t>());
+    }
+
+    // Behind the loads: stamps in UB that are not waited for are as if they were there.
+    __aicore__ inline void StandIn(int64_t at, int64_t count) {
+        Order<AscendC::HardEvent::MTE2_S>();
+        for (int64_t i = at; i < at + count; ++i) {
+            words_.SetValue(static_cast<uint32_t>(i * STAMP_WORDS + Stamp::FLAG), FLAG_BITS);
+        }
     }
 
     // Of so many stamps in UB, from the first on. Before they are loaded, what is behind them is made zero: stamps of
@@ -233,6 +253,7 @@ private:
     }
 
     Report* report_ = nullptr;
+    SilentRanks silent_;
     EntryOrder order_;
     AscendC::LocalTensor<int32_t> words_;  // of the stamps
     AscendC::LocalTensor<int32_t> counts_;  // in units

@@ -12,7 +12,7 @@ import torch
 from moe_triton.backends.waits import Waits
 from moe_triton.core.call_program import CallProgram, PlanProgram
 from moe_triton.core.capabilities import Capabilities
-from moe_triton.core.plan import Launch, Plan
+from moe_triton.core.plan import Launch, Phases, Plan
 from moe_triton.core.reach import Queues
 from moe_triton.core.side_copies import SideCopies
 from moe_triton.core.traffic import Traffic
@@ -157,6 +157,13 @@ class Executable(Protocol):
     def durations_us(self) -> dict[str, float]:
         """Microseconds that each step of the last run took."""
 
+    @property
+    def ran(self) -> Sequence[Phases]:
+        """Launches that have run, where `run` has returned `REPORT_MASKED`: ranks were masked meanwhile."""
+
+    def resume(self, bindings: Bindings) -> int:
+        """Runs the others; see `run`."""
+
 
 class Turn(NamedTuple):
     """A run among several.
@@ -196,7 +203,7 @@ class CallSetting(NamedTuple):
     lock: threading.Lock
     handle_type: type
     waits: Waits
-    failed: Callable[[Any, Executable, Callable[[], int], Bindings], None]
+    failed: Callable[[Any, Executable, Callable[[], int], Bindings, Bindings], bool]
 
 
 # Plans prepared for native calls, by the name of the operator.
@@ -395,6 +402,9 @@ class Backend(Protocol):
 
         Ids that do not fit 32 bits become other invalid ids.
         """
+
+    def fence(self) -> None:
+        """Orders what this thread has written to memory that kernels read before what it writes next."""
 
     def digest_ids(self, topk_idx: torch.Tensor, mask: torch.Tensor | None) -> int | None:
         """What stands for the entries of ids that take part; None where the host does not read them.

@@ -88,6 +88,8 @@ REPORT_TIMEOUT = 1
 REPORT_BAD_ROW = 2
 REPORT_MISMATCH = 3
 REPORT_STRAY = 4
+REPORT_MASKED = 5
+"""No block's: ranks have been masked while a plan ran, which has stopped behind a launch."""
 MAX_BLOCKS = 48
 
 # Kinds of a trace's events: a block of a launch; in it, a wait for a peer, and the block's steps; and a

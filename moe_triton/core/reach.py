@@ -2,11 +2,13 @@
 
 The table of peers has a word for each rank: an address, and in its upper bits what kind of address it is. Behind
 them stands a word that says how many ranks are masked, and how often that has changed: kernels that wait look
-at it alone, as long as nothing changes (docs/protocol.md, "Masked ranks").
+at it alone, as long as nothing changes (docs/protocol.md, "Masked ranks"). The last word is what the running call
+knows of that.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import NamedTuple
 
 QUEUED_BIT, INSIDE_BIT, MASKED_BIT, SILENT_BIT = 63, 62, 61, 60
@@ -19,6 +21,9 @@ TOKEN_SHIFT = 48
 
 PEER_BYTES = 8
 """Of a word."""
+
+NUM_CHANGES_WORDS = 2
+"""Words behind those of the ranks: changes to masks, as kernels see them, and those that the running call knows."""
 
 _ADDRESS_MASK = (1 << SILENT_BIT) - 1
 
@@ -54,6 +59,11 @@ def token_of(rank: int) -> int:
 def address_of(word: int) -> int:
     """The address in a peer's word."""
     return word & _ADDRESS_MASK
+
+
+def num_ranks_in(table: Sized) -> int:
+    """Ranks of a table of peers."""
+    return len(table) - NUM_CHANGES_WORDS
 
 
 def is_masked(word: int) -> bool:

@@ -12,21 +12,21 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from multiprocessing.util import Finalize
-from typing import Literal
+from typing import Literal, NoReturn
 
 import torch
 import torch.distributed as dist
 
 from moe_triton.backends.base import Bindings, Calls, CallSetting, Executable, Window
 from moe_triton.backends.waits import Waiting
-from moe_triton.core.ascendc import REPORT_MISMATCH
+from moe_triton.core.ascendc import REPORT_MASKED, REPORT_MISMATCH
 from moe_triton.core.endings import at_end
 from moe_triton.core.errors import ArgumentError, BufferStateError, CommunicationTimeoutError
 from moe_triton.core.handle import DispatchHandle
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.plan import BEGINNING, ENDING
 from moe_triton.core.records import CALL_HEADER
-from moe_triton.operators.variants import Variant
+from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.rendezvous.notes import Notes, noted_after_s
 from moe_triton.rendezvous.stores import Store, below, read_key
@@ -37,6 +37,7 @@ from moe_triton.runtime.exclusive import Exclusive
 from moe_triton.runtime.executables import Executables, Phase, PlanCalls, PlanMemory, call_bytes
 from moe_triton.runtime.in_flight import InFlight, UnreadRuns
 from moe_triton.runtime.local_launches import LocalLaunches
+from moe_triton.runtime.masked_run import MaskedRun
 from moe_triton.runtime.masks import Masks, Paths
 from moe_triton.runtime.peer_memory import OutBytes, PeerMemory, Wanted
 from moe_triton.runtime.rounds import Rounds
@@ -81,6 +82,9 @@ class Communicator(Exclusive):
     on_long_wait: Callable[[Waiting], None] | None = None
     """Called when a wait lasts, and again each time that it has doubled."""
 
+    owns_ids = False
+    """Whether the ids that combine is given are the library's own copies, in which masks may leave marks."""
+
     _write_at_end: Finalize | None = None
 
     def __init__(self, meeting: Meeting, order: Order, exchange: Meeting | None = None) -> None:
@@ -124,7 +128,7 @@ class Communicator(Exclusive):
         self.memory = PlanMemory(self.scheme, self._windows, self.backend.device)
         self._fixed = self.memory.bindings
         paths = Paths(self.context.config, self.rank, self.scheme.relays)
-        self.masks = Masks(self._fixed["peers"], paths, self.counts)
+        self.masks = Masks(self._fixed["peers"], paths, self.counts, self.backend.fence)
         made.callback(self._fixed.clear)
         self._executables = Executables(self.scheme, self.kernel_settings, self.backend, self.memory, log)
         blocks = self.context.num_blocks if self.context.capabilities.owns_cores else 1
@@ -330,7 +334,7 @@ class Communicator(Exclusive):
         Args:
             zone: of the call's first round.
         """
-        for rank in self.masks.masked:
+        for rank in self.masks.known.masked:
             words = self.call_words(zone)
             words[rank] = 0
             words[rank, : CALL_HEADER.num_words] = words[self.rank, : CALL_HEADER.num_words]
@@ -389,12 +393,23 @@ class Communicator(Exclusive):
         if self.context.exchange_rank is not None:
             rule = "of tensor-parallel ranks one cannot go on without the other"
             raise ArgumentError("rank", rank, rule, "Construct the buffer without tp_group.")
-        self._alone(self._update_mask, rank, masked)
+        if not self.is_busy:
+            self._alone(self._update_mask, rank, masked)
+        elif masked:  # a call is under way, which sees it
+            self.masks.update(rank, True)
+        else:
+            raise BufferStateError(
+                "a call is under way, and who was masked has missed it. Un-mask between calls."
+            )
 
     def _update_mask(self, rank: int, masked: bool) -> None:
         self._prepare_to_mask()
         self.masks.update(rank, masked)
-        self._executables.suspend_calls(bool(self.masks.masked))
+        self._learn_masks()
+
+    def _learn_masks(self) -> None:
+        """From now on calls go by what is masked."""
+        self._executables.suspend_calls(bool(self.masks.learn().masked))
 
     def clean_mask(self) -> None:
         """Un-masks all ranks; see `moe_triton.EPBuffer.clean_mask`.
@@ -407,7 +422,7 @@ class Communicator(Exclusive):
     def _clean_mask(self) -> None:
         self._prepare_to_mask()
         self.masks.clean()
-        self._executables.suspend_calls(False)
+        self._learn_masks()
 
     def _prepare_to_mask(self) -> None:
         """Nothing that runs, or is to run again, may find other masks than it began with.
@@ -488,6 +503,8 @@ class Communicator(Exclusive):
         capturing = self.backend.is_capturing()
         try:
             code = executable.run(bindings)
+            if code == REPORT_MASKED:
+                code = self._go_on(operator, executable, bindings)
         finally:
             if turn:
                 self._rounds.end(operator, code == 0, capturing)
@@ -496,6 +513,26 @@ class Communicator(Exclusive):
             self._unread.add(executable, operator, number, bindings)
         elif code:
             self._fail(Run(operator, number, bindings), executable, code)
+
+    def _go_on(self, operator: str, executable: Executable, bindings: Bindings) -> int:
+        """Brings a run to its end in which ranks were masked; returns what `Executable.run` does."""
+        of_run = self.scheme, self.masks, self._fixed, bindings
+        run = MaskedRun(*of_run, self._executables.key_of(executable)[0], owns_ids=self.owns_ids)
+        while True:
+            self._learn_masks()
+            variant, zone, phase, _ = self._executables.key_of(executable)
+            mending = run.mending(operator, executable, phase)
+            if mending is not None:
+                assert isinstance(variant, DispatchVariant)
+                executable = self._executables.operator(variant, zone, mending, 1)
+                code = executable.run(run.bindings)
+            else:
+                code = executable.resume(run.bindings)
+            if code != REPORT_MASKED:
+                break
+        if code == 0:
+            run.end(operator)
+        return code
 
     def make_calls(self, buffer_id: int) -> BufferCalls | None:
         """The native calls of a buffer, or None if the back end has none.
@@ -527,22 +564,39 @@ class Communicator(Exclusive):
         me = weakref.ref(self)
 
         def failed(
-            operator: Operator, executable: Executable, code: Callable[[], int], bindings: Bindings
-        ) -> None:
+            operator: Operator,
+            executable: Executable,
+            code: Callable[[], int],
+            bindings: Bindings,
+            addresses: Bindings,
+        ) -> bool:
             communicator = me()
             assert communicator is not None  # its lock is held
-            communicator._end(operator, executable, code, bindings)
+            return communicator._end(operator, executable, code, bindings, addresses)
 
         shared = self._rounds.record, self._last, self._lock
         return self.backend.make_calls(CallSetting(owner, *shared, handle_type, self._waits, failed))
 
     def _end(
-        self, operator: Operator, executable: Executable, report: Callable[[], int], bindings: Bindings
-    ) -> None:
-        """Raises the error of a native call, which has already counted its run and still holds the lock."""
+        self,
+        operator: Operator,
+        executable: Executable,
+        report: Callable[[], int],
+        bindings: Bindings,
+        addresses: Bindings,
+    ) -> bool:
+        """Raises the error of a native call, which has already counted its run and still holds the lock.
+
+        Or brings it to its end, where nothing has gone wrong but that ranks were masked. True then.
+        """
         number = self.counts[operator] - 1
         try:
-            self._fail(Run(operator, number, bindings), executable, report())
+            code = report()
+            if code == REPORT_MASKED:
+                code = self._go_on(operator, executable, addresses)
+            if code == 0:
+                return True
+            self._fail(Run(operator, number, bindings), executable, code)
         except BaseException as error:
             self._give_up_at(operator, number, error)
             raise
@@ -566,7 +620,7 @@ class Communicator(Exclusive):
         self._broken = self._broken or why
         self._executables.stop_calls()
 
-    def _fail(self, run: Run, executable: Executable, code: int) -> None:
+    def _fail(self, run: Run, executable: Executable, code: int) -> NoReturn:
         launch = executable.failed_launch
         assert launch is not None
         report, in_flight = executable.failed_report, self._in_flight.variants

@@ -14,6 +14,7 @@ from moe_triton.core.ascendc import REPORT_WORDS
 from moe_triton.core.errors import BufferStateError
 from moe_triton.core.kernel import MAX_PHASES
 from moe_triton.core.plan import Plan
+from moe_triton.core.reach import NUM_CHANGES_WORDS
 from moe_triton.core.records import TRAFFIC
 from moe_triton.core.traffic import PLACEHOLDER, Traffic
 from moe_triton.operators.buffer import COMBINE_OF_BUFFER, DISPATCH_OF_BUFFER, attributes_of, symbols_like
@@ -48,8 +49,8 @@ class PlanMemory:
         for spec, window in zip(scheme.windows, windows, strict=True):
             prefix = spec.peers.prefix
             self.bindings[f"{prefix}window"] = window.tensor()
-            # Behind the ranks' words that of changes to masks (`moe_triton.core.reach`).
-            words = (*window.peers, 0)
+            # Behind the ranks' words those of changes to masks (`moe_triton.core.reach`).
+            words = (*window.peers, *(0,) * NUM_CHANGES_WORDS)
             self.bindings[f"{prefix}peers"] = torch.tensor(words, dtype=torch.int64, device=device)
         if context.zones_on_device:
             self.bindings["zones"] = torch.zeros(2 * len(OPERATORS), dtype=torch.int32, device=device)
@@ -105,6 +106,8 @@ Phase = Literal[
     "late_fill",
     "local_counts",
     "gather",
+    # of a dispatch in which ranks were masked
+    "mend",
 ]
 HALVES = "whole", "setup", "teardown"
 # Variant, zone, phase and parts of an operator; for a barrier, its timeout in place of the variant.
@@ -188,6 +191,10 @@ class Executables:
     def barrier(self, zone: int, timeout_us: int | None) -> Executable:
         """A full wait of ``timeout_us`` at most; None for the buffer's timeout."""
         return self._found((timeout_us, zone, "whole", 1))
+
+    def key_of(self, executable: Executable) -> Key:
+        """What a plan was compiled for."""
+        return next(key for key, kept in self._kept.items() if kept is executable)
 
     def _found(self, key: Key) -> Executable:
         executable = self._kept.get(key)

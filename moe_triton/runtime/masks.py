@@ -7,9 +7,10 @@ what a mask has cost finds them again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -59,37 +60,59 @@ def whole_ids(ids: torch.Tensor) -> torch.Tensor:
     return torch.where(ids < _NOT_MASKED, -2 - ids, ids)
 
 
-def lost_entries(ids: torch.Tensor) -> torch.Tensor:
-    """Which of these ids are marked: a bool tensor of their shape."""
-    return ids < _NOT_MASKED
+class State(NamedTuple):
+    """Masks at one moment.
+
+    Attributes:
+        masked: ranks that are.
+        word: what stands behind the ranks' words in the table of peers.
+    """
+
+    masked: frozenset[int]
+    word: int
 
 
 class Masks:
     """The masks of one communicator.
 
+    A rank may be masked by any thread, also while a call waits for it: kernels that wait see it at once. The call
+    itself learns of it between its launches, and goes by what it has `learn`-ed last.
+
     Args:
-        words: (EP + 1,) int64, the table of peers on the device.
+        words: (EP + 2,) int64, the table of peers on the device.
         paths: of its ranks.
         counts: runs of each operator so far.
+        fence: orders what this thread writes before what it writes next.
 
     Attributes:
-        masked: ranks that are.
-        changes: how often that has changed; 0 while nobody has ever masked.
+        known: what the running call, or the next one, goes by.
     """
 
-    def __init__(self, words: torch.Tensor, paths: Paths, counts: Mapping[str, int]) -> None:
-        self._words, self._paths, self._counts = words, paths, counts
+    def __init__(
+        self, words: torch.Tensor, paths: Paths, counts: Mapping[str, int], fence: Callable[[], None]
+    ) -> None:
+        self._words, self._paths, self._counts, self._fence = words, paths, counts, fence
         self._plain: list[int] = []
-        self.masked: frozenset[int] = frozenset()
-        self.changes = 0
+        self._lock = threading.Lock()
+        self._now = self.known = State(frozenset(), 0)
         self._since: dict[int, tuple[int, ...]] = {}
         self._lost: torch.Tensor | None = None
+
+    @property
+    def masked(self) -> frozenset[int]:
+        """Ranks that are masked now."""
+        return self._now.masked
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anybody has ever been masked."""
+        return self._now.word != 0
 
     def check(self, rank: int, masked: bool) -> None:
         """Checks that a rank can be masked, or un-masked.
 
         Raises:
-            ArgumentError: there is no such rank, or it is this one.
+            ArgumentError: there is no such rank, it is this one, or one of shared experts.
             BufferStateError: it has missed rounds.
         """
         num_ranks, own = self._paths.config.num_ranks, self._paths.rank
@@ -101,7 +124,7 @@ class Masks:
         if rank == own and masked:
             rule = "it is this rank itself, which cannot go on without itself"
             raise ArgumentError("rank", rank, rule, "Close the buffer, or mask it on the other ranks.")
-        if not masked and rank in self.masked and self._since[rank] != self._now():
+        if not masked and rank in self.masked and self._since[rank] != self._runs():
             raise BufferStateError(
                 f"rank {rank} has missed rounds while it was masked, and what it would do next is another call "
                 f"than the one that is next here. It stays masked in this buffer: construct a new one with it."
@@ -113,14 +136,15 @@ class Masks:
         Raises:
             ArgumentError, BufferStateError: see `check`.
         """
-        self.check(rank, masked)
-        if masked == (rank in self.masked):
-            return
-        if masked:
-            self._since[rank] = self._now()
-        else:
-            del self._since[rank]
-        self._change(self.masked ^ {rank})
+        with self._lock:
+            self.check(rank, masked)
+            if masked == (rank in self.masked):
+                return
+            if masked:
+                self._since[rank] = self._runs()
+            else:
+                del self._since[rank]
+            self._change(self.masked ^ {rank})
 
     def clean(self) -> None:
         """Un-masks all ranks.
@@ -128,28 +152,42 @@ class Masks:
         Raises:
             BufferStateError: one has missed rounds. All stay masked then.
         """
-        for rank in sorted(self.masked):
-            self.check(rank, False)
-        if self.masked:
-            self._since.clear()
-            self._change(frozenset())
+        with self._lock:
+            for rank in sorted(self.masked):
+                self.check(rank, False)
+            if self.masked:
+                self._since.clear()
+                self._change(frozenset())
 
-    def _now(self) -> tuple[int, ...]:
+    def _runs(self) -> tuple[int, ...]:
         return tuple(self._counts[operator] for operator in OPERATORS)
 
     def _change(self, masked: frozenset[int]) -> None:
         """Writes what has changed, and behind that the word that says so."""
-        config, paths = self._paths.config, self._paths
+        num_ranks, paths = self._paths.config.num_ranks, self._paths
         if not self._plain:
             self._plain = self._words.tolist()
-        for peer in range(config.num_ranks):
+        for peer in range(num_ranks):
             word = masked_word(self._plain[peer], peer in masked, paths.is_silent(peer, masked))
             if word != self._plain[peer]:
                 self._words[peer] = self._plain[peer] = word
-        self.masked, self.changes = masked, self.changes + 1
-        lost = [paths.is_lost(config.rank_of_expert(expert), masked) for expert in range(config.num_experts)]
-        self._lost = torch.tensor(lost, device=self._words.device) if masked else None
-        self._words[config.num_ranks] = self.changes << CHANGES_SHIFT | len(masked)
+        changes = (self._now.word >> CHANGES_SHIFT) + 1
+        now = State(masked, changes << CHANGES_SHIFT | len(masked))
+        self._fence()
+        self._words[num_ranks] = now.word
+        self._now = now
+
+    def learn(self) -> State:
+        """Has calls go by what is masked now. For the thread that is in a call, or where none is."""
+        now = self._now
+        if now.word == self.known.word:
+            return now
+        config, paths = self._paths.config, self._paths
+        lost = [paths.is_lost(config.rank_of_expert(each), now.masked) for each in range(config.num_experts)]
+        self._lost = torch.tensor(lost, device=self._words.device) if now.masked else None
+        self._words[config.num_ranks + 1] = now.word
+        self.known = now
+        return now
 
     def marked(self, ids: torch.Tensor) -> torch.Tensor:
         """Ids, of which those of experts that cannot be reached are marked; the same tensor where none can be."""
@@ -168,9 +206,9 @@ class Masks:
 
     def mark_tables(self, tables: KeptTables, bindings: Mapping[str, Any]) -> None:
         """The same of what a scheme keeps for it."""
-        if self.masked:
-            tables.mark_lost(bindings, self._paths.rank, self.masked.__contains__)
+        if masked := self.known.masked:
+            tables.mark_lost(bindings, self._paths.rank, masked.__contains__)
 
     def whole(self, ids: torch.Tensor) -> torch.Tensor:
         """Ids without marks; the same tensor where nobody has ever masked."""
-        return whole_ids(ids) if self.changes else ids
+        return whole_ids(ids) if self.is_used else ids

@@ -115,7 +115,6 @@ class KeptTables(ABC):
             ArgumentError: it is not. Nothing was sent.
         """
 
-
     def mark_lost(self, bindings: Bindings, rank: int, is_masked: Callable[[int], bool]) -> None:  # noqa: B027
         """Takes out what will not come any more, before a combine runs.
 
@@ -143,6 +142,11 @@ class Scheme(SchemeFacts):
     """What it takes of the arguments that not every scheme does (`TensorArgument.by_scheme`), by name."""
     finders: ClassVar[Mapping[str, Finder]] = ENTRY_FINDERS
     """How whom a wait is for is found, by the name of the kernel that waits."""
+    goes_on: ClassVar[frozenset[str]] = frozenset()
+    """Operators in whose runs ranks may be masked: the others' rows and results come to the right places."""
+    recounts: ClassVar[bool] = False
+    """Whether each block of a dispatch finds places by what it has seen of all counts itself: where ranks were
+    masked meanwhile, blocks have seen different ones, and places are found anew (phase "mend")."""
     settings: ClassVar[frozenset[str]] = frozenset()
     """Fields of `Tuning` that not every scheme has, as "posts" and "post_parts"."""
     rules: ClassVar[Mapping[int, RuleSet]] = {}
@@ -233,7 +237,7 @@ class Scheme(SchemeFacts):
         Args:
             name: a method of what builds its plans: "ask", "ring", "place", "routing", "announce",
                 "starts", "restart", "round", "count", "entries", "fill", "fill_ahead", "late_fill" or
-                "local_counts" of a dispatch, "gather" of a combine.
+                "local_counts" of a dispatch, "gather" of a combine; "mend" where `recounts`.
             variant: what it is specialised for.
             zone: that it is built for; 0 where kernels look it up.
             parts: that its tokens are cut into.

@@ -250,9 +250,7 @@ class CombinePlan(FunctionPlan):
             ArgumentError: they are not.
         """
         had = mark_of(bindings["expand_idx"])
-        if had is not None and had != communicator.digest_ids(
-            bindings["topk_idx"], bindings.get("mask")
-        ):
+        if had is not None and had != communicator.digest_ids(bindings["topk_idx"], bindings.get("mask")):
             dispatch = f"the dispatch that returned this {self._key(self.index)}"
             raise other_ids_error(
                 "expert_ids", dispatch, "Pass the expert_ids and x_active_mask of that dispatch."

@@ -35,7 +35,8 @@ def between_servers(scheme: str, ranks_per_server: int, num_ranks: int = 4) -> C
 
 @pytest.mark.parametrize("in_between", [False, True])
 @pytest.mark.parametrize(
-    ("scheme", "gone"), [("fullmesh_v1", (2,)), ("fullmesh", (1,)), ("hierarchy", (2,)), ("hierarchy", (0, 3))]
+    ("scheme", "gone"),
+    [("fullmesh_v1", (2,)), ("fullmesh", (1,)), ("hierarchy", (2,)), ("hierarchy", (0, 3))],
 )
 def test_others_go_on_between_servers(scheme: str, gone: tuple[int, ...], in_between: bool) -> None:
     of = Masked(between_servers(scheme, 2), gone, in_between=in_between)
@@ -49,3 +50,12 @@ def test_calls_of_each_kind(scheme: str, tokens: int) -> None:
     if tokens > case.config.num_max_tokens_per_rank and scheme == "direct":
         pytest.skip("direct has no calls in rounds")
     assert run_ranks(rounds_of_each_kind, 4, (case, (1,), tokens)) == [[]] * 4
+
+
+@pytest.mark.parametrize("in_between", [False, True])
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "fullmesh"])
+@pytest.mark.parametrize("before", [1, 3])
+def test_a_wait_goes_on_without_who_is_masked(scheme: str, in_between: bool, before: int) -> None:
+    case = small_case(4, scheme, rounds=before + 3, weights=True, num_blocks=2)
+    of = Masked(case, (2,), before, in_between, while_waiting=0.2)
+    assert run_ranks(rounds_with_masks, 4, (of, {})) == [[]] * 4

@@ -33,7 +33,7 @@ from moe_triton.backends.cpu.window import QueuedWindow, SharedWindow
 from moe_triton.core.checks import CPU
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.plan import Plan
-from moe_triton.core.reach import Queues
+from moe_triton.core.reach import Queues, num_ranks_in
 from moe_triton.core.tuning import Tuning, checked_tuning, usual_on_cpu
 from moe_triton.rendezvous.meeting import Meeting
 
@@ -174,8 +174,7 @@ class CpuBackend:
 
     def _settings(self, fixed: Bindings) -> CpuSettings:
         peers = fixed.get("peers")
-        # Behind the ranks' words stands that of changes to masks.
-        num_ranks = peers.numel() - 1 if isinstance(peers, torch.Tensor) else 1
+        num_ranks = num_ranks_in(peers) if isinstance(peers, torch.Tensor) else 1
         # Inside a server nothing is paced where there are several.
         return settings_of(self.tuning, num_ranks, None if self._nic else self._link, self._nic)
 
@@ -216,6 +215,10 @@ class CpuBackend:
             source, width, taken.data_ptr(), num_tokens, topk, num_experts, None, 0, self._unread_rule
         )
         return taken, (None if good < 0 else self.first_bad_id(taken, num_experts))
+
+    def fence(self) -> None:
+        """Orders writes of this thread."""
+        self._library.moe_fence()
 
     def digest_ids(self, topk_idx: torch.Tensor, mask: torch.Tensor | None) -> int | None:
         """Computes what stands for the entries of ids that take part, in native code."""

@@ -48,8 +48,11 @@ class NativeCalls:
             )
 
         # Not a method: native code keeps it, and must not keep this object alive.
-        def failed(operator: str, executable: NativeExecutable, result: int, bindings: Bindings) -> None:
-            tell(operator, executable, functools.partial(executable.finish, result), bindings)
+        def failed(
+            operator: str, executable: NativeExecutable, result: int, bindings: Bindings, words: bytes
+        ) -> bool:
+            given = dict(zip(executable.placeholders, memoryview(words).cast("Q").tolist(), strict=True))
+            return tell(operator, executable, functools.partial(executable.finish, result), bindings, given)
 
         self._addressed = setting.rounds, setting.waits  # native code has addresses inside them
         self._shared = {

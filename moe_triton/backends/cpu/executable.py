@@ -29,13 +29,17 @@ from moe_triton.backends.phases import (
     step_names,
 )
 from moe_triton.core import abi
+from moe_triton.core.ascendc import REPORT_MASKED
 from moe_triton.core.checks import CPU
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import Arg, AscendCKernel, TritonKernel
 from moe_triton.core.plan import Launch, Part, Phases, Placeholder, Plan, num_blocks
+from moe_triton.core.reach import PEER_BYTES, num_ranks_in
 from moe_triton.core.tuning import Tuning, usual_on_cpu
 
 KIND_TRITON, KIND_ASCEND_C = 0, 1
+MASKS_CHANGED = 1 << 32
+"""``moe::calls::MASKS_CHANGED``."""
 
 
 class CpuSettings(NamedTuple):
@@ -87,6 +91,7 @@ class _Executable:
         self.plan = plan
         self.placeholders = tuple(name for name in plan.placeholders if name not in fixed)
         self.failed_launch: Launch | None = None
+        self._stopped_at = 0
         self._report, self.failed_report = report, report[0]
         self._waits, self._emulated = waits, settings  # the native settings hold addresses of theirs
         self._settings = settings_struct(settings, fixed, waits)
@@ -116,6 +121,11 @@ class _Executable:
     def words_of(self, launch: int) -> ctypes.Array[ctypes.c_uint64]:
         """Returns the current argument words of one of the launches."""
         return self._words[launch]
+
+    @property
+    def ran(self) -> Sequence[Phases]:
+        """Launches that have run, where ranks were masked meanwhile."""
+        return self._times.launches[: self._stopped_at]
 
     def outcome(self, wait: bool) -> int | None:
         """Returns 0: a run returns its report code itself, once it has ended."""
@@ -160,6 +170,7 @@ class NativeExecutable(_Executable):
         )
         self.address = ctypes.addressof(self._struct)
         self._run = native.library().moe_run_plan
+        self._resume = native.library().moe_resume_plan
         return self.address
 
     def _pack(self, struct: native.LaunchStruct, phases: Phases, fixed: Bindings) -> list[native.PatchStruct]:
@@ -194,6 +205,11 @@ class NativeExecutable(_Executable):
         self._values[: len(self.placeholders)] = self.values(bindings)
         return self.finish(self._run(self.address, self._values_address))
 
+    def resume(self, bindings: Bindings) -> int:
+        """The same of the launches that have not run."""
+        self._values[: len(self.placeholders)] = self.values(bindings)
+        return self.finish(self._resume(self.address, self._values_address, self._stopped_at))
+
     def values(self, bindings: Bindings) -> list[ctypes.c_uint64 | int]:
         """What placeholders stand for in a call."""
         return [
@@ -203,6 +219,9 @@ class NativeExecutable(_Executable):
 
     def finish(self, result: int) -> int:
         """Turns a result of ``moe_run_plan`` into what `run` returns or raises."""
+        if result >= MASKS_CHANGED:
+            self._stopped_at = result - MASKS_CHANGED
+            return REPORT_MASKED
         if result > 0:
             self._waits.raise_stopped(self.plan.operator)
         if result < 0:
@@ -267,10 +286,28 @@ class TorchExecutable(_Executable):
             self._log.end_call(self._trace, begin, bindings, failed)
         return code
 
-    def _run(self, bindings: Bindings) -> int:
+    def resume(self, bindings: Bindings) -> int:
+        """The same of the launches that have not run."""
+        with torch.device(CPU):
+            return self._run({**self._fixed, **bindings}, self._stopped_at)
+
+    def _are_masks_changed(self) -> bool:
+        changes = self._settings.changes
+        if not changes:
+            return False
+        now, known = (ctypes.c_uint64.from_address(changes + PEER_BYTES * word).value for word in range(2))
+        return now != known
+
+    def _run(self, bindings: Bindings, first: int = 0) -> int:
         self._report.zero_()
         self._words.clear()
-        for phases in self._times.launches:
+        for place, phases in enumerate(self._times.launches):
+            if place < first:
+                self._words += [(ctypes.c_uint64 * 1)() for _ in phases]
+                continue
+            if self._are_masks_changed():
+                self._stopped_at = place
+                return REPORT_MASKED
             number, start = len(self._words), time.perf_counter()
             if isinstance(phases[0].kernel, TritonKernel):
                 self._run_triton(phases[0], bindings)
@@ -282,6 +319,9 @@ class TorchExecutable(_Executable):
                     self.failed_launch, self.failed_report = phases[phase], self._report[phase]
                     return code
             self._durations[number] = (time.perf_counter() - start) * 1e6
+        if self._are_masks_changed():
+            self._stopped_at = len(self._times.launches)
+            return REPORT_MASKED
         return 0
 
     def _run_triton(self, launch: Launch, bindings: Bindings) -> None:
@@ -327,7 +367,7 @@ def settings_struct(settings: CpuSettings, fixed: Bindings, waits: NativeWaits) 
         window = fixed[f"{name.removesuffix('peers')}window"]
         assert isinstance(peers, torch.Tensor)
         assert isinstance(window, torch.Tensor)
-        places = peers.data_ptr(), peers.numel(), window.numel(), window.data_ptr()
+        places = peers.data_ptr(), num_ranks_in(peers), window.numel(), window.data_ptr()
         groups.append(native.WindowGroupStruct(*places))
     return native.SettingsStruct(
         native.library().moe_row_copy(settings.copy_row),
@@ -339,7 +379,16 @@ def settings_struct(settings: CpuSettings, fixed: Bindings, waits: NativeWaits) 
         waits.address,
         settings.link.address if settings.link else None,
         settings.nic.address if settings.nic else None,
+        changes_of(fixed),
     )
+
+
+def changes_of(fixed: Bindings) -> int | None:
+    """Where it stands how masks of the group have changed; None where there are no peers."""
+    peers = fixed.get("peers")
+    if not isinstance(peers, torch.Tensor):
+        return None
+    return peers.data_ptr() + PEER_BYTES * num_ranks_in(peers)
 
 
 def _filled(placeholder: Placeholder, bindings: Bindings) -> int:

@@ -57,7 +57,7 @@ class SettingsStruct(ctypes.Structure):
     _fields_ = (
         *fields(copy_row=POINTER, cached_bytes=U64, spins=U32, yields=U32),
         *fields(num_groups=U64, groups=ctypes.POINTER(WindowGroupStruct)),
-        *alike(POINTER, "control", "link", "nic"),
+        *alike(POINTER, "control", "link", "nic", "changes"),
     )
 
 
@@ -131,6 +131,7 @@ def profiler_functions() -> tuple[int | None, ...]:
 # What each of the library's functions returns and takes.
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "moe_run_plan": (I64, POINTER, POINTER),
+    "moe_resume_plan": (I64, POINTER, POINTER, U64),
     "moe_run_turns": (I64, POINTER, U64, POINTER, POINTER),
     "moe_use_settings": (None, POINTER),
     "moe_nic_open": (POINTER, POINTER),

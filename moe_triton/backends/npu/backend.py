@@ -206,6 +206,9 @@ class NpuBackend:
         self.runtime.copy(taken, topk_idx)
         return taken, None
 
+    def fence(self) -> None:
+        """Does nothing: the host writes to the device in streams."""
+
     def digest_ids(self, topk_idx: torch.Tensor, mask: torch.Tensor | None) -> int | None:
         """None: see `take_ids`."""
         return None

@@ -16,7 +16,7 @@ from moe_triton.core.abi import REPORT, TIMES, word_of
 from moe_triton.core.ascendc import REPORT_WORDS
 from moe_triton.core.errors import BufferStateError
 from moe_triton.core.kernel import MAX_PHASES, AscendCKernel
-from moe_triton.core.plan import Launch, Plan, num_blocks
+from moe_triton.core.plan import Launch, Phases, Plan, num_blocks
 
 _UNRECORDED = nullcontext()
 
@@ -130,6 +130,15 @@ class NpuExecutable:
             return
         self._runtime.copy(self._host_reports, self._reports)
         self._copied.record(stream)
+
+    @property
+    def ran(self) -> Sequence[Phases]:
+        """Returns nothing: a device's runs are not stopped between launches."""
+        return ()
+
+    def resume(self, bindings: Bindings) -> int:
+        """Runs it."""
+        return self.run(bindings)
 
     def outcome(self, wait: bool) -> int | None:
         """Returns 0 or a code that was reported, or None if the last run has not ended yet."""

@@ -49,6 +49,7 @@ class A2Fullmesh(SplitScheme):
     rules: ClassVar = RULES
     formulas: ClassVar = FORMULAS
     finders: ClassVar = ENTRY_FINDERS | FINDERS
+    goes_on: ClassVar = frozenset({"dispatch", "combine"})
     settings: ClassVar = frozenset({"post_parts"})
     crosses_servers: ClassVar[bool] = True
     refuses: ClassVar = {

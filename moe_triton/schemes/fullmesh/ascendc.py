@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moe_triton.core.ascendc import ADDS_TRAFFIC, DISPATCH_WAIT, POST_STATUS, POSTING, ZONE
+from moe_triton.core.ascendc import ADDS_TRAFFIC, CHANGES, DISPATCH_WAIT, POST_STATUS, POSTING, ZONE
 from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel, numbers
 from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS, ROUTED, ROWS
 
@@ -44,7 +44,9 @@ _ROWS_ARGS = (
     Arg("window", "*i8", "inout"),
     Arg("recv_counts", "*i32", "inout"),  # (localE, EP); -1 is written where a row did not come in time
     Arg("waited_us", "*i32", "inout"),  # (localE, EP): raised to when the last row came; or null
+    Arg("peers", "*i64", "in"),
     *numbers("i64", "num_local_experts num_ranks"),
+    CHANGES,
     Arg("kept_rank", "i64", "value"),  # its rows are not waited for; -1 for none
     Arg("stamp_offset", "i64", "value"),
     *ZONE,
@@ -107,7 +109,9 @@ INBAND_RECEIVE = AscendCKernel(
         # (A,) where row, scales and weight go, below 0: nowhere; null: to the row's own number
         Arg("places", "*i32", "in"),
         Arg("waited_us", "*i32", "inout"),  # (localE, EP): raised to when the last row came; or null
+        Arg("peers", "*i64", "in"),
         *numbers("i64", "num_entries num_ranks"),
+        CHANGES,
         *_ROW,
         Arg("stamp_offset", "i64", "value"),
         *_OUTPUTS,
@@ -166,6 +170,9 @@ COMBINE_WAIT = AscendCKernel(
         Arg("topk_idx", "*i32", "in"),  # ids outside [0, M): nothing comes back
         Arg("active_index", "*i32", "in"),  # (T,), negative: nothing comes back for this token; or null
         Arg("waited_us", "*i32", "out"),  # (T, K + S) until a result was seen; 0 at once; or null
+        Arg("peers", "*i64", "in"),
+        *numbers("i64", "num_ranks num_shared_ranks"),
+        CHANGES,
         *numbers("i64", "first_token num_tokens topk num_experts num_shared_experts"),
         *ZONE,
         Arg("numbers", "*i32", "inout"),  # as in combine_send; this round's is kept in the other zone
@@ -191,6 +198,8 @@ COMBINE_READY = AscendCKernel(
         Arg("waited_us", "*i32", "inout"),
         Arg("is_timed", "i64", "value"),  # 1: `waited_us` is wanted; otherwise it is used in a trace only
         Arg("num_tokens", "i64", "value"),  # T, of all parts
+        Arg("num_shared_ranks", "i64", "value"),
+        CHANGES,
         *numbers("i64", "topk num_experts num_shared_experts"),
         Arg("pending", "*i64", "inout"),  # (T,) results that a token waits for, a bit each; -1: it is taken
         Arg("ready_tokens", "*i32", "out"),  # (T,): from T * part / parts on, before T * (part + 1) / parts

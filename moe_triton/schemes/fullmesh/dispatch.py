@@ -82,6 +82,11 @@ class Dispatch(DispatchSteps):
         """Of a call in rounds: sends a round, and waits until it is known what has come of it."""
         return self.plan([*self._until_sent(self._receive(self.parts, is_same_launch=True))], phase="count")
 
+    def mend(self) -> Plan:
+        """Of a dispatch in which ranks were masked: from the counts on, which are without theirs now."""
+        offsets = self.offsets(None if self.inband else self.slots, sees_all=True)
+        return self.plan([offsets, *self.arrangement()], phase="mend")
+
     def fill_ahead(self) -> Plan:
         """Of a call in rounds: `fill`, beside rows of the next round, whose `entries` follow.
 

@@ -55,6 +55,8 @@ class Fullmesh(SplitScheme):
     formulas: ClassVar = FORMULAS
     finders: ClassVar = ENTRY_FINDERS | FINDERS
     crosses_servers: ClassVar = True
+    goes_on: ClassVar = frozenset({"dispatch", "combine"})
+    recounts: ClassVar = True
     inband: ClassVar = False
     """Whether each row carries its flags."""
     plans: ClassVar = {DispatchVariant: Dispatch, CombineVariant: Combine}

@@ -1,0 +1,239 @@
+"""A run in which ranks are masked: what it has to know before it goes on, and what has to be taken back.
+
+Kernels that wait go on as soon as a rank is masked. What has come of it by then is another matter in each block, so
+nothing of it counts: a dispatch has all rows of a source or none, a combine leaves out each of its results that
+is not summed yet.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+
+from moe_triton.backends.base import Bindings, Executable
+from moe_triton.core.ascendc import DISPATCH_WAIT
+from moe_triton.core.errors import BufferStateError
+from moe_triton.core.kernel import TritonKernel
+from moe_triton.core.plan import Launch, Part, Placeholder
+from moe_triton.core.records import ORIGIN, TRAILER, WORD_BYTES
+from moe_triton.operators.buffer import TABLES
+from moe_triton.operators.variants import DispatchVariant
+from moe_triton.runtime.executables import Phase
+from moe_triton.runtime.masks import Masks
+from moe_triton.schemes.fullmesh.ascendc import INBAND_COLLECT, INBAND_RECEIVE
+from moe_triton.schemes.scheme import Scheme
+
+IDS, ACTIVE_IDS, SUM = "topk_idx", "active_ids", "sum"
+
+
+class MaskedRun:
+    """One run, from the moment on at which it has stopped.
+
+    Args:
+        scheme: of the communicator.
+        masks: of its communicator.
+        fixed: what placeholders hold in every run.
+        bindings: what the others do.
+        variant: what the run is specialised for.
+        owns_ids: whether marks may be left in the ids.
+
+    Attributes:
+        bindings: for what is still to run.
+    """
+
+    def __init__(
+        self,
+        scheme: Scheme,
+        masks: Masks,
+        fixed: Bindings,
+        bindings: Bindings,
+        variant: object,
+        *,
+        owns_ids: bool,
+    ) -> None:
+        self._scheme, self._context, self._masks = scheme, scheme.context, masks
+        self._fixed, self._owns_ids = fixed, owns_ids
+        self.bindings, self._variant = bindings, variant
+        self._before = masks.known.masked
+        self._has_received = False
+
+    def mending(self, operator: str, executable: Executable, phase: Phase) -> Literal["mend"] | None:
+        """Has the launches that are left go by what is masked now; or says which phase runs in their place.
+
+        Args:
+            operator: which one.
+            executable: what has stopped.
+            phase: which one it is of the operator.
+
+        Raises:
+            BufferStateError: the scheme, or this kind of call, cannot go on without them.
+        """
+        ran = [phase for phases in executable.ran for phase in phases]
+        kernels = {launch.kernel.name for launch in ran}
+        is_whole = phase in ("whole", "setup", "teardown", "mend")
+        if ran and (
+            not is_whole
+            or INBAND_COLLECT.name in kernels
+            or operator not in ("barrier", *self._scheme.goes_on)
+        ):
+            raise BufferStateError(
+                f"rank(s) {self._newly_masked()} were masked during a {operator} that cannot go on without them. "
+                f"Mask between calls."
+            )
+        if operator == "combine":
+            self._mark_results(ran)
+        elif not ran:
+            self._mark_ids(self._ids())
+        if operator != "dispatch":
+            return None
+        if INBAND_RECEIVE.name in kernels:
+            self._has_received = True
+        elif DISPATCH_WAIT.name in kernels and self._scheme.recounts:
+            self._take_back_counts()
+            return "mend"
+        return None
+
+    def end(self, operator: str) -> None:
+        """What is left once all has run.
+
+        Args:
+            operator: which one.
+        """
+        if operator != "dispatch":
+            return
+        if self._has_received:
+            self._drop_rows()
+        if self._owns_ids:
+            self._mark_ids(self._ids())
+
+    def _memory(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+        """What a placeholder holds, as so many elements; None where it holds nothing."""
+        held = self.bindings.get(name, self._fixed.get(name))
+        address = held.data_ptr() if isinstance(held, torch.Tensor) else held
+        if not address:
+            return None
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if num_bytes == 0:
+            return torch.empty(shape, dtype=dtype)
+        memory = (ctypes.c_char * num_bytes).from_address(address)
+        return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+    def _words(self, name: str, *shape: int) -> torch.Tensor | None:
+        return self._memory(name, shape, torch.int32)
+
+    def _ids(self, name: str = IDS) -> torch.Tensor | None:
+        tokens = self.bindings["num_tokens"]
+        assert isinstance(tokens, int)
+        return self._words(name, tokens, self._context.config.num_topk)
+
+    def _mark_ids(self, ids: torch.Tensor | None, pending: torch.Tensor | None = None) -> None:
+        """Marks ids of experts that are lost, of all tokens or of those that are pending."""
+        if ids is None:
+            return
+        marked = self._masks.marked(ids)
+        if pending is not None:
+            marked = torch.where(pending[:, None], marked, ids)
+        if self._owns_ids:
+            ids.copy_(marked)
+        else:
+            self.bindings = {**self.bindings, IDS: marked}
+
+    def _mark_results(self, ran: list[Launch]) -> None:
+        """Results that are not summed yet come no more. What has been summed, has been."""
+        tokens = self.bindings["num_tokens"]
+        assert isinstance(tokens, int)
+        pending = torch.ones(tokens, dtype=torch.bool)
+        for launch in ran:
+            if launch.step == SUM:
+                for token in self._summed_by(launch, tokens):
+                    pending[token] = False
+        self._mark_ids(self._ids(), pending)
+        active = self._ids(ACTIVE_IDS)
+        if active is not None:  # what a mask of the caller's has left of them
+            active.copy_(torch.where(pending[:, None], self._masks.marked(active), active))
+        if TABLES in self.bindings and (tables := self._scheme.tables_of(self._context.config)):
+            self._masks.mark_tables(tables, self.bindings)
+
+    def _summed_by(self, launch: Launch, tokens: int) -> Iterator[int]:
+        """Tokens of a launch that sums."""
+        assert isinstance(launch.kernel, TritonKernel)
+        values = {arg.name: value for arg, value in zip(launch.kernel.args, launch.values, strict=True)}
+        if "bounds" in values:
+            bounds = values["bounds"]
+            assert isinstance(bounds, Placeholder)
+            at = bounds.offset // WORD_BYTES
+            held, listed = self._words(bounds.name, at + 2), self._words("ready_tokens", tokens)
+            assert held is not None
+            assert listed is not None
+            first, last = held[at:].tolist()
+            yield from (token for token in listed[first:last].tolist() if 0 <= token < tokens)
+            return
+        first, number = (_number(values[name], tokens) for name in ("first_token", "num_tokens"))
+        yield from range(first, first + number)
+
+    def _newly_masked(self) -> list[int]:
+        return sorted(self._masks.known.masked - self._before)
+
+    def _by_entry(self, name: str) -> torch.Tensor | None:
+        """(E, EP) a number for each expert and source."""
+        return self._words(name, self._context.num_local_experts, self._context.config.num_ranks)
+
+    def _take_back_counts(self) -> None:
+        """No rows of the ranks that are masked: where the others' belong is to be found anew."""
+        for name in ("recv_counts", "all_counts"):
+            counts = self._by_entry(name)
+            if counts is not None:
+                counts[:, sorted(self._masks.known.masked)] = 0
+        ends = self._by_entry("recv_offsets")
+        assert ends is not None
+        last = ends[:, -1]
+        self._count_back(last.diff(prepend=last.new_zeros(1)))
+
+    def _count_back(self, rows: torch.Tensor) -> None:
+        stats = self._words("recv_stats", len(rows))
+        if stats is not None:
+            stats -= rows
+
+    def _drop_rows(self) -> None:
+        """Takes rows of masked ranks out of what has been received."""
+        config, capacity = self._context.config, self._context.capacity
+        ends, variant = self._by_entry("recv_offsets"), self._variant
+        assert ends is not None
+        assert isinstance(variant, DispatchVariant)
+        counts = ends.flatten().diff(prepend=ends.new_zeros(1)).view_as(ends)
+        masked, total = sorted(self._masks.known.masked), int(ends[-1, -1])
+        source = torch.arange(config.num_ranks).repeat(len(ends)).repeat_interleave(counts.flatten().long())
+        keep = ~torch.isin(source, torch.tensor(masked))
+        left = int(keep.sum())
+        row_format = variant.row_format
+        per_row = {
+            "tokens": config.hidden * variant.row_dtype.itemsize,
+            "scales": WORD_BYTES * -(-config.hidden // (row_format.elements_per_scale or config.hidden)),
+            "weights": WORD_BYTES,
+            "origins": ORIGIN.num_bytes,
+        }
+        for name, num_bytes in per_row.items():
+            rows = self._memory(name, (total, num_bytes), torch.uint8)
+            if rows is not None:
+                rows[:left] = rows[keep]
+        trailer = self._words("origins", ORIGIN.num_words * capacity + TRAILER.num_words)
+        assert trailer is not None
+        trailer[ORIGIN.num_words * capacity + TRAILER.word("num_rows")] = left
+        dropped = counts[:, masked].sum(1).int()
+        counts[:, masked] = 0
+        ends.copy_(counts.flatten().cumsum(0).view_as(ends))
+        per_expert = self._memory("tokens_per_expert", (len(ends),), torch.int64)
+        assert per_expert is not None
+        per_expert.copy_(counts.sum(1).cumsum(0) if variant.cumulative else counts.sum(1))
+        self._count_back(dropped)
+
+
+def _number(value: object, tokens: int) -> int:
+    """What stands for a number of tokens, in a call of so many."""
+    if isinstance(value, Part):
+        return value.of(tokens)
+    return value if isinstance(value, int) else tokens
