@@ -31,6 +31,7 @@ from moe_triton.runtime.chosen_scheme import Asked, choose_scheme
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.construction import Order, meet, seconds_to_meet
 from moe_triton.runtime.expert_mapping import ExpertMapping
+from moe_triton.runtime.on_lost import OnLost
 from moe_triton.runtime.output_request import (
     LAYOUTS,
     USUAL,
@@ -102,6 +103,9 @@ class EPBuffer(Owner, Uncopied):
         tuning: how operators are cut into parts, how rows are copied and flags waited for; None for what
             suits the machine. Any setting gives the same bits.
         timeout_s: seconds that one wait may take before it raises, 1e-6 to 1e9.
+        on_lost: what becomes of a rank that does not come within ``timeout_s``: "raise" a
+            `CommunicationTimeoutError` on those that wait for it; or "mask" it inside the call, which goes on and
+            returns without it (docs/lost-ranks.md). The same on every rank.
         explicitly_destroy: warn if the buffer is dropped without `close`.
         trace: file that all ranks write to what ran when, for Perfetto (docs/traces.md); None for none.
 
@@ -150,6 +154,7 @@ class EPBuffer(Owner, Uncopied):
         num_blocks: int | None = None,
         tuning: Tuning | None = None,
         timeout_s: float = 60.0,
+        on_lost: OnLost = "raise",
         explicitly_destroy: bool = False,
         trace: TracePath | None = None,
     ) -> None:
@@ -169,7 +174,7 @@ class EPBuffer(Owner, Uncopied):
         meeting, exchange = meet(group, tp_group, lost_ranks, seconds_to_meet(timeout_s))
         make = partial(make_backend, backend, kernels, tuning)
         check = partial(arguments.check_num_bytes, num_bytes)
-        order = Order(make_config, make, check, num_blocks, timeout_s, tuning, trace)
+        order = Order(make_config, make, check, num_blocks, timeout_s, on_lost, tuning, trace)
         self._communicator = Communicator(meeting, order, exchange)
         self.config, self.rank = self._communicator.config, meeting.rank
         self.layout, self._backend = self._communicator.layout, self._communicator.backend

@@ -48,6 +48,8 @@ struct WaitControl {
     uint64_t look_ns;   // when to look for signals next
     uint64_t tell_ns;   // when to report the wait next
     uint64_t patience_ns;  // of a wait before its first report; 0: never
+    uint64_t pause_ns;     // between two looks that makes a wait begin anew: the process has not run; 0: none does
+    uint64_t looked_ns;    // last
     uint64_t main_thread;  // the one that handles signals
     PythonCalls python;
     void* tell;      // a callable
@@ -90,7 +92,9 @@ constexpr uint64_t NS_BETWEEN_LOOKS = 50'000'000;
 // Called repeatedly by the launching thread while it waits, without the GIL.
 inline void LookUpFromWait(WaitControl& control) {
     const uint64_t now = MonotonicNs();
-    if (control.began_ns == 0) {
+    const bool was_paused = control.pause_ns != 0 && now - control.looked_ns > control.pause_ns;
+    control.looked_ns = now;
+    if (control.began_ns == 0 || was_paused) {
         control.began_ns = now;
         control.look_ns = now + NS_BETWEEN_LOOKS;
         control.tell_ns = control.patience_ns == 0 ? UINT64_MAX : now + control.patience_ns;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from moe_triton.core.errors import BufferStateError, ConfigMismatchError
 from moe_triton.core.plan import Launch, Plan
@@ -45,7 +45,7 @@ class Waits:
     def __init__(self) -> None:
         self.holder = ctypes.c_uint64(0)
         self.is_stopped = False
-        self._why = ""
+        self._why, self._error = "", cast(Exception | None, None)
 
     def stop(self, why: str = "") -> None:
         """Ends all waits, now and later. Callable from any thread.
@@ -56,6 +56,11 @@ class Waits:
         self._why = self._why or why
         self.is_stopped = True
 
+    def stop_with(self, error: Exception) -> None:
+        """Ends all waits with an error. Callable from any thread."""
+        self._error = self._error or error
+        self.is_stopped = True
+
     def raise_stopped(self, operator: str) -> None:
         """Raises the reason why the waits of an operator were stopped, if they were.
 
@@ -64,10 +69,20 @@ class Waits:
             ConfigMismatchError: ranks differ.
             BufferStateError: the buffer was closed.
         """
+        if self._error:
+            raise self._error
         if self._why:
             raise ConfigMismatchError(self._why)
         if self.is_stopped:
             raise BufferStateError(f"the buffer was closed while it was in a {operator}")
+
+    def give_up_after(self, seconds: float, missing: Callable[[Waiting], None]) -> None:
+        """Has somebody decide what becomes of waits that have lasted so long, and again each quarter of a second.
+
+        Args:
+            seconds: of a wait.
+            missing: decides; called on the thread that is in the call.
+        """
 
     def tell_after(
         self, note_s: float, note: Callable[[Waiting], None], tell_s: float, tell: Callable[[Waiting], None]

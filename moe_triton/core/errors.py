@@ -78,6 +78,10 @@ class BufferStateError(MoeTritonError):
     """The buffer cannot serve this call: closed, broken by an earlier time-out, or in use."""
 
 
+class RankMaskedError(BufferStateError):
+    """The other ranks have masked this one, and go on without it."""
+
+
 class CopyError(MoeTritonError, TypeError):
     """What belongs to one process, or to one call, cannot be copied or pickled."""
 

@@ -322,6 +322,22 @@ class Notes:
         except Exception:
             return Culprits.unknown(missing, NO_STORE)
 
+    def holding_up(self, missing: Sequence[int]) -> list[int]:
+        """Those of the missing ranks that are not stuck behind others themselves, as far as is known at once.
+
+        Args:
+            missing: ranks that this rank waits for.
+        """
+        store, now = self._open_store(), self._clock()
+        return [rank for rank in missing if not self._is_stuck(rank, read_key(store, str(rank)), now)]
+
+    def _is_stuck(self, rank: int, text: str, now: float) -> bool:
+        """Whether a rank waits for others: its note is there, and has been renewed a moment ago."""
+        note, (before, since) = Note.read(text, self._num_ranks), self._before.get(rank, ("", now))
+        if note is None or note.state not in ("waits", "raised") or set(note.ranks) <= {self._rank}:
+            return False
+        return text != before or now - since < SILENT_S
+
     def asking(self, missing: Sequence[int]) -> Generator[float, None, Culprits]:
         """The ranks that hold up the missing ones, with a pause of some seconds at each step.
 

@@ -27,6 +27,7 @@ from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.plan import BEGINNING, ENDING
 from moe_triton.core.records import CALL_HEADER
 from moe_triton.operators.variants import DispatchVariant, Variant
+from moe_triton.rendezvous.masked_sets import MaskedSets
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.rendezvous.notes import Notes, noted_after_s
 from moe_triton.rendezvous.stores import Store, below, read_key
@@ -39,6 +40,7 @@ from moe_triton.runtime.in_flight import InFlight, UnreadRuns
 from moe_triton.runtime.local_launches import LocalLaunches
 from moe_triton.runtime.masked_run import MaskedRun
 from moe_triton.runtime.masks import Masks, Paths
+from moe_triton.runtime.on_lost import OnLostRanks
 from moe_triton.runtime.peer_memory import OutBytes, PeerMemory, Wanted
 from moe_triton.runtime.rounds import Rounds
 from moe_triton.runtime.traces import Trace
@@ -86,6 +88,7 @@ class Communicator(Exclusive):
     """Whether the ids that combine is given are the library's own copies, in which masks may leave marks."""
 
     _write_at_end: Finalize | None = None
+    _lost_ranks: OnLostRanks | None = None
 
     def __init__(self, meeting: Meeting, order: Order, exchange: Meeting | None = None) -> None:
         meetings = [meeting, exchange] if exchange else [meeting]
@@ -102,12 +105,14 @@ class Communicator(Exclusive):
         if self._trace:
             self._write_at_end = at_end(self, self._trace.close)
         self._tell_of_waits()
+        if self._on_lost == "mask":
+            self._lost_ranks = self._go_on_without_lost_ranks()
         if self._unread is not None:
             self._meet()
 
     def _construct(self, meetings: list[Meeting], prepared: Prepared, made: contextlib.ExitStack) -> None:
         """Makes everything; ``made`` gives it back."""
-        self._meetings = meetings
+        self._meetings, self._on_lost, self._timeout_s = meetings, prepared.on_lost, prepared.timeout_s
         self.scheme, self.backend = prepared.scheme, prepared.backend
         self.context, self.kernel_settings = self.scheme.context, prepared.kernel_settings
         self.config, self.rank = prepared.config, self.context.rank
@@ -718,7 +723,17 @@ class Communicator(Exclusive):
         """Private memory that plans have needed so far, in bytes."""
         return self.memory.private_bytes()
 
+    def _go_on_without_lost_ranks(self) -> OnLostRanks:
+        """Has ranks masked that do not come."""
+        sets = MaskedSets(self._meetings[0].store, self.config.num_ranks)
+        of_waits = self._notes, self._waits, self._timeout_s
+        lost = OnLostRanks(self.context, self.masks, sets, *of_waits)
+        self._waits.give_up_after(self._timeout_s, lost.missing)
+        return lost
+
     def _give_back(self) -> None:
+        if self._lost_ranks is not None:
+            self._lost_ranks.close()
         if self._unread is not None:
             self.backend.synchronize()  # running kernels use the memory that is released here
         self.bells.clear()
@@ -757,5 +772,5 @@ class Communicator(Exclusive):
                 if communicator.on_long_wait:
                     communicator.on_long_wait(waiting)
 
-        timeout_s = self.context.timeout_us / 1e6
+        timeout_s = self._timeout_s
         self._waits.tell_after(noted_after_s(timeout_s), note, patience_s(timeout_s), tell)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from moe_triton.backends.base import Backend
 from moe_triton.core.ascendc import MAX_BLOCKS
 from moe_triton.core.capabilities import Capabilities
-from moe_triton.core.checks import check_integer, check_seconds, shown
+from moe_triton.core.checks import check_choice, check_integer, check_seconds, shown
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.group_sizes import RANKS_PER_SERVER
@@ -23,6 +23,7 @@ from moe_triton.core.records import PROTOCOL_VERSION
 from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.rendezvous.agreement import KERNELS, agree
 from moe_triton.rendezvous.meeting import Meeting
+from moe_triton.runtime.on_lost import KERNELS_WAIT, KERNELS_WAIT_MORE_S, ON_LOST, OnLost
 from moe_triton.runtime.traces import TraceFile, TracePath
 from moe_triton.schemes import make_scheme, scheme_type
 from moe_triton.schemes.rank_context import RankContext
@@ -45,6 +46,7 @@ class Order:
         check_window: called with the bytes of the group's data windows; raises if they are too many.
         num_blocks: blocks per kernel, None for the machine's default.
         timeout_s: seconds that one wait may take.
+        on_lost: what becomes of ranks that do not come.
         tuning: how operators are cut into parts; None for the defaults.
         trace: file for a trace of all ranks, None for none.
         environment: HCCL's variables.
@@ -55,6 +57,7 @@ class Order:
     check_window: Callable[[int], None] = lambda num_bytes: None
     num_blocks: int | None = None
     timeout_s: float = DEFAULT_TIMEOUT_S
+    on_lost: OnLost = "raise"
     tuning: Tuning | None = None
     trace: TracePath | None = None
     environment: Mapping[str, str] = field(default_factory=read_environment)
@@ -75,6 +78,8 @@ class Prepared:
         backend: what plans run on.
         file: of the trace, or None.
         super_node: that HCCL takes this rank for one of, or None.
+        on_lost: what becomes of ranks that do not come.
+        timeout_s: seconds after which they count as such.
     """
 
     config: Config
@@ -83,6 +88,8 @@ class Prepared:
     backend: Backend
     file: TraceFile | None
     super_node: str | None = None
+    on_lost: OnLost = "raise"
+    timeout_s: float = DEFAULT_TIMEOUT_S
 
     def settings(self) -> dict[str, Any]:
         """What the ranks of a group compare, by name."""
@@ -100,7 +107,8 @@ class Prepared:
             **self.backend.identity(),
             "num_blocks": context.num_blocks,
             "keeps_order": context.keeps_order,
-            "timeout_s": context.timeout_us / 1e6,
+            "timeout_s": self.timeout_s,
+            "on_lost": self.on_lost,
             **{f"tuning.{name}": value for name, value in tuning.items()},
             KERNELS: self.kernel_settings.compared,
             **compared,
@@ -248,7 +256,12 @@ def check(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:
     if not backend.overlaps:
         tuning = dataclasses.replace(tuning, communication_blocks=0)
     exchange_rank = exchange.rank if exchange else None
+    on_lost = _checked_on_lost(
+        order.on_lost, config, backend, exchange is not None, blocks=tuning.receiving_blocks
+    )
     timeout_us = int(timeout_s * 1e6)
+    if on_lost == "mask":  # kernels are not the ones that say how long
+        timeout_us = int((KERNELS_WAIT * timeout_s + KERNELS_WAIT_MORE_S) * 1e6)
     at = meeting.rank, blocks, timeout_us, backend.capabilities, exchange_rank, tuning, pipeline.sources
     scheme = make_scheme(RankContext(moved, *at, backend.keeps_order))
     windows = scheme.windows
@@ -259,4 +272,31 @@ def check(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:
         KernelSettings(machine, moved, tuning.tables),
         order.environment.get(LOGIC_SUPERPOD_ID),
     )
-    return Prepared(config, scheme, kernels, backend, file, super_node)
+    return Prepared(config, scheme, kernels, backend, file, super_node, on_lost, timeout_s)
+
+
+def _checked_on_lost(
+    value: object, config: Config, backend: Backend, has_exchange: bool, *, blocks: int | None
+) -> OnLost:
+    """What becomes of ranks that do not come, where that can be had.
+
+    Raises:
+        ArgumentError: it cannot.
+    """
+    on_lost = check_choice("on_lost", value, ON_LOST)
+    if on_lost == "raise":
+        return on_lost
+    remedy = "Pass on_lost='raise', and construct a buffer without those that are lost (lost_ranks)."
+    if has_exchange:
+        rule = "of tensor-parallel ranks one cannot go on without the other"
+        raise ArgumentError("on_lost", value, rule, remedy)
+    if backend.is_asynchronous:
+        rule = "on this device hosts do not see waits, and cannot end them"
+        raise ArgumentError("on_lost", value, rule, remedy)
+    if not {"dispatch", "combine"} <= scheme_type(config).goes_on:
+        rule = f"with comm_alg={config.scheme!r} ranks have to agree on who is lost before rows are sent"
+        raise ArgumentError("on_lost", value, rule, f"Use another comm_alg. Or: {remedy}")
+    if blocks:
+        rule = "blocks that receive while others send (Tuning(receiving_blocks)) leave rows where they are"
+        raise ArgumentError("on_lost", value, rule, "Leave receiving_blocks out.")
+    return on_lost

@@ -33,6 +33,7 @@ class Masked:
         gone: ranks that take part in no more rounds.
         before: rounds in which they do.
         in_between: whether they still dispatch in the first of the others, and are masked before its combine.
+        by_itself: whether nobody masks them, but the buffer itself when they do not come.
         while_waiting: seconds for which the others wait for them before they are masked; 0: it is done before.
     """
 
@@ -41,6 +42,7 @@ class Masked:
     before: int = 1
     in_between: bool = False
     while_waiting: float = 0.0
+    by_itself: bool = False
 
     def lost(self, rank: int, ids: torch.Tensor) -> torch.Tensor:
         """(T, K) which entries of a rank reach nobody."""
@@ -83,6 +85,8 @@ def mask(buffer: EPBuffer, ranks: Collection[int]) -> None:
 
 def mask_soon(buffer: EPBuffer, of: Masked) -> None:
     """Masks the ranks that are gone now, or from another thread once this one waits for them."""
+    if of.by_itself:
+        return
     if not of.while_waiting:
         mask(buffer, of.gone)
         return
@@ -113,7 +117,7 @@ def rounds_with_masks(rank: int, num_ranks: int, of: Masked, options: dict[str, 
             received, sums = of.expected(number)
             output = dispatched(buffer, case, inputs, smooth)
             # Entries that were sent in vain have been numbered.
-            is_late = of.while_waiting > 0 and number >= of.before
+            is_late = (of.while_waiting > 0 or of.by_itself) and number >= of.before
             texts = [t for t in wrong_received(output, received[rank]) if not (is_late and "expand_idx" in t)]
             wrong += [f"round {number}: {text}" for text in texts]
             if is_first and of.in_between:

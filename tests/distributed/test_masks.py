@@ -9,6 +9,7 @@ import pytest
 from moe_triton.processes import run_ranks
 from tests.distributed.cases import Case, small_case
 from tests.distributed.masked import Masked, rounds_of_each_kind, rounds_with_masks
+from tests.patience import seconds
 
 SCHEMES = "fullmesh_v1", "fullmesh_v2", "direct", "fullmesh"
 
@@ -59,3 +60,12 @@ def test_a_wait_goes_on_without_who_is_masked(scheme: str, in_between: bool, bef
     case = small_case(4, scheme, rounds=before + 3, weights=True, num_blocks=2)
     of = Masked(case, (2,), before, in_between, while_waiting=0.2)
     assert run_ranks(rounds_with_masks, 4, (of, {})) == [[]] * 4
+
+
+@pytest.mark.parametrize("in_between", [False, True])
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "fullmesh"])
+def test_who_does_not_come_is_masked(scheme: str, in_between: bool) -> None:
+    case = small_case(4, scheme, rounds=5, weights=True)
+    of = Masked(case, (2,), 2, in_between, by_itself=True)
+    options = {"on_lost": "mask", "timeout_s": seconds(1.0)}
+    assert run_ranks(rounds_with_masks, 4, (of, options)) == [[]] * 4

@@ -8,12 +8,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from moe_triton.backends.cpu.native import I64, POINTER, U64, alike, fields
 from moe_triton.backends.waits import Waiting, Waits
 from moe_triton.core.ascendc import MAX_BLOCKS
 from moe_triton.core.plan import Plan
+from moe_triton.core.threads import SHORTEST_STOP_S
 
 _NS = 1_000_000_000
 # A block polls every few milliseconds: one that has not for this long is no longer waiting.
@@ -35,6 +37,30 @@ _PYTHON_CALLS = {
 }
 
 
+@dataclass
+class Stage:
+    """What is done about a wait that lasts.
+
+    Attributes:
+        after_ns: when it is done first.
+        call: does it.
+        doubles: whether it is done again each time that the wait has doubled.
+        every_ns: after which it is done again; 0 for once.
+        due_ns: when next, of the wait that goes on.
+    """
+
+    after_ns: int
+    call: Callable[[Waiting], None]
+    doubles: bool = False
+    every_ns: int = 0
+    due_ns: int = 0
+
+    def come(self, waited_ns: int) -> None:
+        """It is done now."""
+        again = 2 * waited_ns if self.doubles else waited_ns + self.every_ns
+        self.due_ns = again if self.doubles or self.every_ns else 1 << 62
+
+
 class BlockWaitStruct(ctypes.Structure):
     """``moe::BlockWait``."""
 
@@ -46,6 +72,7 @@ class WaitControlStruct(ctypes.Structure):
 
     _fields_ = (
         *alike(U64, "stop", "holder", "plan", "launch", "began_ns", "look_ns", "tell_ns", "patience_ns"),
+        *alike(U64, "pause_ns", "looked_ns"),
         ("main_thread", U64),
         *alike(POINTER, *_PYTHON_CALLS, "tell"),
         ("error", POINTER * 3),
@@ -81,9 +108,8 @@ class NativeWaits(Waits):
         self.address = ctypes.addressof(self._struct)
         self.holder = ctypes.c_uint64.from_buffer(self._struct, WaitControlStruct.holder.offset)
         self._runners: weakref.WeakValueDictionary[int, Runner] = weakref.WeakValueDictionary()
-        self._note: Callable[[Waiting], None] | None = None
-        self._tell: Callable[[Waiting], None] | None = None
-        self._tell_ns = 0
+        self._stages: list[Stage] = []
+        self._wait_of_stages = 0
         me = weakref.ref(self)
 
         # Native code keeps it, and must not keep this object alive.
@@ -116,8 +142,14 @@ class NativeWaits(Waits):
         self, note_s: float, note: Callable[[Waiting], None], tell_s: float, tell: Callable[[Waiting], None]
     ) -> None:
         """Has long waits noted for peers, and later reported: again each time that the wait has doubled."""
-        self._note, self._tell, self._tell_ns = note, tell, int(tell_s * _NS)
-        self._struct.patience_ns = int(note_s * _NS)
+        self._stages += [Stage(int(note_s * _NS), note), Stage(int(tell_s * _NS), tell, doubles=True)]
+        self._struct.patience_ns = min(stage.after_ns for stage in self._stages)
+
+    def give_up_after(self, seconds: float, missing: Callable[[Waiting], None]) -> None:
+        """Has somebody decide what becomes of waits that have lasted so long, and again and again."""
+        self._stages.append(Stage(int(seconds * _NS), missing, every_ns=_NS // 4))
+        self._struct.patience_ns = min(stage.after_ns for stage in self._stages)
+        self._struct.pause_ns = max(int(SHORTEST_STOP_S * _NS), int(seconds * _NS) // 4)
 
     def add(self, number: int, runner: Runner) -> None:
         """Registers the runner of the plan that native code knows by this number."""
@@ -131,10 +163,15 @@ class NativeWaits(Waits):
         """Called on the waiting thread. An exception of a signal handler in here ends the wait."""
         runner, now = self._runners.get(self._struct.plan), time.monotonic_ns()
         number, began_ns = self._struct.launch, self._struct.began_ns
-        told = self._tell
-        if now - began_ns < self._tell_ns:
-            told, self._struct.tell_ns = self._note, began_ns + self._tell_ns
-        if runner is None or told is None:
+        if self._wait_of_stages != began_ns:
+            self._wait_of_stages = began_ns
+            for stage in self._stages:
+                stage.due_ns = stage.after_ns
+        due = [stage for stage in self._stages if now - began_ns >= stage.due_ns]
+        for stage in due:
+            stage.come(now - began_ns)
+        self._struct.tell_ns = began_ns + min(stage.due_ns for stage in self._stages)
+        if runner is None:
             return
         since_ns = max(began_ns, now - _STILL_WAITING_NS)
         awaited = {
@@ -148,7 +185,9 @@ class NativeWaits(Waits):
         def pending() -> bool:
             return bool(struct.began_ns == began_ns and struct.holder and not struct.stop)
 
-        try:
-            told(Waiting(runner.plan, launch, words, awaited, (now - began_ns) / _NS, pending))
-        except Exception:
-            _log.exception("a long wait cannot be reported")
+        waiting = Waiting(runner.plan, launch, words, awaited, (now - began_ns) / _NS, pending)
+        for stage in due:
+            try:
+                stage.call(waiting)
+            except Exception:
+                _log.exception("a long wait cannot be reported")

@@ -1,0 +1,130 @@
+"""What a buffer does about ranks that do not come, where it goes on without them (``on_lost="mask"``).
+
+A rank that is missed when a wait has lasted for the time-out is named in the next of the numbered sets that all ranks
+agree on (`moe_triton.rendezvous.masked_sets`), unless it is stuck behind others, by its notes. Everybody masks
+who is in the latest set, and who finds itself there raises.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Literal
+
+from moe_triton.backends.waits import Waiting, Waits
+from moe_triton.core.errors import CommunicationTimeoutError, RankMaskedError
+from moe_triton.core.threads import in_thread
+from moe_triton.rendezvous.masked_sets import MaskedSets
+from moe_triton.rendezvous.notes import Notes
+from moe_triton.runtime.diagnosis import awaited_ranks, group_of
+from moe_triton.runtime.masks import Masks
+from moe_triton.schemes.rank_context import RankContext
+
+OnLost = Literal["raise", "mask"]
+ON_LOST: tuple[OnLost, ...] = ("raise", "mask")
+
+KERNELS_WAIT = 2.0
+"""Time-outs after which kernels give up by themselves, and a second: those who wait behind a third have two."""
+KERNELS_WAIT_MORE_S = 1.0
+STORE_ANSWERS_S = 1.0
+FOLLOWED_S = 0.2
+"""How often sets are looked at that others have named."""
+
+_log = logging.getLogger("moe_triton")
+
+
+class OnLostRanks:
+    """Masks ranks that do not come.
+
+    Args:
+        context: of this rank.
+        masks: of its communicator.
+        sets: that the ranks agree on.
+        notes: of this rank's waits and its peers'.
+        waits: of the communicator.
+        timeout_s: after which a rank is missed.
+    """
+
+    def __init__(
+        self,
+        context: RankContext,
+        masks: Masks,
+        sets: MaskedSets,
+        notes: Notes,
+        waits: Waits,
+        timeout_s: float,
+    ) -> None:
+        self._context, self._masks, self._sets = context, masks, sets
+        self._notes, self._waits, self._timeout_s = notes, waits, timeout_s
+        self._lock, self._ending = threading.Lock(), threading.Event()
+        self._reasons: dict[int, str] = {}
+        self._following = in_thread(self._follow, "masked sets")
+
+    def close(self) -> None:
+        """Follows nobody any more."""
+        self._ending.set()
+
+    def missing(self, waiting: Waiting) -> None:
+        """A wait has lasted for the time-out, or longer: masks whom it is for, or those who hold them up.
+
+        Called on the thread that is in the call.
+        """
+        ranks = awaited_ranks(self._context, waiting)
+        if not ranks or group_of(self._context, waiting.launch):
+            return
+        ranks = [rank for rank in ranks if rank not in self._masks.masked and rank != self._context.rank]
+        asking = in_thread(lambda: self._decide(ranks), "missing ranks")
+        try:
+            asking.result(STORE_ANSWERS_S)
+        except Exception as error:  # a store whose host is gone never answers
+            why = f"ranks cannot agree on who is missing, as the group's store does not answer ({error!r})"
+            operator, zone = waiting.plan.operator, waiting.plan.zone
+            self._waits.stop_with(CommunicationTimeoutError(operator, 0, zone, ranks, f"{why}."))
+
+    def lost(self, rank: int, why: str) -> None:
+        """A rank has ended, which is certain: it is masked here at once, and in the next set.
+
+        Callable from any thread.
+        """
+        self._reasons[rank] = why
+        self._mask({rank})
+        in_thread(lambda: self._agree([rank]), "lost rank")
+
+    def _decide(self, ranks: Sequence[int]) -> None:
+        self._apply(self._sets.follow())
+        left = [rank for rank in ranks if rank not in self._masks.masked]
+        culprits = self._notes.holding_up(left)
+        for rank in culprits:
+            self._reasons.setdefault(rank, f"it did not come within {self._timeout_s:g} s")
+        if culprits:
+            self._agree(culprits)
+
+    def _agree(self, ranks: Sequence[int]) -> None:
+        with self._lock:
+            self._apply(self._sets.add(ranks))
+
+    def _apply(self, masked: frozenset[int]) -> None:
+        """Goes by a set."""
+        if self._context.rank in masked:
+            others = f"set {self._sets.number} of masked ranks has it: the others did not hear of it in time"
+            self._waits.stop_with(
+                RankMaskedError(
+                    f"rank {self._context.rank} is masked, and all others go on without it ({others}). It masks "
+                    f"nobody itself. Construct a new buffer on every rank to take part again."
+                )
+            )
+            return
+        self._mask(masked)
+
+    def _mask(self, masked: frozenset[int] | set[int]) -> None:
+        for rank in sorted(masked - self._masks.masked):
+            self._masks.update(rank, True)
+            why = self._reasons.get(rank, "as another rank has said")
+            _log.warning("rank %d is masked from now on (%s), and the others go on without it", rank, why)
+
+    def _follow(self) -> None:
+        """Looks what others have named, as long as the buffer is open. Ends where the store is gone."""
+        while not self._ending.wait(FOLLOWED_S):
+            with self._lock:
+                self._apply(self._sets.follow())
