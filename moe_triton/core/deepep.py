@@ -21,7 +21,7 @@ OF_BUFFER = {
     "get_low_latency_rdma_size_hint": "use get_buffer_size_hint",
     "clean_low_latency_buffer": "it is never needed",
     "get_next_low_latency_combine_buffer": "use expert_output",
-    "low_latency_update_mask_buffer": "pass lost_ranks to the constructor",
+    "low_latency_update_mask_buffer": "use update_mask",
     "get_dispatch_layout": "dispatch works the layout out",
     "lb_prefetch_weights": "use moe_triton.balance.allocate_redundant_experts",
     "lb_reduce_grads": "use moe_triton.balance.allocate_redundant_experts",
