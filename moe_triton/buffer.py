@@ -178,7 +178,7 @@ class EPBuffer(Owner, Uncopied):
         self._communicator = Communicator(meeting, order, exchange)
         self.config, self.rank = self._communicator.config, meeting.rank
         self.layout, self._backend = self._communicator.layout, self._communicator.backend
-        self._communicator.owns_ids = True
+        self._communicator.owns_ids, self._queried = True, frozenset[int]()
         self._id = next(_buffer_ids)
         self._latest_dtype: torch.dtype | None = None
         try:
@@ -324,6 +324,22 @@ class EPBuffer(Owner, Uncopied):
             return said.to(device)
         check_tensor("out", out, shape=shape, dtypes=(torch.int32,), device=device)
         return out.copy_(said)
+
+    def query_fault(self) -> tuple[bool, torch.Tensor]:
+        """Whether ranks have been masked, or un-masked, since the last query; and which are masked now.
+
+        It is what vLLM's managers of an all-to-all that outlives faults ask after each step.
+
+        Returns:
+            Whether that has changed, and `query_mask`.
+
+        Examples:
+            >>> buffer.query_fault()[0]
+            False
+        """
+        masked = self._communicator.masks.masked
+        has_fault, self._queried = masked != self._queried, masked
+        return has_fault, self.query_mask()
 
     def clean_mask(self) -> None:
         """Un-masks all ranks.

@@ -216,7 +216,11 @@ class Chaos:
 def strike(of: Chaos) -> None:
     """Has this process killed, or stopped for a while, from outside."""
     me = os.getpid()
-    steps = f"kill -KILL {me}" if of.stopped_s is None else f"kill -STOP {me}; sleep {of.stopped_s}; kill -CONT {me}"
+    steps = (
+        f"kill -KILL {me}"
+        if of.stopped_s is None
+        else f"kill -STOP {me}; sleep {of.stopped_s}; kill -CONT {me}"
+    )
     subprocess.Popen(["sh", "-c", f"sleep {of.after_s}; {steps}"], start_new_session=True)
 
 

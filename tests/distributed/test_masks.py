@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 
+from moe_triton import ArgumentError, BufferStateError, ConfigMismatchError, EPBuffer, Tuning
 from moe_triton.processes import run_ranks
-from tests.distributed.cases import Case, small_case
+from tests.distributed.cases import Case, inputs_of, small_case
 from tests.distributed.masked import Masked, rounds_of_each_kind, rounds_with_masks
+from tests.distributed.workers import expected_round, make_buffer, one_round
 from tests.patience import seconds
 
 SCHEMES = "fullmesh_v1", "fullmesh_v2", "direct", "fullmesh"
@@ -69,3 +76,89 @@ def test_who_does_not_come_is_masked(scheme: str, in_between: bool) -> None:
     of = Masked(case, (2,), 2, in_between, by_itself=True)
     options = {"on_lost": "mask", "timeout_s": seconds(1.0)}
     assert run_ranks(rounds_with_masks, 4, (of, options)) == [[]] * 4
+
+
+def bad_masks(rank: int, num_ranks: int) -> list[str]:
+    """What each call that cannot be says; masks are left as they were."""
+    case = small_case(num_ranks)
+    with make_buffer(case) as buffer:
+        one_round(buffer, case, inputs_of(case, rank, 0), None)
+        other = 1 - rank
+
+        def said(call: Callable[[], object]) -> str:
+            with pytest.raises((ArgumentError, BufferStateError)) as caught:
+                call()
+            return str(caught.value)
+
+        texts = [
+            said(lambda: buffer.update_mask(rank, True)),
+            said(lambda: buffer.update_mask(2, True)),
+            said(lambda: buffer.update_mask("one", True)),  # type: ignore[arg-type]
+            said(lambda: buffer.update_mask(other, 1)),  # type: ignore[arg-type]
+            said(lambda: buffer.query_mask(torch.zeros(3, dtype=torch.int32))),
+        ]
+        assert buffer.query_fault()[0] is False
+        buffer.update_mask(np.int64(other), True)  # type: ignore[arg-type]
+        has_fault, masked = buffer.query_fault()
+        assert has_fault
+        assert masked.tolist() == [int(each == other) for each in range(2)]
+        out = torch.empty(2, dtype=torch.int32)
+        assert buffer.query_mask(out) is out
+        buffer.update_mask(other, False)  # no call was missed
+        assert buffer.query_fault()[0] is True
+        dist.barrier()
+        _, sums = one_round(buffer, case, inputs_of(case, rank, 1), None)
+        assert torch.equal(sums, expected_round(case, 1)[1][rank])
+        dist.barrier()
+        if rank == 0:
+            buffer.update_mask(1, True)
+            one_round(buffer, case, inputs_of(case, 0, 2), None)
+            texts.append(said(lambda: buffer.update_mask(1, False)))
+            texts.append(said(buffer.clean_mask))
+            assert buffer.query_mask().tolist() == [0, 1]
+        dist.barrier()
+    return texts
+
+
+def test_masks_that_cannot_be() -> None:
+    first, second = run_ranks(bad_masks, 2)
+    for text, part in zip(
+        first,
+        (
+            "rank is 0, but it is this rank itself",
+            "rank is 2, but it must be 0 to 1",
+            "rank is",
+            "masked is 1",
+            "out",
+            "has missed rounds",
+            "has missed rounds",
+        ),
+        strict=True,
+    ):
+        assert part in text
+    assert len(second) == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({"on_lost": "never"}, "on_lost"),
+        ({"on_lost": "mask", "comm_alg": "direct"}, "agree on who is lost"),
+        ({"on_lost": "mask", "tuning": Tuning(receiving_blocks=1), "num_blocks": 2}, "receiving_blocks"),
+    ],
+)
+def test_what_cannot_go_on_is_refused(options: dict[str, Any], rule: str) -> None:
+    sizes = {"num_max_tokens_per_rank": 4, "hidden": 64, "num_topk": 2, "num_experts": 4, "relaxed": True}
+    with pytest.raises(ArgumentError, match=rule):
+        EPBuffer(**{**sizes, "comm_alg": "fullmesh_v1", **options})
+
+
+def other_on_lost(rank: int, num_ranks: int) -> str:
+    with pytest.raises(ConfigMismatchError) as caught:
+        make_buffer(small_case(num_ranks), on_lost=("raise", "mask")[rank])
+    return str(caught.value)
+
+
+def test_ranks_have_one_way() -> None:
+    for text in run_ranks(other_on_lost, 2):
+        assert "on_lost" in text
