@@ -13,7 +13,7 @@ TORCH := torch==2.13.0
 # stays dead: xdist would give the test that killed it to the next one, and wait forever once all are.
 SPREAD := --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: demo test test-quick test-long test-bare test-aarch64 chaos-short chaos-long lint gate gate-update docs bench clean
+.PHONY: demo test test-quick test-long test-bare test-aarch64 chaos-short chaos-long chaos-survivors lint gate gate-update docs bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/moe-triton demo
@@ -56,6 +56,10 @@ gate: $(VENV)/.installed
 # Keeps what the compiler does now, there and in docs/compiler-gate.md.
 gate-update: $(VENV)/.installed
 	$(BIN)/moe-triton gate --update
+
+# Ranks that are lost while the others go on without them. An hour.
+chaos-survivors: $(VENV)/.installed
+	$(BIN)/python -m tests.chaos.survivors --trials 500
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -238,8 +238,8 @@ bool IsMended(const CallProgram& program, const PreparedPlan& plan, const Frame&
         const Ref value = is_number ? Ref(PyLong_FromLongLong(frame[PyLong_AsSize_t(item)])) : frame.Make(item);
         if (!value || PyDict_SetItem(bindings.get(), name, value.get()) != 0) return false;
     }
-    const Ref answer(PyObject_CallFunctionObjArgs(program.failed.get(), program.name.get(), plan.executable,
-                                                  code.get(), bindings.get(), words.get(), nullptr));
+    const Ref answer(PyObject_CallFunctionObjArgs(program.failed.get(), program.name.get(), plan.executable, code.get(),
+                                                  bindings.get(), words.get(), nullptr));
     if (answer.get() == Py_True) return true;
     if (answer) PyErr_SetString(PyExc_RuntimeError, "a run that failed was not reported");
     return false;

@@ -140,7 +140,7 @@ public:
     void SyncAll() {
         PublishRows();
         if (paced_ != nullptr) paced_->Drain();
-        if (blocks > 1) meeting_.Wait();
+        if (blocks > 1) meeting_.Wait([this] { LookUpForOthers(); });
     }
 
     // Between two polls of the flags of `awaited`, of which `missing` were not set, in the window that `window` points
@@ -210,6 +210,11 @@ private:
         control.Note(block, awaited);
         // Blocks on other threads run inside their caller's launch, and must not enter Python.
         if (ThreadSettings() == &settings_) LookUpFromWait(control);
+    }
+
+    // While other blocks wait.
+    void LookUpForOthers() const {
+        if (settings_.control != nullptr && ThreadSettings() == &settings_) LookUpFromWait(*settings_.control);
     }
 
     // Before anything that tells others that rows are there.

@@ -40,8 +40,10 @@ public:
     const uint64_t launch;  // a number that no other launch of this process has
 
     // Waits until every block has arrived. On hardware a missing block hangs the launch; here it is an error, as soon
-    // as one block has ended while another waits.
-    void Wait() {
+    // as one block has ended while another waits. Those that are missing may wait for peers: `look` is called again and
+    // again.
+    template <typename Look>
+    void Wait(const Look& look) {
         const uint64_t round = round_.load(std::memory_order_acquire);
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == blocks_) {
             arrived_.store(0, std::memory_order_relaxed);
@@ -55,8 +57,13 @@ public:
             if (one_ended && round_.load(std::memory_order_acquire) == round) {
                 throw CheckFailed("SyncAll: some blocks ended without calling it");
             }
+            if (attempt % ATTEMPTS_PER_LOOK == ATTEMPTS_PER_LOOK - 1) look();
             Backoff(attempt);
         }
+    }
+
+    void Wait() {
+        Wait([] {});
     }
 
     // A block has ended without an error.
@@ -80,6 +87,7 @@ public:
     const std::string& Why() const { return why_; }
 
 private:
+    static constexpr uint32_t ATTEMPTS_PER_LOOK = 256;
     static inline std::atomic<uint64_t> launches_{0};
 
     const uint32_t blocks_;

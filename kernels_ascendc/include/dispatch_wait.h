@@ -1,6 +1,7 @@
 // Dispatch, step 3: waits for a status entry from every rank for every local expert, but from those that are masked,
-// reads the counts, and clears the entries, unless one has another call word: its rows are not those that this rank expects. A source whose rows were
-// lost on their way counts as one that did not come in time. Where counts have an end, one that cannot be is reported.
+// reads the counts, and clears the entries, unless one has another call word: its rows are not those that this rank
+// expects. A source whose rows were lost on their way counts as one that did not come in time. Where counts have an
+// end, one that cannot be is reported.
 #pragma once
 
 #include "entry_order.h"

@@ -284,8 +284,13 @@ class Communicator(Exclusive):
         number = self.counts[operator] - last.ends
         try:
             code = report()
+            if code == REPORT_MASKED:
+                code = self._go_on(operator, last.executable, last.bindings)
             if code:
                 self._fail(Run(operator, number, last.bindings), last.executable, code)
+            if ran[0] + 1 < len(phases):  # which ranks were masked before, or after
+                self._run_phases(phases[ran[0] + 1 :])
+                return True
             if phases[-1].phase == WHOLE:
                 self._last[operator] = last.executable
             else:

@@ -28,6 +28,8 @@ from moe_triton.schemes.fullmesh.ascendc import INBAND_COLLECT, INBAND_RECEIVE
 from moe_triton.schemes.scheme import Scheme
 
 IDS, ACTIVE_IDS, SUM = "topk_idx", "active_ids", "sum"
+_WHOLE = "whole", "setup", "teardown", "mend"
+_BEGINNING = *_WHOLE, "routing", "ask", "ring"
 
 
 class MaskedRun:
@@ -74,19 +76,17 @@ class MaskedRun:
         """
         ran = [phase for phases in executable.ran for phase in phases]
         kernels = {launch.kernel.name for launch in ran}
-        is_whole = phase in ("whole", "setup", "teardown", "mend")
-        if ran and (
-            not is_whole
-            or INBAND_COLLECT.name in kernels
-            or operator not in ("barrier", *self._scheme.goes_on)
-        ):
+        # What an operator in one piece begins with may come late, and so may what says how many rows a call has.
+        is_early = not ran and (operator == "combine" or phase in _BEGINNING)
+        is_whole = phase in _WHOLE and INBAND_COLLECT.name not in kernels
+        if not (is_early or (is_whole and operator in ("barrier", *self._scheme.goes_on))):
             raise BufferStateError(
                 f"rank(s) {self._newly_masked()} were masked during a {operator} that cannot go on without them. "
                 f"Mask between calls."
             )
         if operator == "combine":
             self._mark_results(ran)
-        elif not ran:
+        elif operator == "dispatch" and not ran:
             self._mark_ids(self._ids())
         if operator != "dispatch":
             return None
@@ -126,7 +126,7 @@ class MaskedRun:
         return self._memory(name, shape, torch.int32)
 
     def _ids(self, name: str = IDS) -> torch.Tensor | None:
-        tokens = self.bindings["num_tokens"]
+        tokens = self.bindings.get("num_tokens", 0)
         assert isinstance(tokens, int)
         return self._words(name, tokens, self._context.config.num_topk)
 

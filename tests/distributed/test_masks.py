@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from moe_triton import ArgumentError, BufferStateError, ConfigMismatchError, EPBuffer, Tuning
 from moe_triton.processes import run_ranks
+from tests.chaos import survivors
 from tests.distributed.cases import Case, inputs_of, small_case
 from tests.distributed.masked import Masked, rounds_of_each_kind, rounds_with_masks
 from tests.distributed.workers import expected_round, make_buffer, one_round
@@ -162,3 +163,8 @@ def other_on_lost(rank: int, num_ranks: int) -> str:
 def test_ranks_have_one_way() -> None:
     for text in run_ranks(other_on_lost, 2):
         assert "on_lost" in text
+
+
+@pytest.mark.parametrize("seed", [1, 5, 7])
+def test_survivors_of_chaos(seed: int) -> None:
+    assert survivors.run(survivors.trial(seed)) == []
