@@ -194,6 +194,9 @@ def rounds_of_each_kind(
     return [number for number, differs in enumerate(expected_there) if differs]
 
 
+ROUNDS_AFTER, MOST_ROUNDS = 4, 20_000
+
+
 @dataclass(frozen=True)
 class Chaos:
     """A group in which one rank is killed or stopped at some moment.
@@ -252,6 +255,20 @@ def wrong_in_chaos(buffer: EPBuffer, case: Case, rank: int, number: int) -> list
     return said
 
 
+def is_over(buffer: EPBuffer, number: int) -> bool:
+    """Whether all who go on have done so for some rounds, of which none has more than the others.
+
+    Who finds a rank masked says up to which round it goes. All see that before their next round is over.
+    """
+    masked = buffer.query_mask().tolist()
+    if not any(masked):
+        return number > MOST_ROUNDS
+    if not buffer.left("end")[buffer.rank]:
+        buffer.leave("end", str(number + ROUNDS_AFTER))
+    ends = [end for end, is_masked in zip(buffer.left("end"), masked, strict=True) if not is_masked]
+    return all(ends) and number >= max(map(int, ends))
+
+
 def rounds_in_chaos(rank: int, num_ranks: int, of: Chaos) -> tuple[list[str], list[int], str]:
     """Runs rounds until all others have gone on for some; returns what is wrong, who is masked, and what was raised."""
     wrong, raised = [], ""
@@ -259,12 +276,11 @@ def rounds_in_chaos(rank: int, num_ranks: int, of: Chaos) -> tuple[list[str], li
         wrong += wrong_in_chaos(buffer, of.case, rank, 0)
         if rank == of.victim:
             strike(of)
-        number, after = 1, 0
+        number = 1
         try:
-            while after < 4 and number < 4000:
+            while not is_over(buffer, number):
                 wrong += wrong_in_chaos(buffer, of.case, rank, number % of.case.rounds)
                 number += 1
-                after += bool(buffer.query_mask().any())
         except RankMaskedError as error:
             raised = str(error)
         masked = buffer.query_mask().nonzero().flatten().tolist()
