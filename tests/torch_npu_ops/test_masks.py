@@ -17,6 +17,7 @@ from moe_triton.core.config import Product
 from moe_triton.processes import RankGroup
 from moe_triton.rendezvous.meeting import shared_store_of
 from moe_triton.runtime import communicator
+from moe_triton.torch_npu_ops import registry
 from moe_triton.torch_npu_ops.tallies import Tallies
 from tests.distributed.failures import not_refused
 from tests.distributed.test_whole_calls import pythons_runs
@@ -284,6 +285,8 @@ def refused(rank: int, num_ranks: int) -> list[str]:
         if rank != 0:
             with pytest.raises(ArgumentError, match=r"rank is 0, .* shared expert.* elastic_info"):
                 ops.update_mask(name, 0, True)
+            # Nor is it masked in the window before that one, which has none.
+            assert not any(made.masks.masked for _, made in registry.windows(name))
             assert not ops.query_mask(name).any()
     return wrong
 
