@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection
 
 import torch
@@ -29,7 +28,8 @@ def update_mask(name: str, rank: int, masked: bool) -> None:
     expert_ids for its experts count as -1: their weight is missing from the sum, and nothing is renormalised;
     `lost` says which. Its rows count as none. With "hierarchy" what it would have passed on is lost as well.
 
-    Every rank that goes on masks the same ones before the same call. While a rank is masked no new window
+    Every rank that goes on masks the same ones before the same call; or, from another thread, while a call
+    waits for them: the wait ends, and the call goes on without them. While a rank is masked no new window
     that it would be part of can be made: run every shape once before.
 
     Args:
@@ -41,9 +41,9 @@ def update_mask(name: str, rank: int, masked: bool) -> None:
     Raises:
         ArgumentError: no group, or no rank of it; this rank itself, one of shared experts, or a group with
             tensor parallelism.
-        BufferStateError: calls have run since the rank was masked, so that it cannot be un-masked; a setup
-            has no teardown yet; a graph has captured calls; or another thread is inside a call. Nothing
-            changes.
+        BufferStateError: calls have run since the rank was masked, or one is under way, so that it cannot be
+            un-masked; a setup has no teardown yet; or a graph has captured calls. Nothing changes.
+        CommunicationTimeoutError: on an NPU, of an earlier call; that window is then broken. Call again.
 
     Examples:
         >>> name, other = torch_npu.group_name(), 1 - dist.get_rank()
@@ -178,25 +178,38 @@ def _change(name: str, ranks: Collection[int], masked: bool) -> None:
     """
     if not masked:
         registry.check_unmaskable(name, ranks)
-    with contextlib.ExitStack() as undo:
-        for rank in ranks:
-            for place, made in registry.windows(name):
-                number = place.number_of(rank)
-                # One that is broken refuses every call, until the group's windows are given back.
-                if number is not None and made.is_usable:
-                    _check_quiet(name, made)
-                    _update(made, rank, number, masked)
-                    # Nothing has run in between, so it can be.
-                    undo.callback(made.update_mask, number, not masked)
-        undo.pop_all()
+    # One that is broken refuses every call, until the group's windows are given back.
+    usable = [(place, made) for place, made in registry.windows(name) if made.is_usable]
+    changes = [
+        (rank, number, made)
+        for place, made in usable
+        for rank in ranks
+        if (number := place.number_of(rank)) is not None
+    ]
+    for rank, number, made in changes:
+        _check_change(name, made, rank, number, masked)
+    # What fails from here on is an earlier call, which the next try does not find any more.
+    for _, number, made in changes:
+        made.update_mask(number, masked)
     registry.note_masked(name, ranks, masked)
 
 
-def _update(made: Communicator, rank: int, number: int, masked: bool) -> None:
+def _check_change(name: str, made: Communicator, rank: int, number: int, masked: bool) -> None:
+    """Checks that a rank, of this number in a window, can be masked there, or un-masked.
+
+    Raises:
+        ArgumentError, BufferStateError: see `update_mask`.
+    """
+    _check_quiet(name, made)
     try:
-        made.update_mask(number, masked)
+        made.masks.check(number, masked)
     except ArgumentError as error:  # of shared experts
         raise ArgumentError("rank", rank, error.rule, "Leave it out by elastic_info.") from None
+    if made.is_busy and not masked:
+        raise BufferStateError(
+            f"a call of the group {name!r} is under way, and rank {rank} has missed it. Un-mask between "
+            f"calls."
+        )
 
 
 def _check_quiet(name: str, made: Communicator) -> None:

@@ -257,6 +257,8 @@ def communicator(place: Place) -> Communicator:
     tallies = _tallies[place.group_ep]
     tallies.since = tallies.since or f"{meeting.number} of {meeting.members}"
     made.on_long_wait = partial(_watch_call, place, chosen)
+    for rank in _masked_at(place):  # meanwhile, by another thread
+        made.update_mask(place.members.index(rank) if place.members else rank, True)
     _environments[place.group_ep] = environment
     return made
 
@@ -318,8 +320,8 @@ def _listened_to(place: Place) -> Sequence[int] | None:
 
 def _windows_of(name: str) -> Windows:
     """Each window of a group, and the calls in it: its making, and what has ended."""
-    kept = _communicators.get(name, {})
-    return [(place.fields, 1 + sum(made.counts.values())) for (place, _), made in kept.items()]
+    kept = list(_communicators.get(name, {}).items())
+    return [(place.fields, 1 + sum(made.counts.values())) for (place, _), made in kept]
 
 
 def _close(name: str, kept: Kept, key: tuple[Place, settings.Settings]) -> None:
@@ -446,15 +448,15 @@ def windows(name: str) -> list[tuple[Place, Communicator]]:
     """
     if _made_for.get(name) is not group_of(name, "name"):
         return []
-    return [(place, made) for (place, _), made in _communicators.get(name, {}).items()]
+    return [(place, made) for (place, _), made in list(_communicators.get(name, {}).items())]
 
 
 def is_tensor_parallel(name: str) -> bool:
     """Whether a group has windows of calls with tensor parallelism, as either of their two groups."""
     return any(
         place.group_tp and name in (place.group_ep, place.group_tp)
-        for kept in _communicators.values()
-        for place, _ in kept
+        for kept in list(_communicators.values())
+        for place, _ in list(kept)
     )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -172,6 +175,79 @@ def test_every_function_goes_on_without_masked_ranks(
     ranks: Groups, product: Product, kinds: tuple[str, ...], gone: tuple[int, ...]
 ) -> None:
     assert ranks(RANKS).run(rounds, product, kinds, gone) == [[]] * RANKS
+
+
+def masked_while_waiting(
+    rank: int, num_ranks: int, product: Product, kind: str, gone: int, dispatches: bool
+) -> list[str]:
+    """What differs where a rank is masked in a call that waits for it: its dispatch, or its combine."""
+    r, wrong = make_round(rank, num_ranks), []
+    layer, lost = Layer(kind, r), lost_of(kind, r, (gone,))
+    with settings(product) as name:
+        nowhere = lost | (rank == gone)
+        for _ in range(3):
+            expected = layer.both(torch.where(nowhere, -1, r.ids))
+        out = layer.dispatch(r.ids) if dispatches else None
+        if rank == gone:
+            return wrong
+
+        def mask() -> None:
+            while not any(made.is_busy for _, made in registry.windows(name)):
+                time.sleep(0.001)
+            time.sleep(0.05)  # as a rule it waits by then, and masked it is in any case
+            while not ops.query_mask(name).any():
+                with contextlib.suppress(BufferStateError):  # between setup and teardown
+                    ops.update_mask(name, gone, True)
+
+        thread = threading.Thread(target=mask, daemon=True)
+        thread.start()
+        first = [layer.combine(r.ids, out)] if dispatches else layer.both(r.ids)
+        thread.join()
+        if not all(map(torch.equal, first, expected[-len(first) :])):
+            wrong.append("the call in which it was masked")
+        with pytest.raises(BufferStateError, match=r"have missed calls"):
+            ops.clean_mask(name)
+        for number in range(3):
+            same = list(map(torch.equal, layer.both(r.ids), expected))
+            wrong += [] if all(same) else [f"round {number} behind it: {same}"]
+        if not torch.equal(ops.lost(name, r.ids), lost):
+            wrong.append("lost")
+    return wrong
+
+
+@pytest.mark.parametrize("dispatches", [False, True])
+@pytest.mark.parametrize(
+    ("product", "kind"),
+    [*(("A3", kind) for kind in ("V1", "int8", "norm", "waited", "halves", "fullmesh_v2")), ("A2", "V2")],
+)
+def test_a_wait_goes_on_without_who_is_masked(
+    ranks: Groups, product: Product, kind: str, dispatches: bool
+) -> None:
+    assert ranks(3).run(masked_while_waiting, product, kind, 1, dispatches) == [[]] * 3
+
+
+def masked_while_made(rank: int, num_ranks: int) -> bool:
+    """Whether a window is without a rank that is masked while the window is made with it."""
+    r = make_round(rank, num_ranks)
+    layer = Layer("V2", r)
+    with pytest.MonkeyPatch.context() as patch, settings() as name:
+        if rank == 1:
+            return ops.npu_moe_distribute_dispatch_v2.plan(r.x, r.ids, *r.group).communicator.is_usable
+
+        def make(*given: Any) -> communicator.Communicator:
+            made = communicator.Communicator(*given)
+            ops.update_mask(name, 1, True)
+            return made
+
+        patch.setattr(registry, "Communicator", make)
+        sums = layer.both(r.ids)[-1]
+        here = torch.where(r.ids < LOCAL_EXPERTS, r.weights, 0)
+        expected = sum(experts_of(r.x).float() * here[:, k : k + 1] for k in range(here.shape[1]))
+        return torch.equal(sums, expected.bfloat16()) and torch.equal(ops.lost(name, r.ids), here == 0)
+
+
+def test_masks_hold_for_a_window_that_is_made_meanwhile(ranks: Groups) -> None:
+    assert ranks(2).run(masked_while_made) == [True, True]
 
 
 def unmasked(rank: int, num_ranks: int) -> tuple[list[str], int]:
