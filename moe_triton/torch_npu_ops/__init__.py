@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from moe_triton.torch_npu_ops.experts import npu_moe_update_expert
 from moe_triton.torch_npu_ops.group import _npu_distribute_barrier, npu_moe_distribute_buffer_reset
-from moe_triton.torch_npu_ops.masks import clean_mask, lost, query_mask, update_mask
+from moe_triton.torch_npu_ops.masks import clean_mask, lost, query_fault, query_mask, update_mask
 from moe_triton.torch_npu_ops.npu_moe import (
     npu_moe_distribute_combine,
     npu_moe_distribute_combine_add_rms_norm,
@@ -41,6 +41,7 @@ __all__ = [
     "npu_moe_distribute_dispatch_v2",
     "npu_moe_update_expert",
     "process_group",
+    "query_fault",
     "query_mask",
     "register_group",
     "release",

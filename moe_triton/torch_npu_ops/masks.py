@@ -90,6 +90,28 @@ def query_mask(name: str, out: Tensor | None = None) -> Tensor:
     return out.copy_(said)
 
 
+def query_fault(name: str) -> tuple[bool, Tensor]:
+    """Whether ranks of a group have been masked or un-masked since the last query, and which are masked now.
+
+    It is what vLLM's managers of an all-to-all that outlives faults ask after each step.
+
+    Args:
+        name: of the expert-parallel group.
+
+    Returns:
+        Whether that has changed, and `query_mask`.
+
+    Raises:
+        ArgumentError: no group.
+
+    Examples:
+        >>> torch_npu.query_fault(torch_npu.group_name())[0]
+        False
+    """
+    registry.group_of(name, "name")
+    return registry.have_masks_changed(name), query_mask(name)
+
+
 def clean_mask(name: str) -> None:
     """Un-masks all ranks of a group.
 

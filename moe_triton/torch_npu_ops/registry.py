@@ -83,6 +83,7 @@ _tallies: dict[str, Tallies] = {}
 _environments: dict[str, Mapping[str, str]] = {}
 # Ranks that are masked, and what had run in the group when they were. They go with its windows.
 _masked: dict[str, dict[int, Windows]] = {}
+_queried: dict[str, frozenset[int]] = {}
 
 
 _DIFFERENT = (
@@ -470,6 +471,18 @@ def masked_ranks(name: str) -> frozenset[int]:
     return frozenset(masked) if masked and _made_for.get(name) is group_of(name, "name") else frozenset()
 
 
+def have_masks_changed(name: str) -> bool:
+    """Whether other ranks are masked than when this was asked last, or since the group has windows.
+
+    Args:
+        name: of the expert-parallel group.
+    """
+    _forget_former_group(name)
+    masked, before = masked_ranks(name), _queried.get(name, frozenset())
+    _queried[name] = masked
+    return masked != before
+
+
 def note_masked(name: str, ranks: Iterable[int], masked: bool) -> None:
     """Ranks have been masked in all windows of a group, or un-masked.
 
@@ -568,6 +581,7 @@ def release(name: str) -> None:
     _environments.pop(name, None)
     _tallies.pop(name, None)
     _masked.pop(name, None)
+    _queried.pop(name, None)
     communicators = _communicators.pop(name, {})
     if communicators:
         plans.clear()  # they lead to these, and have memory there

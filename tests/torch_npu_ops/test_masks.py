@@ -258,8 +258,11 @@ def unmasked(rank: int, num_ranks: int) -> tuple[list[str], int]:
         for _ in range(3):
             expected = layer.both(r.ids)
         other = (rank + 1) % num_ranks
+        assert not ops.query_fault(name)[0]
         ops.update_mask(name, other, True)
         ops.update_mask(name, other, True)
+        faults = [ops.query_fault(name)[0] for _ in range(2)]
+        assert faults == [True, False]
         out = torch.empty(num_ranks, dtype=torch.int32)
         assert ops.query_mask(name, out) is out
         assert out.tolist() == [int(each == other) for each in range(num_ranks)]
@@ -267,7 +270,9 @@ def unmasked(rank: int, num_ranks: int) -> tuple[list[str], int]:
         ops.update_mask(name, other, False)
         ops.update_mask(name, other, True)
         ops.clean_mask(name)
-        assert not ops.query_mask(name).any()
+        has_fault, mask = ops.query_fault(name)
+        assert has_fault
+        assert not mask.any()
         with pythons_runs() as seen:
             for _ in range(3):
                 same = list(map(torch.equal, layer.both(r.ids), expected))
@@ -291,6 +296,7 @@ def refused(rank: int, num_ranks: int) -> list[str]:
         ("name is 7", lambda: ops.query_mask(7)),
         ("name is 'nobody'", lambda: ops.clean_mask("nobody")),
         ("name is 'nobody'", lambda: ops.lost("nobody", r.ids)),
+        ("name is 'nobody'", lambda: ops.query_fault("nobody")),
         (f"rank is {rank}, but it is this rank itself", lambda: ops.update_mask(name, rank, True)),
         ("rank is 3", lambda: ops.update_mask(name, num_ranks, True)),
         ("rank is -1", lambda: ops.update_mask(name, -1, True)),
@@ -349,9 +355,11 @@ def refused(rank: int, num_ranks: int) -> list[str]:
                 with pytest.raises(BufferStateError, match=r"rank\(s\) \[2\] have missed calls .* release"):
                     undo()
             assert ops.query_mask(name).tolist() == [0, 0, 1]
+            assert ops.query_fault(name)[0]
         dist.barrier()
         # With the windows the masks go, and all ranks meet again.
         ops.release(name)
+        assert not ops.query_fault(name)[0]
         assert not ops.query_mask(name).any()
         layer.both(r.ids)
         # Of a shared expert nobody can do without.
