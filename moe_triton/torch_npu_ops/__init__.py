@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from moe_triton.torch_npu_ops.experts import npu_moe_update_expert
 from moe_triton.torch_npu_ops.group import _npu_distribute_barrier, npu_moe_distribute_buffer_reset
+from moe_triton.torch_npu_ops.masks import clean_mask, lost, query_fault, query_mask, update_mask
 from moe_triton.torch_npu_ops.npu_moe import (
     npu_moe_distribute_combine,
     npu_moe_distribute_combine_add_rms_norm,
@@ -29,8 +30,10 @@ __all__ = [
     "npu_moe_distribute_combine_teardown",
     "npu_moe_distribute_dispatch_setup",
     "npu_moe_distribute_dispatch_teardown",
+    "clean_mask",
     "configure",
     "group_name",
+    "lost",
     "npu_moe_distribute_combine",
     "npu_moe_distribute_combine_add_rms_norm",
     "npu_moe_distribute_combine_v2",
@@ -38,7 +41,10 @@ __all__ = [
     "npu_moe_distribute_dispatch_v2",
     "npu_moe_update_expert",
     "process_group",
+    "query_fault",
+    "query_mask",
     "register_group",
     "release",
     "synchronize",
+    "update_mask",
 ]

@@ -92,7 +92,8 @@ class FunctionPlan(PreparedCall):
         access = self.context.access
         communicator = access()
         native = access.native
-        if native is None:
+        # A new one would get the plans that are suspended while ranks are masked.
+        if native is None and not communicator.masks.masked:
             native = access.native = self._make_native(communicator)
         if native and communicator.is_idle:
             made = native(*self._get_inputs(named))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -63,7 +63,14 @@ class Place:
         """What ranks compare that have gone to other places."""
         return fields_of(self.config, self.members, bool(self.group_tp))
 
+    def number_of(self, rank: int) -> int | None:
+        """The number of a rank of the group among those that take part; None where it does not."""
+        if self.members is None:
+            return rank
+        return self.members.index(rank) if rank in self.members else None
 
+
+Windows = list[tuple[Fields, int]]
 Kept = dict[tuple[Place, settings.Settings], Communicator]
 
 # The group that a name's communicators were made for: names come again when groups are made anew.
@@ -74,6 +81,9 @@ plans: PlanCache[Any] = PlanCache()
 _tallies: dict[str, Tallies] = {}
 # HCCL's variables as they were when a group's first communicator was made: HCCL, too, reads them then.
 _environments: dict[str, Mapping[str, str]] = {}
+# Ranks that are masked, and what had run in the group when they were. They go with its windows.
+_masked: dict[str, dict[int, Windows]] = {}
+_queried: dict[str, frozenset[int]] = {}
 
 
 _DIFFERENT = (
@@ -218,6 +228,7 @@ def communicator(place: Place) -> Communicator:
             f"the group {place.group_ep!r} has no buffer for these shapes and attributes yet, and none can "
             f"be made inside a graph. Run the same calls once before the capture."
         )
+    _refuse_masked(place)
     if _posts_from_one(place):
         posting = _posting(kept)
         if posting:
@@ -247,6 +258,8 @@ def communicator(place: Place) -> Communicator:
     tallies = _tallies[place.group_ep]
     tallies.since = tallies.since or f"{meeting.number} of {meeting.members}"
     made.on_long_wait = partial(_watch_call, place, chosen)
+    for rank in _masked_at(place):  # meanwhile, by another thread
+        made.update_mask(place.members.index(rank) if place.members else rank, True)
     _environments[place.group_ep] = environment
     return made
 
@@ -291,16 +304,25 @@ def _watch_call(place: Place, chosen: settings.Settings, waiting: Waiting) -> No
         [*_windows_of(name), (place.fields, int(is_counted))],
         place.fields,
         plan.operator,
-        place.members,
+        _listened_to(place),
         waiting.pending,
         lambda lines: made.stop(_DIFFERENT.format(call, lines)),
     )
 
 
-def _windows_of(name: str) -> list[tuple[Fields, int]]:
+def _listened_to(place: Place) -> Sequence[int] | None:
+    """Ranks whose calls should be the same as this one's: a masked one may go on by itself."""
+    masked = masked_ranks(place.group_ep)
+    if not masked:
+        return place.members
+    members = place.members or range(group_of(place.group_ep, "group_ep").size())
+    return [rank for rank in members if rank not in masked]
+
+
+def _windows_of(name: str) -> Windows:
     """Each window of a group, and the calls in it: its making, and what has ended."""
-    kept = _communicators.get(name, {})
-    return [(place.fields, 1 + sum(made.counts.values())) for (place, _), made in kept.items()]
+    kept = list(_communicators.get(name, {}).items())
+    return [(place.fields, 1 + sum(made.counts.values())) for (place, _), made in kept]
 
 
 def _close(name: str, kept: Kept, key: tuple[Place, settings.Settings]) -> None:
@@ -313,17 +335,26 @@ def _close(name: str, kept: Kept, key: tuple[Place, settings.Settings]) -> None:
 
 
 def waiting_communicator(place: Place) -> Communicator:
-    """One whose barrier is that of a place's members; of other shapes where one window serves all that post.
+    """One whose barrier is that of a place's members.
+
+    It is of other shapes where one window serves all that post, and where ranks are masked, without whom none
+    can be made.
 
     Raises:
         MoeTritonError: what `communicator` raises.
     """
+    _forget_former_group(place.group_ep)
+    kept, key = _communicators.get(place.group_ep, {}), (place, settings.current())
+    others: Kept = {}
     if _posts_from_one(place):
-        _forget_former_group(place.group_ep)
-        for (other, chosen), made in _posting(_communicators.get(place.group_ep, {})).items():
-            if other.members == place.members and chosen == settings.current():
-                _refuse_broken(made)
-                return made
+        others = _posting(kept)
+    elif _masked_at(place) and key not in kept:
+        others = kept
+    # The first in the order of their making, which is the same on every rank.
+    for (other, chosen), made in others.items():
+        if other.members == place.members and chosen == settings.current():
+            _refuse_broken(made)
+            return made
     return communicator(place)
 
 
@@ -410,6 +441,100 @@ class Access:
         return (self._place, settings.current()) in _communicators.get(name, {})
 
 
+def windows(name: str) -> list[tuple[Place, Communicator]]:
+    """The communicators of a group, in the order of their making, and where each is.
+
+    Args:
+        name: of the expert-parallel group.
+    """
+    if _made_for.get(name) is not group_of(name, "name"):
+        return []
+    return [(place, made) for (place, _), made in list(_communicators.get(name, {}).items())]
+
+
+def is_tensor_parallel(name: str) -> bool:
+    """Whether a group has windows of calls with tensor parallelism, as either of their two groups."""
+    return any(
+        place.group_tp and name in (place.group_ep, place.group_tp)
+        for kept in list(_communicators.values())
+        for place, _ in list(kept)
+    )
+
+
+def masked_ranks(name: str) -> frozenset[int]:
+    """Ranks of a group that are masked in all of its windows, and in those to come.
+
+    Args:
+        name: of the expert-parallel group.
+    """
+    masked = _masked.get(name)  # as a rule nobody is
+    return frozenset(masked) if masked and _made_for.get(name) is group_of(name, "name") else frozenset()
+
+
+def have_masks_changed(name: str) -> bool:
+    """Whether other ranks are masked than when this was asked last, or since the group has windows.
+
+    Args:
+        name: of the expert-parallel group.
+    """
+    _forget_former_group(name)
+    masked, before = masked_ranks(name), _queried.get(name, frozenset())
+    _queried[name] = masked
+    return masked != before
+
+
+def note_masked(name: str, ranks: Iterable[int], masked: bool) -> None:
+    """Ranks have been masked in all windows of a group, or un-masked.
+
+    Args:
+        name: of the expert-parallel group.
+        ranks: of it.
+        masked: which of both.
+    """
+    _forget_former_group(name)
+    noted = _masked.setdefault(name, {})
+    for rank in ranks:
+        noted.pop(rank, None)
+        if masked:
+            noted[rank] = _windows_of(name)
+
+
+def check_unmaskable(name: str, ranks: Iterable[int]) -> None:
+    """Checks that nothing has run in a group since ranks were masked, and no window was made or given back.
+
+    Whoever has missed something would make other calls than are next here, or give another window back for a
+    new one.
+
+    Raises:
+        BufferStateError: it has.
+    """
+    missed = [rank for rank in ranks if _masked[name][rank] != _windows_of(name)]
+    if missed:
+        raise BufferStateError(
+            f"rank(s) {missed} have missed calls of the group {name!r} while they were masked. They stay "
+            f"masked until all ranks, these included, have called release."
+        )
+
+
+def _masked_at(place: Place) -> list[int]:
+    """The masked ranks of a group that take part in a place."""
+    return [rank for rank in sorted(masked_ranks(place.group_ep)) if place.number_of(rank) is not None]
+
+
+def _refuse_masked(place: Place) -> None:
+    """Checks that all ranks will come that a new window is made with.
+
+    Raises:
+        BufferStateError: some are masked.
+    """
+    if masked := _masked_at(place):
+        raise BufferStateError(
+            f"the group {place.group_ep!r} has no window for these shapes and attributes yet, and it cannot "
+            f"be made without rank(s) {masked}, which are masked. Run every shape once before ranks are "
+            f"masked, or pass elastic_info of those that are left."
+        )
+
+
 def _refuse_broken(kept: Communicator) -> None:
     try:
         kept.check_usable()
@@ -455,6 +580,8 @@ def release(name: str) -> None:
     name = check_group("name", name)
     _environments.pop(name, None)
     _tallies.pop(name, None)
+    _masked.pop(name, None)
+    _queried.pop(name, None)
     communicators = _communicators.pop(name, {})
     if communicators:
         plans.clear()  # they lead to these, and have memory there

@@ -196,8 +196,13 @@ def _of_version_2(rank: int, num_ranks: int) -> Chain:
             "expand_scales": expand_scales,
         }
 
+    def lost(outputs: Outputs) -> Arguments:
+        asked = {"name": ops.group_name(), "expert_ids": own["ids"], "moe_expert_num": 2 * num_ranks}
+        return {**asked, "x_active_mask": mask, "elastic_info": _elastic(num_ranks)}
+
     return [
         Step(ops.npu_moe_distribute_dispatch_v2, dispatch, accepted(**NO_PEER)),
+        Step(ops.lost, lost),
         Step(ops.npu_moe_distribute_combine_v2, combine, _accepted_by_combine()),
     ]
 

@@ -46,6 +46,10 @@ def steps(num_ranks: int, buffer: EPBuffer, folder: str) -> list[Step]:
         step(ops.process_group, {"name": ops.group_name()}),
         # Of a group without windows there is nothing to wait for, or to give back.
         step(ops.synchronize, {"name": ops.group_name()}, name="unknown; over-long"),
+        step(ops.query_mask, {"name": ops.group_name(), "out": torch.zeros(num_ranks, dtype=torch.int32)}),
+        step(ops.query_fault, {"name": ops.group_name()}),
+        step(ops.clean_mask, {"name": ops.group_name()}),
+        step(ops.update_mask, {"name": ops.group_name(), "rank": dist.get_rank(), "masked": False}),
         step(ops.release, {"name": ops.group_name()}, name="unknown; over-long"),
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from moe_triton import torch_npu_ops as ops
 from moe_triton.torch_npu_ops import registry
 from tests.npu import host_reads
 from tests.npu.layers import Layer, eager, is_right, on_npu, v2
-from tests.torch_npu_ops.setting import make_round
+from tests.torch_npu_ops.setting import LOCAL_EXPERTS, make_round
 
 
 def steady(rank: int, num_ranks: int, layer: Layer) -> list[str]:
@@ -32,6 +33,35 @@ def steady(rank: int, num_ranks: int, layer: Layer) -> list[str]:
         ops.synchronize(ops.group_name())
         good = [is_right(layer, r, out) for r, out in zip(rounds, outputs, strict=True)]
         wrong += [f"round {number}" for number, is_good in enumerate(good) if not is_good]
+    return wrong
+
+
+def without_the_last(rank: int, num_ranks: int, layers: list[Layer]) -> list[str]:
+    """Layers in which the last rank is masked: what of them waits, reads, or is wrong."""
+    wrong, last = [], num_ranks - 1
+    keep: list[Any] = []
+    with on_npu(rank) as device:
+        wrong += [
+            f"warm-up {layer}" for layer in layers for _ in range(2) if not eager(layer, rank, num_ranks, 1)
+        ]
+        if rank == last:
+            return wrong
+        name = ops.group_name()
+        ops.update_mask(name, last, True)
+        rounds = [make_round(rank, num_ranks, seed=seed) for seed in range(2, 6)]
+        for layer in layers:
+            since = len(device.log)
+            with host_reads.refused():
+                outputs = [layer(r, keep) for r in rounds]
+            if "synchronize" in device.log[since:]:
+                wrong.append(f"{layer}: the host waited")
+            ops.synchronize(name)
+            for number, (r, out) in enumerate(zip(rounds, outputs, strict=True)):
+                lost = ops.lost(name, r.ids)
+                if not torch.equal(lost, r.ids // LOCAL_EXPERTS == last):
+                    wrong.append(f"{layer}, round {number}: lost")
+                if not is_right(layer, replace(r, weights=r.weights.masked_fill(lost, 0)), out):
+                    wrong.append(f"{layer}, round {number}")
     return wrong
 
 

@@ -77,6 +77,10 @@ def test_steady_calls_neither_wait_nor_read(ranks: Ranks, layer: layers.Layer) -
     assert ranks(2).run(layer_workers.steady, layer) == [[], []]
 
 
+def test_masked_ranks_are_not_waited_for(ranks: Ranks) -> None:
+    assert ranks(3).run(layer_workers.without_the_last, LAYERS) == [[]] * 3
+
+
 def test_elastic_info_takes_one_wait_per_call(ranks: Ranks) -> None:
     assert ranks(2).run(layer_workers.elastic_waits) == [[1, 1], [1, 1]]
 

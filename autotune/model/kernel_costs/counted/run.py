@@ -8,7 +8,7 @@ there, as their own kernels left it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,7 +33,7 @@ from moe_triton.core.ascendc import REPORT_WORDS
 from moe_triton.core.config import Config
 from moe_triton.core.kernel import Arg, AscendCKernel
 from moe_triton.core.plan import Launch, Part, Placeholder, Plan, Value, device_launches, num_blocks
-from moe_triton.core.reach import token_of
+from moe_triton.core.reach import NUM_CHANGES_WORDS, token_of
 from moe_triton.core.region import ROTATED_DIMS, fields_of, region_in
 from moe_triton.schemes import make_scheme
 from moe_triton.schemes.rank_context import RankContext
@@ -356,11 +356,11 @@ class PlanRun:
         queues = self._group.scheme_of(rank).queues if several else None
         if queues is None:
             return self._windows
-        return np.array([queues.word(rank, peer, token_of(peer)) for peer in ranks], np.int64)
+        return _with_changes(queues.word(rank, peer, token_of(peer)) for peer in ranks)
 
     @functools.cached_property
     def _windows(self) -> np.ndarray:
-        return np.array([token_of(rank) for rank in range(self._config.num_ranks)], np.int64)
+        return _with_changes(map(token_of, range(self._config.num_ranks)))
 
     def _made_for(self, launch: Launch, rank: int) -> dict[str, np.ndarray]:
         known = self._traffic(rank).tables
@@ -415,6 +415,11 @@ def standing_for(
 
 KEPT = 64
 _RUNS: dict[tuple[object, ...], PlanRun] = {}
+
+
+def _with_changes(words: Iterable[int]) -> np.ndarray:
+    """A table of peers, of whom none has ever been masked."""
+    return np.array([*words, *(0,) * NUM_CHANGES_WORDS], np.int64)
 
 
 def _scheme(config: Config, rank: int) -> Scheme:
