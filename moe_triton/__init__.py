@@ -14,6 +14,7 @@ from moe_triton.core.errors import (
     ConfigMismatchError,
     CopyError,
     MoeTritonError,
+    RankLostError,
     ThreadError,
     ToolchainError,
     WindowError,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from moe_triton.buffer import EPBuffer
     from moe_triton.core.config import Config
     from moe_triton.core.handle import DispatchHandle, DispatchOutput, Pending
+    from moe_triton.core.health import RankHealth
     from moe_triton.core.traffic import Traffic
     from moe_triton.core.tuning import Tuning
 
@@ -41,6 +43,8 @@ __all__ = [
     "EPBuffer",
     "MoeTritonError",
     "Pending",
+    "RankHealth",
+    "RankLostError",
     "ThreadError",
     "ToolchainError",
     "Traffic",
@@ -55,6 +59,7 @@ _MODULE_OF = {
     "DispatchHandle": "core.handle",
     "DispatchOutput": "core.handle",
     "Pending": "core.handle",
+    "RankHealth": "core.health",
     "Traffic": "core.traffic",
     "Tuning": "core.tuning",
 }

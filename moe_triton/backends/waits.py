@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from moe_triton.core.errors import BufferStateError, ConfigMismatchError
+from moe_triton.core.errors import BufferStateError, ConfigMismatchError, RankLostError
 from moe_triton.core.plan import Launch, Plan
 
 
@@ -45,13 +45,14 @@ class Waits:
     def __init__(self) -> None:
         self.holder = ctypes.c_uint64(0)
         self.is_stopped = False
-        self._why = ""
+        self._why: str | Callable[[], RankLostError] = ""
 
-    def stop(self, why: str = "") -> None:
+    def stop(self, why: str | Callable[[], RankLostError] = "") -> None:
         """Ends all waits, now and later. Callable from any thread.
 
         Args:
-            why: ranks that differ; empty if the buffer is closed.
+            why: ranks that differ; or what makes the error where they are lost; empty if the buffer is
+                closed.
         """
         self._why = self._why or why
         self.is_stopped = True
@@ -62,8 +63,11 @@ class Waits:
         Raises:
             BaseException: raised by a signal handler, usually KeyboardInterrupt.
             ConfigMismatchError: ranks differ.
+            RankLostError: a rank that was waited for is lost.
             BufferStateError: the buffer was closed.
         """
+        if callable(self._why):
+            raise self._why()
         if self._why:
             raise ConfigMismatchError(self._why)
         if self.is_stopped:
@@ -80,3 +84,13 @@ class Waits:
             tell_s: seconds before the first report, more than those before the note.
             tell: reports a wait.
         """
+
+    def answer_alarms(self, answer: Callable[[Waiting], None]) -> None:
+        """Has a wait reported while there is an alarm: again every few hundredths of a second.
+
+        Args:
+            answer: called on the thread that is in the call.
+        """
+
+    def alarm(self, on: bool = True) -> None:
+        """Raises an alarm, or ends it. Callable from any thread."""

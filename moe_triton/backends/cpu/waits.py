@@ -45,9 +45,11 @@ class WaitControlStruct(ctypes.Structure):
     """``moe::WaitControl``."""
 
     _fields_ = (
-        *alike(U64, "stop", "holder", "plan", "launch", "began_ns", "look_ns", "tell_ns", "patience_ns"),
+        *alike(
+            U64, "stop", "alarm", "holder", "plan", "launch", "began_ns", "look_ns", "tell_ns", "patience_ns"
+        ),
         ("main_thread", U64),
-        *alike(POINTER, *_PYTHON_CALLS, "tell"),
+        *alike(POINTER, *_PYTHON_CALLS, "tell", "answer"),
         ("error", POINTER * 3),
         ("blocks", BlockWaitStruct * MAX_BLOCKS),
     )
@@ -84,6 +86,7 @@ class NativeWaits(Waits):
         self._note: Callable[[Waiting], None] | None = None
         self._tell: Callable[[Waiting], None] | None = None
         self._tell_ns = 0
+        self._answer: Callable[[Waiting], None] | None = None
         me = weakref.ref(self)
 
         # Native code keeps it, and must not keep this object alive.
@@ -92,8 +95,13 @@ class NativeWaits(Waits):
             if waits is not None:
                 waits._tell_now()
 
-        self._native_tell = tell
-        self._struct.tell = id(tell)
+        def answer() -> None:
+            waits = me()
+            if waits is not None:
+                waits._report_to(waits._answer)
+
+        self._native_calls = tell, answer
+        self._struct.tell, self._struct.answer = id(tell), id(answer)
 
     @property
     def is_stopped(self) -> bool:  # type: ignore[override]
@@ -119,6 +127,14 @@ class NativeWaits(Waits):
         self._note, self._tell, self._tell_ns = note, tell, int(tell_s * _NS)
         self._struct.patience_ns = int(note_s * _NS)
 
+    def answer_alarms(self, answer: Callable[[Waiting], None]) -> None:
+        """Has a wait reported while there is an alarm: again every few hundredths of a second."""
+        self._answer = answer
+
+    def alarm(self, on: bool = True) -> None:
+        """Raises an alarm, or ends it. Callable from any thread."""
+        self._struct.alarm = on
+
     def add(self, number: int, runner: Runner) -> None:
         """Registers the runner of the plan that native code knows by this number."""
         self._runners[number] = runner
@@ -129,11 +145,15 @@ class NativeWaits(Waits):
 
     def _tell_now(self) -> None:
         """Called on the waiting thread. An exception of a signal handler in here ends the wait."""
+        began_ns, told = self._struct.began_ns, self._tell
+        if time.monotonic_ns() - began_ns < self._tell_ns:
+            told, self._struct.tell_ns = self._note, began_ns + self._tell_ns
+        self._report_to(told)
+
+    def _report_to(self, told: Callable[[Waiting], None] | None) -> None:
+        """Reports the wait. On the waiting thread."""
         runner, now = self._runners.get(self._struct.plan), time.monotonic_ns()
         number, began_ns = self._struct.launch, self._struct.began_ns
-        told = self._tell
-        if now - began_ns < self._tell_ns:
-            told, self._struct.tell_ns = self._note, began_ns + self._tell_ns
         if runner is None or told is None:
             return
         since_ns = max(began_ns, now - _STILL_WAITING_NS)
