@@ -14,6 +14,7 @@ from moe_triton.core.errors import (
     ConfigMismatchError,
     CopyError,
     MoeTritonError,
+    RankLostError,
     RankMaskedError,
     ThreadError,
     ToolchainError,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from moe_triton.buffer import EPBuffer
     from moe_triton.core.config import Config
     from moe_triton.core.handle import DispatchHandle, DispatchOutput, Pending
+    from moe_triton.core.health import RankHealth
     from moe_triton.core.traffic import Traffic
     from moe_triton.core.tuning import Tuning
 
@@ -42,6 +44,8 @@ __all__ = [
     "EPBuffer",
     "MoeTritonError",
     "Pending",
+    "RankHealth",
+    "RankLostError",
     "RankMaskedError",
     "ThreadError",
     "ToolchainError",
@@ -57,6 +61,7 @@ _MODULE_OF = {
     "DispatchHandle": "core.handle",
     "DispatchOutput": "core.handle",
     "Pending": "core.handle",
+    "RankHealth": "core.health",
     "Traffic": "core.traffic",
     "Tuning": "core.tuning",
 }

@@ -21,6 +21,7 @@ from moe_triton.core.deepep import with_names_of_deepep
 from moe_triton.core.errors import ArgumentError, BufferStateError
 from moe_triton.core.group_sizes import RanksPerServer
 from moe_triton.core.handle import DispatchHandle, DispatchOutput, Pending
+from moe_triton.core.health import RankHealth
 from moe_triton.core.replicas import ReplicaBy
 from moe_triton.core.row_formats import row_format_of
 from moe_triton.core.tuning import Tuning, checked_tuning
@@ -389,6 +390,21 @@ class EPBuffer(Owner, Uncopied):
             ['', '']
         """
         return self._communicator.left(check_text("name", name))
+
+    def health(self) -> tuple[RankHealth, ...]:
+        """What this rank knows of each rank of the group, itself included, by rank. Nobody is asked for it.
+
+        From any thread, also while another one waits in a call: that says whom it waits for, which takes up
+        to 0.2 s. By which signs ends are noticed, and how soon: docs/protocol.md, "Death".
+
+        Raises:
+            BufferStateError: the buffer is closed.
+
+        Examples:
+            >>> [each.state for each in buffer.health()]
+            ['alive', 'alive']
+        """
+        return self._communicator.health()
 
     def tuning_source(self, dtype: torch.dtype = torch.bfloat16) -> dict[str, str]:
         """Which settings plain calls on tokens of ``dtype`` run with, by name, and who says so.

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from moe_triton import EPBuffer
-from moe_triton.backends.cpu import shared_memory, window
+from moe_triton.backends.cpu import window
 from moe_triton.backends.cpu.window import PREFIX, SharedWindow
+from moe_triton.core import shared_memory
 from moe_triton.core.errors import WindowError
 from moe_triton.processes import RankGroup
 from moe_triton.rendezvous.meeting import Meeting

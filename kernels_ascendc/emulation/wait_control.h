@@ -1,5 +1,6 @@
-// What a host does while its launches wait for peers: it ends waits early, and lets Python handle signals and report
-// long waits. Signals are handled between runs too, where several follow one another.
+// What a host does while its launches wait for peers: it ends waits early, and lets Python handle signals, report long
+// waits, and say whom one is for when a rank is lost. Signals are handled between runs too, where several follow one
+// another.
 //
 // Only the thread that launched does this, and in a wait only after some time without flags. Python's functions are
 // passed as addresses, since programs without Python load this library too.
@@ -35,11 +36,12 @@ struct PythonCalls {
     void (*fetch_error)(void** type, void** value, void** trace);
 };
 
-// One per communicator. All fields but `stop` belong to the thread that is in a call.
+// One per communicator. All fields but `stop` and `alarm` belong to the thread that is in a call.
 struct WaitControl {
     static constexpr uint32_t MAX_BLOCKS = 48;
 
     uint64_t stop;    // set by any thread and never cleared: waits end as if at their deadline
+    uint64_t alarm;   // set and cleared by any thread: while it is set, `answer` is called at every look
     uint64_t holder;  // the thread that is in a call
     // The running launch and its plan: that of `moe_run_plan`, or a number that Python gave.
     uint64_t plan;
@@ -53,6 +55,7 @@ struct WaitControl {
     uint64_t main_thread;  // the one that handles signals
     PythonCalls python;
     void* tell;      // a callable
+    void* answer;    // a callable
     void* error[3];  // raised by a signal handler: type, value and traceback; the launch's caller raises it again
     BlockWait blocks[MAX_BLOCKS];
 
@@ -63,6 +66,7 @@ struct WaitControl {
     }
 
     bool IsStopped() const { return __atomic_load_n(&stop, __ATOMIC_RELAXED) != 0; }
+    bool IsAlarmed() const { return __atomic_load_n(&alarm, __ATOMIC_RELAXED) != 0; }
 
     // On the block's own thread.
     void Note(uint32_t block, Awaited awaited) {
@@ -70,16 +74,26 @@ struct WaitControl {
     }
 };
 
-// Calls Python: has it handle signals, and report a wait. What it raises is kept, and ends this wait and all others.
-inline void CallPython(WaitControl& control, bool handles_signals, bool tells) {
+// What Python is called for.
+struct Errand {
+    bool handles_signals;
+    bool tells;
+    bool answers;
+};
+
+// Calls Python: has it handle signals, report a wait, and answer an alarm. What it raises is kept, and ends this wait
+// and all others.
+inline void CallPython(WaitControl& control, Errand errand) {
     const PythonCalls& python = control.python;
+    const auto returns = [&python](void* callable) {
+        void* const made = python.call(callable);
+        if (made != nullptr) python.drop(made);
+        return made != nullptr;
+    };
     const int state = python.ensure_gil();
-    bool is_good = !handles_signals || python.check_signals() == 0;
-    if (is_good && tells) {
-        void* const told = python.call(control.tell);
-        is_good = told != nullptr;
-        if (is_good) python.drop(told);
-    }
+    bool is_good = !errand.handles_signals || python.check_signals() == 0;
+    if (is_good && errand.tells) is_good = returns(control.tell);
+    if (is_good && errand.answers) is_good = returns(control.answer);
     if (!is_good) {
         python.fetch_error(&control.error[0], &control.error[1], &control.error[2]);
         __atomic_store_n(&control.stop, 1, __ATOMIC_RELAXED);
@@ -102,10 +116,10 @@ inline void LookUpFromWait(WaitControl& control) {
     if (now < control.look_ns || control.IsStopped()) return;
     control.look_ns = now + NS_BETWEEN_LOOKS;
     const bool handles_signals = static_cast<uint64_t>(pthread_self()) == control.main_thread;
-    const bool tells = now >= control.tell_ns;
-    if (!handles_signals && !tells) return;
+    const bool tells = now >= control.tell_ns, answers = control.IsAlarmed();
+    if (!handles_signals && !tells && !answers) return;
     if (tells) control.tell_ns = now + (now - control.began_ns);
-    CallPython(control, handles_signals, tells);
+    CallPython(control, {handles_signals, tells, answers});
 }
 
 // When the thread was in Python last, by what it looks between runs.
@@ -116,7 +130,7 @@ public:
         const uint64_t now = MonotonicNs();
         if (now < next_ns_ || control.IsStopped()) return;
         next_ns_ = now + NS_BETWEEN_LOOKS;
-        if (static_cast<uint64_t>(pthread_self()) == control.main_thread) CallPython(control, true, false);
+        if (static_cast<uint64_t>(pthread_self()) == control.main_thread) CallPython(control, {true, false, false});
     }
 
 private:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from moe_triton.core.errors import BufferStateError, ConfigMismatchError
 from moe_triton.core.plan import Launch, Plan
@@ -45,20 +45,16 @@ class Waits:
     def __init__(self) -> None:
         self.holder = ctypes.c_uint64(0)
         self.is_stopped = False
-        self._why, self._error = "", cast(Exception | None, None)
+        self._why: str | Callable[[], Exception] = ""
 
-    def stop(self, why: str = "") -> None:
+    def stop(self, why: str | Callable[[], Exception] = "") -> None:
         """Ends all waits, now and later. Callable from any thread.
 
         Args:
-            why: ranks that differ; empty if the buffer is closed.
+            why: ranks that differ; or what makes the error where they are lost; empty if the buffer is
+                closed.
         """
         self._why = self._why or why
-        self.is_stopped = True
-
-    def stop_with(self, error: Exception) -> None:
-        """Ends all waits with an error. Callable from any thread."""
-        self._error = self._error or error
         self.is_stopped = True
 
     def raise_stopped(self, operator: str) -> None:
@@ -67,10 +63,11 @@ class Waits:
         Raises:
             BaseException: raised by a signal handler, usually KeyboardInterrupt.
             ConfigMismatchError: ranks differ.
+            RankLostError: a rank that was waited for is lost.
             BufferStateError: the buffer was closed.
         """
-        if self._error:
-            raise self._error
+        if callable(self._why):
+            raise self._why()
         if self._why:
             raise ConfigMismatchError(self._why)
         if self.is_stopped:
@@ -95,3 +92,13 @@ class Waits:
             tell_s: seconds before the first report, more than those before the note.
             tell: reports a wait.
         """
+
+    def answer_alarms(self, answer: Callable[[Waiting], None]) -> None:
+        """Has a wait reported while there is an alarm: again every few hundredths of a second.
+
+        Args:
+            answer: called on the thread that is in the call.
+        """
+
+    def alarm(self, on: bool = True) -> None:
+        """Raises an alarm, or ends it. Callable from any thread."""

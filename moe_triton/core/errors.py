@@ -98,6 +98,8 @@ class CommunicationTimeoutError(MoeTritonError, TimeoutError):
         uncertainty: why that is not known; empty if there are none.
     """
 
+    _what_happened = "timed out waiting for"
+
     def __init__(
         self,
         operator: str,
@@ -115,8 +117,22 @@ class CommunicationTimeoutError(MoeTritonError, TimeoutError):
         self.uncertain_ranks, self.uncertainty = tuple(uncertain_ranks), uncertainty
         missing = in_words or f"rank(s) {list(self.missing_ranks)}"
         super().__init__(
-            f"{operator} number {number} (zone {zone}) timed out waiting for {missing}: {detail}"
+            f"{operator} number {number} (zone {zone}) {self._what_happened} {missing}: {detail}"
         )
+
+
+class RankLostError(CommunicationTimeoutError):
+    """Ranks are lost, so that no deadline was waited for: their processes have ended.
+
+    Attributes:
+        operator: of the call that waited for them; "call" for one that was refused before it sent anything.
+        number: which one since construction, from 0; of a call that was refused, among those of all
+            operators.
+        zone: the window zone it used; 0 of a call that was refused.
+        missing_ranks: those that are lost.
+    """
+
+    _what_happened = "cannot go on without"
 
 
 class ToolchainError(MoeTritonError):

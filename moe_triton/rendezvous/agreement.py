@@ -38,24 +38,32 @@ _OWN = text_of({})
 _MOST_KERNELS = 4  # that a message names
 
 
-def agree(meeting: Meeting, settings: Mapping[str, Any], purpose: str = "settings") -> None:
+def agree(
+    meeting: Meeting, settings: Mapping[str, Any], purpose: str = "settings", beside: object = None
+) -> list[Any]:
     """Compares settings. A difference is an error on every rank, or a warning where it is allowed.
 
     Args:
         meeting: the group.
         settings: by name; JSON's types.
         purpose: for the error.
+        beside: what this rank says besides, in JSON's types.
+
+    Returns:
+        What each rank says besides, which nobody has checked.
 
     Raises:
         ConfigMismatchError: a rank cannot be constructed, or settings differ; it names ranks and fields.
         CommunicationTimeoutError: a rank did not come.
     """
-    messages = meeting.exchange({"settings": settings}, purpose)
+    said = {} if beside is None else {"beside": beside}
+    messages = meeting.exchange({"settings": settings, **said}, purpose)
     try:
         check_same(values_of(messages, "settings", dict))
     except ConfigMismatchError:
         meeting.end()  # every rank sees this
         raise
+    return [message.get("beside") for message in messages]
 
 
 def check_same(settings: Sequence[Mapping[str, Any]], may_differ: Collection[str] = MAY_DIFFER) -> None:

@@ -285,6 +285,15 @@ class Notes:
                 store.set(str(self._rank), note.text(next(self._beats)))
         return is_latest
 
+    def given_up(self, ranks: Sequence[int]) -> dict[int, tuple[int, ...]]:
+        """Those of some ranks whose last word there is, and for whom each has waited.
+
+        It asks the store, and waits for its answer.
+        """
+        store = self._open_store()
+        read = {rank: Note.read(read_key(store, str(rank)), self._num_ranks) for rank in ranks[:MOST_WATCHED]}
+        return {rank: note.ranks for rank, note in read.items() if note and note.state in ("raised", "left")}
+
     def last_word(self, state: State, call: str, ranks: Sequence[int] = ()) -> None:
         """Says why nothing more will come from this rank. Only the first one counts.
 

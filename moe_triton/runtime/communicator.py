@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from multiprocessing.util import Finalize
+from threading import get_ident
 from typing import Literal, NoReturn
 
 import torch
@@ -21,12 +22,19 @@ from moe_triton.backends.base import Bindings, Calls, CallSetting, Executable, W
 from moe_triton.backends.waits import Waiting
 from moe_triton.core.ascendc import REPORT_MASKED, REPORT_MISMATCH
 from moe_triton.core.endings import at_end
-from moe_triton.core.errors import ArgumentError, BufferStateError, CommunicationTimeoutError
+from moe_triton.core.errors import (
+    ArgumentError,
+    BufferStateError,
+    CommunicationTimeoutError,
+    RankLostError,
+)
 from moe_triton.core.handle import DispatchHandle
+from moe_triton.core.health import RankHealth
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.plan import BEGINNING, ENDING
 from moe_triton.core.records import CALL_HEADER
 from moe_triton.operators.variants import DispatchVariant, Variant
+from moe_triton.rendezvous.deaths import Gone, Watch
 from moe_triton.rendezvous.masked_sets import MaskedSets
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.rendezvous.notes import Notes, noted_after_s
@@ -38,6 +46,7 @@ from moe_triton.runtime.exclusive import Exclusive
 from moe_triton.runtime.executables import Executables, Phase, PlanCalls, PlanMemory, call_bytes
 from moe_triton.runtime.in_flight import InFlight, UnreadRuns
 from moe_triton.runtime.local_launches import LocalLaunches
+from moe_triton.runtime.losses import Losses
 from moe_triton.runtime.masked_run import MaskedRun
 from moe_triton.runtime.masks import Masks, Paths
 from moe_triton.runtime.on_lost import OnLostRanks
@@ -94,9 +103,13 @@ class Communicator(Exclusive):
         meetings = [meeting, exchange] if exchange else [meeting]
         with contextlib.ExitStack() as made:
             try:
-                self._construct(meetings, prepare(order, meeting, exchange), made)
-                for one in meetings:  # any rank may have failed before this, and then all do
-                    one.exchange({}, "construction is done")
+                watches = [made.enter_context(contextlib.closing(Watch(one))) for one in meetings]
+                self._construct(meetings, prepare(order, meeting, exchange, watches), made)
+                reached = []
+                for one, watch in zip(meetings, watches, strict=True):
+                    # Any rank may have failed before this, and then all do.
+                    said = one.exchange({"reaches_all": watch.reaches_all}, "construction is done")
+                    reached.append(all(each.get("reaches_all") is True for each in said))
             except BaseException as error:
                 for one in meetings:
                     one.refuse(error)
@@ -104,9 +117,11 @@ class Communicator(Exclusive):
             made.pop_all()
         if self._trace:
             self._write_at_end = at_end(self, self._trace.close)
+        self._losses = Losses(self.context, watches, self._waits, self.counts, self._notes)
         self._tell_of_waits()
         if self._on_lost == "mask":
             self._lost_ranks = self._go_on_without_lost_ranks()
+        self._watch(watches, reached)
         if self._unread is not None:
             self._meet()
 
@@ -163,6 +178,51 @@ class Communicator(Exclusive):
         places = [calls.bell.offset(zone=zone) for zone in range(self.layout.num_zones)]
         words = (window[place : place + _WORD_BYTES] for window in windows for place in places)
         return [word.numpy().data.cast("i") for word in words]
+
+    def _watch(self, watches: Sequence[Watch], reached: Sequence[bool]) -> None:
+        """Has calls refused and waits ended that need a rank which is lost."""
+        me = weakref.ref(self)
+
+        def hear(gone: Gone) -> None:
+            if (communicator := me()) is not None:
+                communicator._hear(gone)
+
+        for watch, reach_all in zip(watches, reached, strict=True):
+            watch.listen(hear)
+            watch.begin(reach_all)
+
+    def _hear(self, gone: Gone) -> None:
+        """A rank has gone. Called on the thread that has noticed it."""
+        if self._lost_ranks is not None:
+            if gone.is_lost:
+                self._lost_ranks.lost(gone.rank, gone.sign)
+            return
+        self._losses.hear(gone)
+        if gone.state == "dead":
+            # A call that is under way goes on, for it may need nothing of that rank.
+            self._has_dead = True
+            self._executables.stop_calls()
+
+    def _check_open(self) -> None:
+        is_first = self._has_dead and not (self._closed or self._forked or self._broken)
+        if is_first and (refusal := self._losses.refusal()) is not None:
+            self._give_up_for("calls", refusal)
+            raise refusal
+        super()._check_open()
+
+    def health(self) -> tuple[RankHealth, ...]:
+        """What this rank knows of each one; see `moe_triton.EPBuffer.health`.
+
+        Raises:
+            BufferStateError: closed, or of the process that this one was forked from.
+        """
+        if self._closed or self._forked:
+            super()._check_open()
+        found = list(self._losses.health(self.is_busy and self._holder.value != get_ident()))
+        for rank, (why, since_s) in sorted(self.masks.reasons.items()):
+            sign = f"{why}; {found[rank].sign}" if found[rank].state in ("dead", "left") else why
+            found[rank] = RankHealth(rank, "masked", since_s, sign)
+        return tuple(found)
 
     def _meet(self) -> None:
         """Checks that flags reach every peer, and compiles the barrier that a graph may need."""
@@ -487,7 +547,7 @@ class Communicator(Exclusive):
         return [read_key(texts, str(rank)).removeprefix(_LEFT) for rank in range(self.config.num_ranks)]
 
     def _texts(self, name: str) -> Store:
-        self._check_open()
+        super()._check_open()  # texts need nobody: a rank may be dead
         return below(self._meetings[0].store(), f"texts/{name}")
 
     def run_local(self, kernel: TritonKernel, arguments: Bindings) -> None:
@@ -619,6 +679,8 @@ class Communicator(Exclusive):
 
     def _give_up_for(self, call: str, error: BaseException) -> None:
         why = f"{call} ended in {type(error).__name__}"
+        if isinstance(error, RankLostError):
+            why = f"{call} cannot go on without rank(s) {list(error.missing_ranks)}"
         self._give_up(why)
         if isinstance(error, CommunicationTimeoutError):
             self._notes.last_word("raised", call)
@@ -750,6 +812,7 @@ class Communicator(Exclusive):
         for window in self._windows:
             window.close()
         self.backend.close()
+        self._losses.close()
         for meeting in self._meetings:
             meeting.leave()
         if self._trace:
@@ -768,6 +831,7 @@ class Communicator(Exclusive):
         def note(waiting: Waiting) -> None:
             communicator = me()
             if communicator is not None:
+                communicator._losses.note(waiting)
                 note_of(communicator.context, waiting, communicator.counts, communicator._notes)
 
         def tell(waiting: Waiting) -> None:

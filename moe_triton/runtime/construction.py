@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ from moe_triton.core.kept_memory import kept_bytes
 from moe_triton.core.records import PROTOCOL_VERSION
 from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.rendezvous.agreement import KERNELS, agree
+from moe_triton.rendezvous.deaths import Watch
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.runtime.on_lost import KERNELS_WAIT, KERNELS_WAIT_MORE_S, ON_LOST, OnLost
 from moe_triton.runtime.traces import TraceFile, TracePath
@@ -34,6 +35,8 @@ from moe_triton.tables.installed import version_of
 from moe_triton.tables.pipelines import filled
 
 DEFAULT_TIMEOUT_S = 60.0
+TENSOR_SERVERS = 0, 0
+"""The server of each rank of a tensor-parallel group, whose windows are mapped."""
 
 
 @dataclass(frozen=True)
@@ -173,13 +176,14 @@ def meet(
     return Meeting(group, timeout_s, left), exchange
 
 
-def prepare(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:
+def prepare(order: Order, meeting: Meeting, exchange: Meeting | None, watches: Sequence[Watch]) -> Prepared:
     """Checks an order, makes the back end, and compares both with those of the other ranks.
 
     Args:
         order: of this rank.
         meeting: the group.
         exchange: the tensor-parallel group of two, if there is one.
+        watches: one for each of these groups.
 
     Raises:
         MoeTritonError: this rank cannot be constructed. The others have not been told yet.
@@ -192,9 +196,12 @@ def prepare(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepare
         meeting.beside, exchange.beside = (
             f"they may be waiting in their {name} group" for name in ("tensor-parallel", "expert-parallel")
         )
-    agree(meeting, settings | {"trace": str(file.path) if file else None})
+    settings_of = [(meeting, settings | {"trace": str(file.path) if file else None})]
     if exchange:
-        agree(exchange, settings)
+        settings_of.append((exchange, settings))
+    servers = prepared.config.topology.servers, TENSOR_SERVERS
+    for (one, compared), watch, of_server in zip(settings_of, watches, servers, strict=False):
+        watch.take(agree(one, compared, beside=watch.offer()), of_server)
     return prepared
 
 

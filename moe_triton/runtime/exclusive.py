@@ -26,7 +26,7 @@ class Exclusive(ABC):
     def __init__(self, waits: Waits) -> None:
         self._waits, self._holder = waits, waits.holder
         self._lock = threading.Lock()
-        self._closed = self._given_back = self._forked = False
+        self._closed = self._given_back = self._forked = self._has_dead = False
         self._broken = ""
         _alive.add(self)
 
@@ -45,7 +45,7 @@ class Exclusive(ABC):
         with lock:
             holder.value = me
             try:
-                if self._closed or self._broken:
+                if self._closed or self._broken or self._has_dead:
                     self._check_open()
                 body(*arguments)
             finally:
@@ -63,8 +63,8 @@ class Exclusive(ABC):
 
     @property
     def is_usable(self) -> bool:
-        """Whether it is open and not broken."""
-        return not (self._closed or self._broken)
+        """Whether it is open and not broken, and no rank is dead."""
+        return not (self._closed or self._broken or self._has_dead)
 
     @property
     def is_busy(self) -> bool:
@@ -82,7 +82,7 @@ class Exclusive(ABC):
         Raises:
             BufferStateError: it is.
         """
-        if self._closed or self._broken or self._lock.locked():
+        if self._closed or self._broken or self._has_dead or self._lock.locked():
             self._alone(lambda: None)
 
     def close(self) -> None:

@@ -183,6 +183,7 @@ class Executables:
         self._views: dict[tuple[str, int, torch.dtype], torch.Tensor] = {}
         self.calls: PlanCalls | None = None
         self._is_suspended = False
+        self._are_stopped = False
 
     def operator(self, variant: Variant, zone: int, phase: Phase, parts: int) -> Executable:
         """A dispatch or combine, or a half of one."""
@@ -231,11 +232,13 @@ class Executables:
             return
         if phase != "whole":
             self.calls.add_phase(variant, zone, phase, executable)
-            return
-        tokens = None
-        if isinstance(variant, DispatchVariant):
-            tokens = self.window_view("rows", zone, variant.row_dtype)
-        self.calls.add(variant, zone, parts, tokens, executable)
+        else:
+            tokens = None
+            if isinstance(variant, DispatchVariant):
+                tokens = self.window_view("rows", zone, variant.row_dtype)
+            self.calls.add(variant, zone, parts, tokens, executable)
+        if self._are_stopped:  # meanwhile, by another thread
+            self.stop_calls()
 
     def window_view(self, output: Output, zone: int, dtype: torch.dtype) -> torch.Tensor | None:
         """The view of an output in this rank's window, the same tensor every time.
@@ -301,7 +304,8 @@ class Executables:
             self._prepare(key, executable)
 
     def stop_calls(self) -> None:
-        """Disables native calls, so that Python raises why no call is possible any more."""
+        """Disables native calls, so that Python raises why no call is possible any more. From any thread."""
+        self._are_stopped = True
         if self.calls is not None:
             self.calls.swap({})
 

@@ -8,6 +8,7 @@ what a mask has cost finds them again.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -86,6 +87,7 @@ class Masks:
 
     Attributes:
         known: what the running call, or the next one, goes by.
+        reasons: why each rank is masked, and since when, as ``time.time()`` has it.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Masks:
         self._lock = threading.Lock()
         self._now = self.known = State(frozenset(), 0)
         self._since: dict[int, tuple[int, ...]] = {}
+        self.reasons: dict[int, tuple[str, float]] = {}
         self._lost: torch.Tensor | None = None
 
     @property
@@ -130,8 +133,13 @@ class Masks:
                 f"than the one that is next here. It stays masked in this buffer: construct a new one with it."
             )
 
-    def update(self, rank: int, masked: bool) -> None:
+    def update(self, rank: int, masked: bool, why: str = "by hand") -> None:
         """Masks a rank, or un-masks it.
+
+        Args:
+            rank: of the group.
+            masked: whether it takes no part.
+            why: it is masked.
 
         Raises:
             ArgumentError, BufferStateError: see `check`.
@@ -142,8 +150,9 @@ class Masks:
                 return
             if masked:
                 self._since[rank] = self._runs()
+                self.reasons[rank] = why, time.time()
             else:
-                del self._since[rank]
+                del self._since[rank], self.reasons[rank]
             self._change(self.masked ^ {rank})
 
     def clean(self) -> None:
@@ -157,6 +166,7 @@ class Masks:
                 self.check(rank, False)
             if self.masked:
                 self._since.clear()
+                self.reasons.clear()
                 self._change(frozenset())
 
     def _runs(self) -> tuple[int, ...]:

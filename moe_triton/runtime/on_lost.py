@@ -80,7 +80,8 @@ class OnLostRanks:
         except Exception as error:  # a store whose host is gone never answers
             why = f"ranks cannot agree on who is missing, as the group's store does not answer ({error!r})"
             operator, zone = waiting.plan.operator, waiting.plan.zone
-            self._waits.stop_with(CommunicationTimeoutError(operator, 0, zone, ranks, f"{why}."))
+            unsettled = CommunicationTimeoutError(operator, 0, zone, ranks, f"{why}.")
+            self._waits.stop(lambda: unsettled)
 
     def lost(self, rank: int, why: str) -> None:
         """A rank has ended, which is certain: it is masked here at once, and in the next set.
@@ -108,19 +109,18 @@ class OnLostRanks:
         """Goes by a set."""
         if self._context.rank in masked:
             others = f"set {self._sets.number} of masked ranks has it: the others did not hear of it in time"
-            self._waits.stop_with(
-                RankMaskedError(
-                    f"rank {self._context.rank} is masked, and all others go on without it ({others}). It masks "
-                    f"nobody itself. Construct a new buffer on every rank to take part again."
-                )
+            masked_here = RankMaskedError(
+                f"rank {self._context.rank} is masked, and all others go on without it ({others}). It masks "
+                f"nobody itself. Construct a new buffer on every rank to take part again."
             )
+            self._waits.stop(lambda: masked_here)
             return
         self._mask(masked)
 
     def _mask(self, masked: frozenset[int] | set[int]) -> None:
         for rank in sorted(masked - self._masks.masked):
-            self._masks.update(rank, True)
             why = self._reasons.get(rank, "as another rank has said")
+            self._masks.update(rank, True, why)
             _log.warning("rank %d is masked from now on (%s), and the others go on without it", rank, why)
 
     def _follow(self) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from moe_triton.backends.cpu import shared_memory
-from moe_triton.backends.cpu.shared_memory import USUAL, VARIABLE, Mount, folder, huge_pages, mount_of
+from moe_triton.core import shared_memory
 from moe_triton.core.errors import WindowError
+from moe_triton.core.shared_memory import USUAL, VARIABLE, Mount, folder, huge_pages, mount_of
 
 MOUNTINFO = r"""22 1 0:5 / / rw,relatime - ext4 /dev/vda rw,errors=remount-ro
 25 24 0:23 / /dev/shm rw,nosuid shared:4 - tmpfs tmpfs rw,size=24684092k

@@ -20,11 +20,12 @@ from tests.chaos.trial import (
     worst_seconds,
 )
 
-LATE = Seen("CommunicationTimeoutError", "dispatch number 3 timed out waiting for rank(s) [1]", 1.5, (1,))
-DOUBTFUL = replace(LATE, missing=(0, 1), uncertain=(0,))
+LOST = Seen("RankLostError", "dispatch number 3 cannot go on without rank(s) [1]", 1.5, (1,))
+LATE = "CommunicationTimeoutError"
+DOUBTFUL = replace(LOST, missing=(0, 1), uncertain=(0,))
 KILL = Trial("kill", "direct", 3, 1, 3, "dispatch", 0)
 DEAD = RankFailedError({1: "died without an error"})
-FINE = Account((LATE,))
+FINE = Account((LOST,))
 
 
 def test_a_trial_that_goes_as_it_should_is_survived() -> None:
@@ -39,11 +40,11 @@ def test_a_trial_that_goes_as_it_should_is_survived() -> None:
     [
         (DEAD, "died without an error"),
         (Account(), "met None"),
-        (Account((Seen("BufferStateError", "the buffer is closed", 0.0),)), "not CommunicationTimeoutError"),
-        (Account((Seen(LATE.kind, "timed out waiting for rank(s) [2]", 1.0),)), "does not name rank 1"),
-        (Account((replace(LATE, missing=(0, 1)),)), "names an innocent rank"),
-        (Account((LATE,), wrong=("round 4 gave other bits than the reference",)), "other bits"),
-        (Account((LATE,), left_behind=("/dev/shm/a window",)), "a window"),
+        (Account((Seen("BufferStateError", "the buffer is closed", 0.0),)), "not RankLostError"),
+        (Account((Seen(LOST.kind, "timed out waiting for rank(s) [2]", 1.0),)), "does not name rank 1"),
+        (Account((replace(LOST, missing=(0, 1)),)), "names an innocent rank"),
+        (Account((LOST,), wrong=("round 4 gave other bits than the reference",)), "other bits"),
+        (Account((LOST,), left_behind=("/dev/shm/a window",)), "a window"),
     ],
 )
 def test_anything_else_is_told(account: Account | RankFailedError, said: str) -> None:
@@ -53,7 +54,7 @@ def test_anything_else_is_told(account: Account | RankFailedError, said: str) ->
 
 def test_only_a_deadly_fault_may_take_its_victim() -> None:
     late = Trial("late", "direct", 2, 1, 0, "combine", 0)
-    assert complaints(late, [Account((Seen(LATE.kind, "rank(s) [1]", 1.0),)), DEAD]) == [str(DEAD)]
+    assert complaints(late, [Account((Seen(LATE, "rank(s) [1]", 1.0),)), DEAD]) == [str(DEAD)]
 
 
 def test_every_fault_can_strike_every_rank_before_the_last_rounds() -> None:

@@ -54,19 +54,19 @@ class Fault:
     has_host: bool = False
 
 
-TIME_OUT, STATE = "CommunicationTimeoutError", "BufferStateError"
+TIME_OUT, LOST, STATE = "CommunicationTimeoutError", "RankLostError", "BufferStateError"
 ARGUMENT, MISMATCH = "ArgumentError", "ConfigMismatchError"
 
 FAULTS: Mapping[str, Fault] = {
     fault.name: fault
     for fault in (
-        Fault("kill", None, TIME_OUT, is_deadly=True),
-        Fault("terminate", None, TIME_OUT, is_deadly=True),
+        Fault("kill", None, LOST, is_deadly=True),
+        Fault("terminate", None, LOST, is_deadly=True),
         # What it finds when it goes on depends on what the others have left.
         Fault("stop", TIME_OUT, TIME_OUT),
         Fault("late", TIME_OUT, TIME_OUT),
-        Fault("wait and die", None, TIME_OUT, is_deadly=True, operators=("combine",)),
-        Fault("host of the store", None, TIME_OUT, is_deadly=True, has_host=True),
+        Fault("wait and die", None, LOST, is_deadly=True, operators=("combine",)),
+        Fault("host of the store", None, LOST, is_deadly=True, has_host=True),
         Fault("paused machine", None, None, all_are_struck=True),
         Fault("never comes", None, TIME_OUT, operators=("dispatch",)),
         Fault("straggle", None, None),

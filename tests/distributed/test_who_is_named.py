@@ -18,6 +18,7 @@ from moe_triton import CommunicationTimeoutError
 from moe_triton.processes import RankFailedError, RankGroup, run_ranks, tell
 from moe_triton.rendezvous import meeting, notes
 from tests.distributed.cases import inputs_of, small_case
+from tests.distributed.failures import unwatched
 from tests.distributed.workers import make_buffer, one_round, patient_buffer
 from tests.patience import seconds
 
@@ -41,7 +42,7 @@ def named_by(call: Callable[[], object]) -> Named:
 def wait_and_die(rank: int, num_ranks: int, scheme: str) -> Named | None:
     """Rank 0 waits for the slow rank 1, which comes; then it dies."""
     case = small_case(num_ranks, scheme)
-    with patient_buffer(case, timeout_s=TIMEOUT_S) as buffer:
+    with unwatched(patient_buffer(case, timeout_s=TIMEOUT_S)) as buffer:
         one_round(buffer, case, inputs_of(case, rank, 0), None)
         inputs = inputs_of(case, rank, 1)
         if rank == 1:
@@ -75,7 +76,7 @@ def lose_the_store(rank: int, num_ranks: int) -> Named | None:
     assert world is not None
     meeting._stores[world] = store or dist.TCPStore("localhost", port[0], wait_for_workers=False)
     case = small_case(num_ranks)
-    with patient_buffer(case, timeout_s=1.0) as buffer:
+    with unwatched(patient_buffer(case, timeout_s=1.0)) as buffer:
         one_round(buffer, case, inputs_of(case, rank, 0), None)
         dist.barrier()
         if rank == 0:

@@ -17,9 +17,9 @@ import torch.distributed as dist
 from moe_triton import CommunicationTimeoutError, ConfigMismatchError, WindowError
 from moe_triton.backends.cpu import window
 from moe_triton.backends.cpu.room import Limit
-from moe_triton.backends.cpu.shared_memory import USUAL as SHM
-from moe_triton.backends.cpu.shared_memory import VARIABLE
 from moe_triton.backends.cpu.window import UNLOCKED, SharedWindow, _create_locked
+from moe_triton.core.shared_memory import USUAL as SHM
+from moe_triton.core.shared_memory import VARIABLE
 from moe_triton.core.threads import Deadline
 from moe_triton.processes import RankFailedError, RankGroup, run_ranks
 from moe_triton.rendezvous.attempts import Attempt

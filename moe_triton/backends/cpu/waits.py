@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -71,10 +71,10 @@ class WaitControlStruct(ctypes.Structure):
     """``moe::WaitControl``."""
 
     _fields_ = (
-        *alike(U64, "stop", "holder", "plan", "launch", "began_ns", "look_ns", "tell_ns", "patience_ns"),
-        *alike(U64, "pause_ns", "looked_ns"),
+        *alike(U64, "stop", "alarm", "holder", "plan", "launch", "began_ns", "look_ns", "tell_ns"),
+        *alike(U64, "patience_ns", "pause_ns", "looked_ns"),
         ("main_thread", U64),
-        *alike(POINTER, *_PYTHON_CALLS, "tell"),
+        *alike(POINTER, *_PYTHON_CALLS, "tell", "answer"),
         ("error", POINTER * 3),
         ("blocks", BlockWaitStruct * MAX_BLOCKS),
     )
@@ -110,6 +110,7 @@ class NativeWaits(Waits):
         self._runners: weakref.WeakValueDictionary[int, Runner] = weakref.WeakValueDictionary()
         self._stages: list[Stage] = []
         self._wait_of_stages = 0
+        self._answer: Callable[[Waiting], None] | None = None
         me = weakref.ref(self)
 
         # Native code keeps it, and must not keep this object alive.
@@ -118,8 +119,13 @@ class NativeWaits(Waits):
             if waits is not None:
                 waits._tell_now()
 
-        self._native_tell = tell
-        self._struct.tell = id(tell)
+        def answer() -> None:
+            waits = me()
+            if waits is not None:
+                waits._report_to([waits._answer] if waits._answer else [])
+
+        self._native_calls = tell, answer
+        self._struct.tell, self._struct.answer = id(tell), id(answer)
 
     @property
     def is_stopped(self) -> bool:  # type: ignore[override]
@@ -151,6 +157,14 @@ class NativeWaits(Waits):
         self._struct.patience_ns = min(stage.after_ns for stage in self._stages)
         self._struct.pause_ns = max(int(SHORTEST_STOP_S * _NS), int(seconds * _NS) // 4)
 
+    def answer_alarms(self, answer: Callable[[Waiting], None]) -> None:
+        """Has a wait reported while there is an alarm: again every few hundredths of a second."""
+        self._answer = answer
+
+    def alarm(self, on: bool = True) -> None:
+        """Raises an alarm, or ends it. Callable from any thread."""
+        self._struct.alarm = on
+
     def add(self, number: int, runner: Runner) -> None:
         """Registers the runner of the plan that native code knows by this number."""
         self._runners[number] = runner
@@ -161,17 +175,23 @@ class NativeWaits(Waits):
 
     def _tell_now(self) -> None:
         """Called on the waiting thread. An exception of a signal handler in here ends the wait."""
-        runner, now = self._runners.get(self._struct.plan), time.monotonic_ns()
-        number, began_ns = self._struct.launch, self._struct.began_ns
+        began_ns = self._struct.began_ns
+        waited_ns = time.monotonic_ns() - began_ns
         if self._wait_of_stages != began_ns:
             self._wait_of_stages = began_ns
             for stage in self._stages:
                 stage.due_ns = stage.after_ns
-        due = [stage for stage in self._stages if now - began_ns >= stage.due_ns]
+        due = [stage for stage in self._stages if waited_ns >= stage.due_ns]
         for stage in due:
-            stage.come(now - began_ns)
+            stage.come(waited_ns)
         self._struct.tell_ns = began_ns + min(stage.due_ns for stage in self._stages)
-        if runner is None:
+        self._report_to([stage.call for stage in due])
+
+    def _report_to(self, told: Sequence[Callable[[Waiting], None]]) -> None:
+        """Reports the wait. On the waiting thread."""
+        runner, now = self._runners.get(self._struct.plan), time.monotonic_ns()
+        number, began_ns = self._struct.launch, self._struct.began_ns
+        if runner is None or not told:
             return
         since_ns = max(began_ns, now - _STILL_WAITING_NS)
         awaited = {
@@ -186,8 +206,8 @@ class NativeWaits(Waits):
             return bool(struct.began_ns == began_ns and struct.holder and not struct.stop)
 
         waiting = Waiting(runner.plan, launch, words, awaited, (now - began_ns) / _NS, pending)
-        for stage in due:
+        for call in told:
             try:
-                stage.call(waiting)
+                call(waiting)
             except Exception:
                 _log.exception("a long wait cannot be reported")

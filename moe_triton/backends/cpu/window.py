@@ -14,11 +14,11 @@ from pathlib import Path
 
 import torch
 
-from moe_triton.backends.cpu import shared_memory
 from moe_triton.backends.cpu.nic import Nic, NicSettings
 from moe_triton.backends.cpu.paced_link import PacedLink
 from moe_triton.backends.cpu.room import Limit, available_memory, cgroup_limits
 from moe_triton.backends.cpu.trace_log import NativeTraceLog
+from moe_triton.core import shared_memory
 from moe_triton.core.endings import at_end
 from moe_triton.core.errors import WindowError
 from moe_triton.core.reach import Queues, token_of

@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.text import Text
 
 import moe_triton
-from moe_triton.backends.cpu import extension, native, row_copies, shared_memory
+from moe_triton.backends.cpu import extension, native, row_copies
 from moe_triton.backends.cpu.triton import probe
 from moe_triton.backends.cpu.triton.toolchain import distribution_version, how_to_get_triton
 from moe_triton.backends.npu import library, toolchain
-from moe_triton.core import triton_package
+from moe_triton.core import shared_memory, triton_package
 from moe_triton.core.errors import ToolchainError, WindowError
 from moe_triton.core.installing import install, reinstall
 from moe_triton.schemes.ascendc import LAUNCHED

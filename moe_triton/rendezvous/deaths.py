@@ -1,0 +1,553 @@
+"""Who of a group has gone: the one place that learns of it, and that is asked.
+
+A *sign* is what tells of an end. There are two kinds: what the kernel says of a process of this machine
+(`moe_triton.rendezvous.process_ends`), and what ranks of other servers have left in the group's store
+(`moe_triton.rendezvous.server_ends`), where no connection leads there. Any other, as of a transport between
+hosts, calls `Watch.notice`.
+
+A process that has closed its buffers of the group has *left*, and is not dead, whenever it ends. One that
+ends in Python's way with a buffer open, as after an error, has left as well, but nothing comes from it any
+more: who waits for it is told. Any other end is a death.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, cast
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch.distributed as dist
+
+from moe_triton.core.errors import WindowError
+from moe_triton.core.health import RankHealth
+from moe_triton.core.shared_memory import folder as shared_folder
+from moe_triton.rendezvous.meeting import Meeting, shared_store_of
+from moe_triton.rendezvous.process_ends import (
+    BY_SOCKET,
+    CLOSED,
+    ENDED,
+    LEFT,
+    TOKEN,
+    Board,
+    Entrance,
+    OtherProcess,
+    Watcher,
+    connect,
+    remove_names,
+    remove_stale_entrances,
+)
+from moe_triton.rendezvous.server_ends import End, ServerEnds
+from moe_triton.rendezvous.stores import below
+
+NOT_WATCHED = "nothing: it cannot be watched from here"
+IN_STORE = "heartbeats of its server, in the group's store"
+ITSELF = "this process"
+ENDED_OPEN = "its process ended with a buffer open"
+# Python runs what delivers posts to others first.
+_LAST = -1
+_PREFIX_CHARACTERS = 16
+JOINS_SERVERS = True
+"""Whether servers of one machine have connections; without them they are as hosts that nothing joins."""
+
+_watcher = Watcher()
+
+
+class Gone(NamedTuple):
+    """The end of a rank.
+
+    Attributes:
+        rank: its number among those that meet.
+        state: "dead", or "left" by its own will.
+        has_ended: its process has ended, so that nothing comes from it any more.
+        since_s: when this process noticed, as ``time.time()`` has it.
+        sign: by which, in words.
+        is_certain: a kernel says so, or the rank itself; otherwise it may only have been stopped.
+    """
+
+    rank: int
+    state: Literal["dead", "left"]
+    has_ended: bool
+    since_s: float
+    sign: str
+    is_certain: bool = True
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has certainly ended while others counted on it."""
+        return self.is_certain and self.has_ended and (self.state == "dead" or self.sign == ENDED_OPEN)
+
+
+class Peer:
+    """Another process of the group, for all buffers of this one.
+
+    Args:
+        deaths: of the group.
+        token: that ranks know it by; a process that takes a rank's place later has another one.
+    """
+
+    def __init__(self, deaths: Deaths, token: str) -> None:
+        self._deaths, self.token = weakref.ref(deaths), token
+        self.process: OtherProcess | None = None
+        self.gone: Gone | None = None
+        self.since_s = time.time()
+        self.uses = 0
+
+    def make_process(self, is_far: bool) -> OtherProcess:
+        """Begins to watch it, as a process of this machine.
+
+        Args:
+            is_far: of another server, which is played: the connection to it is all that there is.
+        """
+        me = weakref.ref(self)
+
+        def gone(word: bytes, has_ended: bool) -> None:
+            if (peer := me()) is not None:
+                peer._read(word, has_ended)
+
+        if self.process is None:
+            self.process = OtherProcess(self.token, gone, is_far)
+        return self.process
+
+    def _read(self, word: bytes, has_ended: bool) -> None:
+        by = self.process.sign if self.process else ""
+        if word == LEFT:
+            self.end("left", has_ended, "it has closed its buffers")
+        elif word == ENDED:
+            self.end("left", has_ended, ENDED_OPEN)
+        else:
+            self.end("dead", has_ended, f"the end of {by or 'its process'}")
+
+    def look(self) -> None:
+        """Reads whether it has left, of which nothing tells at once."""
+        if self.gone is None and self.process is not None and self.process.word() == LEFT:
+            self._read(LEFT, False)
+
+    def end(self, state: str, has_ended: bool, sign: str, is_certain: bool = True) -> None:
+        """Takes in that it has gone. Of several signs the first one counts. From any thread."""
+        if (deaths := self._deaths()) is None:
+            return
+        with deaths.lock:
+            if self.gone is not None and (self.gone.has_ended or not has_ended):
+                return
+            before = self.gone
+            if before is not None:
+                self.gone = before._replace(has_ended=True)
+            else:
+                kind = cast(Literal["dead", "left"], state)
+                self.gone = Gone(-1, kind, has_ended, time.time(), sign, is_certain)
+        deaths.tell(self)
+
+
+class Deaths:
+    """What this process knows of a group's ranks, and what it lets them know of itself."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.board: Board | None = None
+        self._ending: Finalize | None = None
+        self._peers: dict[str, Peer] = {}
+        self._watches: WeakSet[Watch] = WeakSet()
+        self._uses = 0
+        self._servers: dict[object, tuple[ServerEnds, list[int]]] = {}
+
+    def begin_use(self, watch: Watch) -> Board | None:
+        """One buffer more. Returns this process's board; None where it can have none."""
+        with self.lock:
+            self._watches.add(watch)
+            self._uses += 1
+            if self.board is None:
+                try:
+                    self.board = Board()
+                except OSError:
+                    return None
+                board, servers, peers = self.board, self._servers, self._peers
+
+                def end() -> None:
+                    for ends, _ in list(servers.values()):
+                        ends.stop("left", has_ended=True)
+                    board.say(ENDED)
+                    for peer in list(peers.values()):
+                        if peer.process is not None:
+                            peer.process.say(ENDED)
+
+                self._ending = Finalize(self, end, exitpriority=_LAST)
+            return self.board
+
+    def peer(self, token: str) -> Peer:
+        """One of the group's processes, which is used once more."""
+        with self.lock:
+            made = self._peers.setdefault(token, Peer(self, token))
+            made.uses += 1
+            return made
+
+    @property
+    def watched(self) -> list[str]:
+        """Tokens of those whose end would be seen here."""
+        return [token for token, peer in list(self._peers.items()) if peer.process is not None]
+
+    def is_watched(self, token: str) -> bool:
+        """Whether the end of a process would be seen here, whatever the store says."""
+        peer = self._peers.get(token)
+        return peer is not None and peer.process is not None and peer.process.sign != ""
+
+    def known(self, token: str, number: int) -> End | None:
+        """What is known of a process that has gone, as other ranks are told of it by its number."""
+        peer = self._peers.get(token)
+        if peer is None or peer.gone is None:
+            return None
+        return End(number, *peer.gone[1:3], *peer.gone[4:])
+
+    def report(self, token: str, end: End) -> None:
+        """Takes in that a process has gone, if a buffer of this one knows it."""
+        if (peer := self._peers.get(token)) is not None:
+            peer.end(end.state, end.has_ended, end.sign, end.is_certain)
+
+    def servers(self, key: object, make: Callable[[], ServerEnds]) -> ServerEnds:
+        """What the same ranks on the same servers tell each other, for one buffer more."""
+        with self.lock:
+            if key not in self._servers:
+                self._servers[key] = make(), [0]
+                self._servers[key][0].start()
+            ends, uses = self._servers[key]
+            uses[0] += 1
+            return ends
+
+    def tell(self, peer: Peer) -> None:
+        """Tells all buffers that a process has gone, and the ranks of other servers."""
+        for watch in list(self._watches):
+            watch._hear(peer)
+        for ends, _ in list(self._servers.values()):
+            ends.wake()
+
+    def _drop_servers(self, key: object) -> ServerEnds | None:
+        """What these ranks tell each other, if this was the last buffer that needed it."""
+        ends, uses = self._servers.get(key, (None, [0]))
+        uses[0] -= 1
+        if uses[0] > 0:
+            return None
+        self._servers.pop(key, None)
+        return ends
+
+    def end_use(self, peers: Sequence[Peer | None], key: object, entrance: Entrance | None) -> None:
+        """One buffer less."""
+        with self.lock:
+            self._uses -= 1
+            is_last, ends = not self._uses, self._drop_servers(key)
+        if ends is not None:  # which tells of those that have gone, first
+            ends.stop("left" if is_last else "closed", has_ended=False)
+        with self.lock:
+            unused = []
+            for peer in filter(None, peers):
+                peer.uses -= 1
+                if not peer.uses:
+                    unused += [peer.process] if peer.process else []
+                    self._peers.pop(peer.token, None)
+            board, is_last = self.board, not self._uses
+            if is_last and board is not None:
+                board.say(LEFT)
+                self.board = None
+                if self._ending:
+                    self._ending.cancel()
+
+        def give_back() -> None:
+            if entrance is not None:
+                _watcher.shut(entrance, board)
+            _watcher.forget(unused, LEFT if is_last else CLOSED)
+            if is_last and board is not None:
+                board.close()
+
+        if not _watcher.do(give_back):
+            give_back()
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: all of it is the parent's."""
+        self.lock = threading.RLock()
+        if self.board is not None:
+            self.board.close()
+        self.board = None
+        self._watches.clear()
+
+
+class _Offer(NamedTuple):
+    """What a rank says of itself while ranks construct."""
+
+    token: str
+    entrance: str
+    watched: frozenset[str]
+
+    @staticmethod
+    def read(said: object) -> _Offer | None:
+        """The offer, or None: nothing from a peer is trusted."""
+        if not isinstance(said, dict):
+            return None
+        token, entrance, watched = (said.get(name) for name in _Offer._fields)
+        if not (isinstance(token, str) and TOKEN.fullmatch(token) and isinstance(entrance, str)):
+            return None
+        return _Offer(token, entrance, frozenset(map(str, watched if isinstance(watched, list) else [])))
+
+
+@dataclass(eq=False)
+class _Held:
+    """What a watch holds, and gives back whoever drops it."""
+
+    deaths: Deaths
+    peers: list[Peer | None]
+    key: object = None
+    entrance: Entrance | None = None
+    is_closed: bool = False
+
+    def give_back(self) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            self.deaths.end_use(self.peers, self.key, self.entrance)
+
+
+_cleared: set[Path] = set()
+
+
+def _remove_stale(folder: Path) -> None:
+    """Removes what processes have left that were killed while they constructed; once."""
+    if folder not in _cleared:
+        _cleared.add(folder)
+        remove_stale_entrances(folder)
+
+
+_deaths: WeakKeyDictionary[dist.ProcessGroup, Deaths] = WeakKeyDictionary()
+_all: WeakSet[Deaths] = WeakSet()
+
+
+class Watch:
+    """One buffer's view of the ranks that it was constructed with, by their numbers in its meeting.
+
+    Ranks construct it together: `offer` goes to all of them, `take` takes what all have said, and once all
+    have taken, `begin`. Ranks of one server are watched as processes. Those of others are watched by the end
+    of a connection, as hosts have between them, or heard of in the store.
+
+    Args:
+        meeting: the group, or a part of it.
+
+    Attributes:
+        reaches_all: this rank has a connection to each rank of another server, or will have one.
+    """
+
+    def __init__(self, meeting: Meeting) -> None:
+        self._meeting, self._number = meeting, meeting.rank
+        self._servers: tuple[int, ...] = ()
+        self._ends: ServerEnds | None = None
+        self._began_s = time.time()
+        self._listeners: list[Callable[[Gone], None]] = []
+        self._incoming: list[tuple[OtherProcess, Any]] = []
+        self._board: Board | None = None
+        self._folder = Path()
+        self._watched: list[str] = []
+        self._names: list[str] = []
+        self.reaches_all = True
+        group = meeting.group
+        deaths = Deaths() if group is None else _deaths.setdefault(group, Deaths())
+        self._held = _Held(deaths, [None] * meeting.num_ranks)
+        if meeting.num_ranks > 1:
+            _all.add(deaths)
+            self._board = deaths.begin_use(self)
+            held = self._held
+            self._dropped = weakref.finalize(self, lambda: _watcher.do_if_there(held.give_back))
+            self._dropped.atexit = False
+        else:
+            self._held.is_closed = True
+
+    def offer(self) -> dict[str, object]:
+        """What the other ranks are to know. Whoever takes all offers may be connected to by others."""
+        if self._board is None:
+            return {}
+        try:
+            self._folder = shared_folder()
+        except WindowError:  # which the window says
+            return {"token": self._board.token, "entrance": "", "watched": []}
+        self._held.entrance = Entrance(self._folder)
+        self._watched = self._held.deaths.watched
+        return {"token": self._board.token, "entrance": self._held.entrance.name, "watched": self._watched}
+
+    def take(self, offers: Sequence[object], servers: Sequence[int]) -> None:
+        """Takes what each rank offers.
+
+        Args:
+            offers: by rank.
+            servers: the server of each rank.
+        """
+        self._servers, board = tuple(servers), self._board
+        read = [_Offer.read(offer) for offer in offers]
+        self._names = [offer.entrance for offer in read if offer is not None]
+        for number, offer in enumerate(read):
+            if number == self._number:
+                continue
+            is_far = self._servers[number] != self._servers[self._number]
+            if offer is None or board is None:
+                self.reaches_all &= not is_far
+                continue
+            peer = self._held.peers[number] = self._held.deaths.peer(offer.token)
+            if not is_far or JOINS_SERVERS:
+                self._approach(number, offer, peer, board, is_far)
+            else:
+                self.reaches_all = False
+
+    def _approach(self, number: int, offer: _Offer, peer: Peer, board: Board, is_far: bool) -> None:
+        """Connects to a rank, where one of the two does not watch the other yet."""
+        own = self._held.entrance.name if self._held.entrance else ""
+        if offer.token in self._watched and board.token in offer.watched:
+            return
+        if offer.entrance and (number < self._number or not own):
+            line = connect(self._folder, offer.entrance)
+            if line is not None:
+                try:
+                    board.greet(line) if is_far else board.hand_to(line)
+                except OSError:
+                    line.close()
+                else:
+                    self._incoming.append((peer.make_process(is_far), line))
+                    return
+        elif own:
+            self._incoming.append((peer.make_process(is_far), None))
+            return
+        self.reaches_all &= not is_far
+
+    def begin(self, reach_all: bool = True) -> None:
+        """All ranks have taken: nobody connects any more, and from now on each end is noticed.
+
+        Args:
+            reach_all: what `reaches_all` is on all ranks; if not, servers tell each other in the store.
+        """
+        held, board, incoming = self._held, self._board, self._incoming
+        if board is None:
+            return
+        entrance, self._incoming = held.entrance, []
+        remove_names(self._folder, self._names)  # of all, for one may be killed before it removes its own
+        self._names = []
+
+        def begin() -> None:
+            for process, line in incoming:
+                _watcher.watch(process, line)
+            if entrance is not None:
+                _watcher.admit(entrance, board)
+                _remove_stale(folder)
+
+        folder = self._folder
+        if not _watcher.do(begin) and entrance is not None:  # others can watch this process all the same
+            entrance.hand_out(board)
+            entrance.close()
+        if not reach_all:
+            self._begin_servers()
+
+    def _begin_servers(self) -> None:
+        group, me, board = self._meeting.group, weakref.ref(self._held.deaths), self._board
+        assert group is not None
+        assert board is not None
+        tokens = [peer.token if peer else "" for peer in self._held.peers]
+        tokens[self._number] = board.token
+        self._held.key = tuple(tokens), self._servers
+        prefix = hashlib.sha256(repr(self._held.key).encode()).hexdigest()[:_PREFIX_CHARACTERS]
+        store = below(shared_store_of(group), f"deaths/{prefix}")
+
+        def known(number: int) -> End | None:
+            deaths = me()
+            return deaths.known(tokens[number], number) if deaths else None
+
+        def report(end: End) -> None:
+            if (deaths := me()) is not None:
+                deaths.report(tokens[end.number], end)
+
+        def is_watched(number: int) -> bool:
+            deaths = me()
+            return deaths is not None and deaths.is_watched(tokens[number])
+
+        make = partial(ServerEnds, store, self._number, self._servers, known, is_watched, report)
+        self._ends = self._held.deaths.servers(self._held.key, make)
+
+    def listen(self, call: Callable[[Gone], None]) -> None:
+        """Has each end told from now on, on the thread that notices it.
+
+        Args:
+            call: with a rank that is dead, or has left and its process has ended; of one that has left only,
+                where that is known. It returns soon and raises nothing.
+        """
+        self._listeners.append(call)
+        for gone in self.gone().values():
+            call(gone)
+
+    def notice(self, rank: int, sign: str, is_certain: bool = True) -> None:
+        """Takes in a death that something else has noticed. From any thread.
+
+        Args:
+            rank: its number.
+            sign: what has, in words.
+            is_certain: it cannot only have been stopped.
+        """
+        if (peer := self._held.peers[rank]) is not None:
+            peer.end("dead", True, sign, is_certain)
+
+    def gone(self) -> Mapping[int, Gone]:
+        """Who has gone, by rank."""
+        peers = enumerate(self._held.peers)
+        return {n: peer.gone._replace(rank=n) for n, peer in peers if peer and peer.gone}
+
+    def dead(self) -> Mapping[int, Gone]:
+        """Who of them is dead."""
+        return {rank: gone for rank, gone in self.gone().items() if gone.state == "dead"}
+
+    def health(self) -> list[RankHealth]:
+        """What is known of each rank."""
+        return [self._health_of(number) for number in range(len(self._held.peers))]
+
+    def _health_of(self, number: int) -> RankHealth:
+        peer = self._held.peers[number]
+        if number == self._number:
+            return RankHealth(number, "alive", self._began_s, ITSELF)
+        if peer is None:
+            return RankHealth(number, "alive", self._began_s, NOT_WATCHED)
+        peer.look()
+        if peer.gone is not None:
+            return RankHealth(number, peer.gone.state, peer.gone.since_s, peer.gone.sign)
+        sign = (peer.process.sign or BY_SOCKET) if peer.process else ""
+        if not sign and self._ends is not None:
+            sign = f"nothing: {self._ends.why_lost}" if self._ends.why_lost else IN_STORE
+        return RankHealth(number, "alive", peer.since_s, sign or NOT_WATCHED)
+
+    def _hear(self, peer: Peer) -> None:
+        for number, each in enumerate(self._held.peers):
+            if each is peer and peer.gone is not None:
+                for call in self._listeners:
+                    call(peer.gone._replace(rank=number))
+
+    def close(self) -> None:
+        """Watches no longer; with the last buffer of the group this rank has left."""
+        self._listeners.clear()
+        # What there is of a construction that has failed.
+        remove_names(self._folder, self._names)
+        for _, line in self._incoming:
+            if line is not None:
+                line.close()
+        self._names, self._incoming = [], []
+        self._held.give_back()
+
+
+def _leave_all_to_parent() -> None:
+    global _deaths
+    _deaths = WeakKeyDictionary()
+    for deaths in list(_all):
+        for watch in list(deaths._watches):
+            watch._held.is_closed = True
+            if watch._held.entrance is not None:
+                watch._held.entrance.listener.close()
+        deaths.leave_to_parent()
+    _all.clear()
+    _watcher.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_all_to_parent)
