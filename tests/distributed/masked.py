@@ -160,10 +160,9 @@ def plain(buffer: EPBuffer, inputs: Inputs, *, is_long: bool) -> list[torch.Tens
         buffer.dispatch(x, ids, quantize="int8"),
         comm_quantize="int8" if buffer.config.scheme.startswith("fullmesh_") else None,
     )
-    note(buffer.dispatch(x, ids, active_mask=torch.arange(len(x)) < len(x) - 1))
-    known = buffer.dispatch(x, ids)
-    note(known)
+    note(buffer.dispatch(x, ids))
     if buffer.config.scheme != "direct":
+        note(buffer.dispatch(x, ids, active_mask=torch.arange(len(x)) < len(x) - 1))
         note(buffer.dispatch(x, ids, do_expand=False))
         note(buffer.dispatch(x, ids, expert_alignment=4, do_zero_padding=True))
         if not is_long:
