@@ -279,19 +279,21 @@ class EPBuffer(Owner, Uncopied):
     def update_mask(self, rank: int, masked: bool) -> None:
         """Masks a rank: nothing is sent to it and nothing awaited from it until it is un-masked.
 
-        Entries for its experts count as -1: their weight is missing from the sum, and nothing is renormalised;
-        ``handle.lost`` says which. Its rows count as none. Every rank that goes on has to mask the same ones before
-        the same call; with "hierarchy" what a masked rank would have passed on is lost as well. No plan changes.
+        Entries for its experts count as -1: their weight is missing from the sum, and nothing is
+        renormalised; ``handle.lost`` says which. Its rows count as none. Every rank that goes on has to mask
+        the same ones before the same call; with "hierarchy" what a masked rank would have passed on is lost
+        as well. No plan changes.
 
         Args:
             rank: of the group.
-            masked: whether it takes no part. NIXL EP's update_mask_buffer and DeepEP's low-latency mask have the
-                same polarity; FlashInfer's mask says who is active.
+            masked: whether it takes no part. NIXL EP's update_mask_buffer and DeepEP's low-latency mask have
+                the same polarity; FlashInfer's mask says who is active.
 
         Raises:
-            ArgumentError: no rank of the group, this rank itself, one of shared experts, or a buffer with tp_group.
-            BufferStateError: a rank that has missed calls cannot be un-masked; a call is not waited for; a graph has
-                captured calls; or the buffer is closed, broken or in use by another thread.
+            ArgumentError: no rank of the group, this rank itself, one of shared experts, or a buffer with
+                tp_group.
+            BufferStateError: a rank that has missed calls cannot be un-masked; a call is not waited for; a
+                graph has captured calls; or the buffer is closed, broken or in use by another thread.
 
         Examples:
             >>> buffer.update_mask(1 - buffer.rank, True)

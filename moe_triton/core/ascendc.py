@@ -28,8 +28,8 @@ POSTING = (
     Arg("traffic", "*i64", "inout"),  # (blocks, 8), or null
 )
 
-# The word behind those of the peers (`moe_triton.core.reach`): how many ranks are masked, and how often that has
-# changed. Null where none can be.
+# The word behind those of the peers (`moe_triton.core.reach`): how many ranks are masked, and how often that
+# has changed. Null where none can be.
 CHANGES = Arg("changes", "*i64", "in")
 
 DISPATCH_WAIT = AscendCKernel(

@@ -1,8 +1,8 @@
 """A run in which ranks are masked: what it has to know before it goes on, and what has to be taken back.
 
-Kernels that wait go on as soon as a rank is masked. What has come of it by then is another matter in each block, so
-nothing of it counts: a dispatch has all rows of a source or none, a combine leaves out each of its results that
-is not summed yet.
+Kernels that wait go on as soon as a rank is masked. Each block may have seen something else of it by then, so
+nothing of it counts: a dispatch has all rows of a source or none, a combine leaves out each of its results
+that is not summed yet.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class MaskedRun:
         is_whole = phase in _WHOLE and INBAND_COLLECT.name not in kernels
         if not (is_early or (is_whole and operator in ("barrier", *self._scheme.goes_on))):
             raise BufferStateError(
-                f"rank(s) {self._newly_masked()} were masked during a {operator} that cannot go on without them. "
-                f"Mask between calls."
+                f"rank(s) {self._newly_masked()} were masked during a {operator} that cannot go on without "
+                f"them. Mask between calls."
             )
         if operator == "combine":
             self._mark_results(ran)
