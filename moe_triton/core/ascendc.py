@@ -54,6 +54,7 @@ DISPATCH_WAIT = AscendCKernel(
         Arg("status", "dispatch_status", "value"),
         Arg("report", "*i32", "out"),
     ),
+    only_waits=True,
 )
 
 # An entry {1.0f, count, call word} to every rank, at (zone, 0, this rank). What earlier launches of the
