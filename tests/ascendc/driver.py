@@ -338,7 +338,7 @@ class World:
         """Sends one row back per received one, waits, and checks what came."""
         rows = results_of(self.case, received["origins"], number)
         kept = self.calls.combining(rank, number)
-        routing = draw_routing(self.case, self.seed, dispatch_number, rank)
+        routing = self.awaited(rank, dispatch_number)
         if self.case.part_tokens:
             parts = CombineInParts(self, rank, number, zone)
             parts.run(rows, received, routing, straggle=straggle, **kept)
@@ -354,6 +354,10 @@ class World:
         if straggle:
             time.sleep(0.002)
         self.check_results(rank, number, zone, routing)
+
+    def awaited(self, rank: int, dispatch_number: int) -> Routing:
+        """What a combine goes by."""
+        return draw_routing(self.case, self.seed, dispatch_number, rank)
 
     def check_number(self, rank: int, number: int, zone: int) -> None:
         """The next combine goes on from this one's number, of which the first is 1."""
