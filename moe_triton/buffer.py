@@ -321,9 +321,10 @@ class EPBuffer(Owner, Uncopied):
         """
         shape, device = (self.num_ranks,), self.device
         masked = self._communicator.masks.masked
-        said = torch.tensor([int(rank in masked) for rank in range(self.num_ranks)], dtype=torch.int32)
+        flags = [int(rank in masked) for rank in range(self.num_ranks)]
+        said = torch.tensor(flags, dtype=torch.int32, device=device)
         if out is None:
-            return said.to(device)
+            return said
         check_tensor("out", out, shape=shape, dtypes=(torch.int32,), device=device)
         return out.copy_(said)
 
