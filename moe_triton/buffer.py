@@ -104,8 +104,8 @@ class EPBuffer(Owner, Uncopied):
             suits the machine. Any setting gives the same bits.
         timeout_s: seconds that one wait may take before it raises, 1e-6 to 1e9.
         on_lost: what becomes of a rank that does not come within ``timeout_s``: "raise" a
-            `CommunicationTimeoutError` on those that wait for it; or "mask" it inside the call, which goes on and
-            returns without it (docs/lost-ranks.md). The same on every rank.
+            `CommunicationTimeoutError` on those that wait for it; or "mask" it inside the call, which goes on
+            and returns without it (docs/lost-ranks.md). The same on every rank.
         explicitly_destroy: warn if the buffer is dropped without `close`.
         trace: file that all ranks write to what ran when, for Perfetto (docs/traces.md); None for none.
 

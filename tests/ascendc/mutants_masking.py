@@ -102,10 +102,11 @@ ENTRIES = (
     Mutant(
         "counts of masked ranks stored before they are zero",
         (
-            without(
+            Patch(
                 DISPATCH_WAIT,
                 "            Order<AscendC::HardEvent::S_MTE3>();\n        }\n"
                 "        Order<AscendC::HardEvent::MTE2_MTE3>();\n",
+                "        }\n        Order<AscendC::HardEvent::MTE2_MTE3>();\n",
             ),
         ),
         _BEFORE,

@@ -254,7 +254,7 @@ def wrong_in_chaos(buffer: EPBuffer, case: Case, rank: int, number: int) -> list
 
 
 def rounds_in_chaos(rank: int, num_ranks: int, of: Chaos) -> tuple[list[str], list[int], str]:
-    """Runs rounds until all others have gone on for some; returns what is wrong, who is masked, and what was raised."""
+    """Runs rounds until all others have gone on for some: what is wrong, who is masked, what was raised."""
     wrong, raised = [], ""
     with make_buffer(of.case, on_lost="mask", timeout_s=of.timeout_s) as buffer:
         wrong += wrong_in_chaos(buffer, of.case, rank, 0)
