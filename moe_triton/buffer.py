@@ -105,8 +105,8 @@ class EPBuffer(Owner, Uncopied):
             suits the machine. Any setting gives the same bits.
         timeout_s: seconds that one wait may take before it raises, 1e-6 to 1e9.
         on_lost: what becomes of a rank that does not come within ``timeout_s``: "raise" a
-            `CommunicationTimeoutError` on those that wait for it; or "mask" it inside the call, which goes on and
-            returns without it (docs/lost-ranks.md). The same on every rank.
+            `CommunicationTimeoutError` on those that wait for it; or "mask" it inside the call, which goes on
+            and returns without it (docs/lost-ranks.md). The same on every rank.
         explicitly_destroy: warn if the buffer is dropped without `close`.
         trace: file that all ranks write to what ran when, for Perfetto (docs/traces.md); None for none.
 
@@ -280,19 +280,21 @@ class EPBuffer(Owner, Uncopied):
     def update_mask(self, rank: int, masked: bool) -> None:
         """Masks a rank: nothing is sent to it and nothing awaited from it until it is un-masked.
 
-        Entries for its experts count as -1: their weight is missing from the sum, and nothing is renormalised;
-        ``handle.lost`` says which. Its rows count as none. Every rank that goes on has to mask the same ones before
-        the same call; with "hierarchy" what a masked rank would have passed on is lost as well. No plan changes.
+        Entries for its experts count as -1: their weight is missing from the sum, and nothing is
+        renormalised; ``handle.lost`` says which. Its rows count as none. Every rank that goes on has to mask
+        the same ones before the same call; with "hierarchy" what a masked rank would have passed on is lost
+        as well. No plan changes.
 
         Args:
             rank: of the group.
-            masked: whether it takes no part. NIXL EP's update_mask_buffer and DeepEP's low-latency mask have the
-                same polarity; FlashInfer's mask says who is active.
+            masked: whether it takes no part. NIXL EP's update_mask_buffer and DeepEP's low-latency mask have
+                the same polarity; FlashInfer's mask says who is active.
 
         Raises:
-            ArgumentError: no rank of the group, this rank itself, one of shared experts, or a buffer with tp_group.
-            BufferStateError: a rank that has missed calls cannot be un-masked; a call is not waited for; a graph has
-                captured calls; or the buffer is closed, broken or in use by another thread.
+            ArgumentError: no rank of the group, this rank itself, one of shared experts, or a buffer with
+                tp_group.
+            BufferStateError: a rank that has missed calls cannot be un-masked; a call is not waited for; a
+                graph has captured calls; or the buffer is closed, broken or in use by another thread.
 
         Examples:
             >>> buffer.update_mask(1 - buffer.rank, True)
@@ -320,9 +322,10 @@ class EPBuffer(Owner, Uncopied):
         """
         shape, device = (self.num_ranks,), self.device
         masked = self._communicator.masks.masked
-        said = torch.tensor([int(rank in masked) for rank in range(self.num_ranks)], dtype=torch.int32)
+        flags = [int(rank in masked) for rank in range(self.num_ranks)]
+        said = torch.tensor(flags, dtype=torch.int32, device=device)
         if out is None:
-            return said.to(device)
+            return said
         check_tensor("out", out, shape=shape, dtypes=(torch.int32,), device=device)
         return out.copy_(said)
 

@@ -46,7 +46,8 @@ inline const LaunchSettings*& ThreadSettings() {
 
 // By default no streaming stores, no sleeping on doorbells, no paced link, no queues.
 inline const LaunchSettings& SettingsOfThread() {
-    static constexpr LaunchSettings defaults{nullptr, UINT64_MAX, 200, 20000, 0, nullptr, nullptr, nullptr, nullptr, nullptr};
+    static constexpr LaunchSettings defaults{nullptr, UINT64_MAX, 200,     20000,   0,
+                                             nullptr, nullptr,    nullptr, nullptr, nullptr};
     return ThreadSettings() != nullptr ? *ThreadSettings() : defaults;
 }
 

@@ -81,8 +81,7 @@ private:
         int64_t noted = num_results_;
         for (PollLoop poll(deadline_, args_.window, token, end_ - token); poll.Next();) {
             LoadFlags(address);
-            const bool has_silent = expected_.LookForSilent();
-            const int64_t missing = flags_.NumMissing(0, has_silent ? expected_.Awaited(token, expected) : expected);
+            const int64_t missing = flags_.NumMissing(0, expected_.Awaited(token, expected));
             if (waited_.IsWanted() && missing < noted) {
                 waited_.NoteArrivals(flags_.Entries(), number_, TimeOf(token), num_results_, poll.WaitedUs());
                 noted = missing;
@@ -112,6 +111,7 @@ private:
         Order<AscendC::HardEvent::S_MTE2>();
         AscendC::DataCopy(flags_.Entries(), GlobalAt<int32_t>(address),
                           static_cast<uint32_t>(num_results_ * STATUS_ENTRY_WORDS));
+        expected_.LookForSilent();
         Order<AscendC::HardEvent::MTE2_S>();
     }
 

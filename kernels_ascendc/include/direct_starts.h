@@ -30,6 +30,7 @@ public:
     // Adds up the counts of all sources. They come from other ranks: none counts for more than it may be.
     __aicore__ inline void Sum() {
         AscendC::Duplicate(earlier_, 0, static_cast<int32_t>(2 * row_words_));
+        silent_.Look();
         for (int64_t first = 0; first < args_->num_ranks; first += rows_per_chunk_) {
             const int64_t number = Smaller(rows_per_chunk_, args_->num_ranks - first);
             const int64_t own = Smaller(Larger<int64_t>(0, args_->rank - first), number);

@@ -61,9 +61,10 @@ struct Place {
     uint64_t source;
 };
 
-// The addresses of all ranks' windows, and how each is reached (moe_triton/core/reach.py). The host writes the table
-// once, before any kernel that reads it; but the memory had other contents before, perhaps the table of a closed
-// buffer. So each kernel drops its cached lines once.
+// The addresses of all ranks' windows, and how each is reached (moe_triton/core/reach.py). The host writes addresses
+// once, before any kernel that reads them, and masks whenever ranks are masked; and the memory had other contents
+// before, perhaps the table of a closed buffer. So each kernel drops its cached lines once, and again where it has seen
+// that masks have changed.
 class Peers {
 public:
     __aicore__ inline void Init(uint64_t table, int64_t num_ranks) {

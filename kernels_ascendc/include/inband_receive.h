@@ -171,6 +171,7 @@ private:
                                    static_cast<int32_t>(words_));
             }
         }
+        AscendC::PipeBarrier<PIPE_V>();
     }
 
     __aicore__ inline void NoteArrivals(int32_t us, int64_t seen) {

@@ -28,9 +28,12 @@ public:
     // Of the results that a token expects, those that are still to come: not those of ranks that are silent now. Ranks
     // of shared experts never are.
     __aicore__ inline ResultBits Awaited(int64_t token, ResultBits expected) const {
+        if (!silent_.HasAny()) {
+            return expected;
+        }
         const int64_t of_rank = args_->num_experts / (args_->num_ranks - args_->num_shared_ranks);
         ResultBits awaited = expected;
-        for (int64_t k = 0; silent_.HasAny() && k < args_->topk; ++k) {
+        for (int64_t k = 0; k < args_->topk; ++k) {
             const ResultBits bit = ResultBits{1} << k;
             if ((expected & bit) != 0 &&
                 silent_.Has(args_->num_shared_ranks + ids_.At(token * args_->topk + k) / of_rank)) {

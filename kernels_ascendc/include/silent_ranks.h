@@ -10,15 +10,15 @@ namespace moe {
 
 class SilentRanks {
 public:
-    // `changes`: where that word stands; null where no rank can be masked.
+    // `changes`: where that word stands; null where no rank can be masked. Nobody is silent before the first look: each
+    // goes to memory, and costs as much as all else that a core does in a wait that finds everything there.
     __aicore__ inline void Init(uint64_t peers, int64_t num_ranks, uint64_t changes) {
         peers_ = peers;
         num_ranks_ = num_ranks;
         changes_ = changes;
-        Look();
     }
 
-    // Before each look at what has come. Whether there are any.
+    // Before each look at what has come, or beside the copy of it. Whether there are any.
     __aicore__ inline bool Look() {
         if (changes_ == 0) {
             return false;

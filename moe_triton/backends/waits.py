@@ -74,7 +74,7 @@ class Waits:
             raise BufferStateError(f"the buffer was closed while it was in a {operator}")
 
     def give_up_after(self, seconds: float, missing: Callable[[Waiting], None]) -> None:
-        """Has somebody decide what becomes of waits that have lasted so long, and again each quarter of a second.
+        """Has somebody decide what becomes of waits that have lasted so long, again each quarter of a second.
 
         Args:
             seconds: of a wait.

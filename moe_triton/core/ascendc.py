@@ -28,8 +28,8 @@ POSTING = (
     Arg("traffic", "*i64", "inout"),  # (blocks, 8), or null
 )
 
-# The word behind those of the peers (`moe_triton.core.reach`): how many ranks are masked, and how often that has
-# changed. Null where none can be.
+# The word behind those of the peers (`moe_triton.core.reach`): how many ranks are masked, and how often that
+# has changed. Null where none can be.
 CHANGES = Arg("changes", "*i64", "in")
 
 DISPATCH_WAIT = AscendCKernel(
@@ -54,6 +54,7 @@ DISPATCH_WAIT = AscendCKernel(
         Arg("status", "dispatch_status", "value"),
         Arg("report", "*i32", "out"),
     ),
+    only_waits=True,
 )
 
 # An entry {1.0f, count, call word} to every rank, at (zone, 0, this rank). What earlier launches of the

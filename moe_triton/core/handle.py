@@ -32,8 +32,9 @@ class DispatchHandle(Unpickled):
         number: which dispatch of that buffer, from 0. Only the latest one can be combined.
         dtype: of the tokens that were dispatched, and so of combine's input and result.
         topk_idx: (T, K) int32, this rank's routing, -1 for no expert; on an NPU also for entries that
-            ``active_mask`` leaves out; ``-2 - id`` for an expert that is lost (`lost`). With `experts_per_rank` experts are numbered as if each rank had as
-            many as the one with most; E and A of the others are that rank's then.
+            ``active_mask`` leaves out; ``-2 - id`` for an expert that is lost (`lost`). With
+            `experts_per_rank` experts are numbered as if each rank had as many as the one with most; E and A
+            of the others are that rank's then.
         expand_idx: (T * K,) int32, how many earlier entries of this rank chose the same expert.
         recv_offsets: (E * EP,) int32, inclusive prefix sums of the rows received, expert by expert and
             within an expert source by source (ep_recv_counts in torch_npu). The last one is the total. With
@@ -136,8 +137,8 @@ class DispatchHandle(Unpickled):
     def lost(self) -> torch.Tensor:
         """(T, K + S) bool: which results the sum of a token is without, because a rank was masked.
 
-        Of a dispatch those that were not sent, and once combine has begun those that did not come back, too. The
-        S columns of shared experts are False: their ranks cannot be masked. A new tensor each time.
+        Of a dispatch those that were not sent, and once combine has begun those that did not come back, too.
+        The S columns of shared experts are False: their ranks cannot be masked. A new tensor each time.
 
         Examples:
             >>> buffer.dispatch(x, topk_idx).handle.lost.any().item()

@@ -141,10 +141,16 @@ class AscendCKernel:
     """An Ascend C function: ``int moe_<name>(uint32_t blocks, void* stream, const Args* args)``.
 
     The argument struct is a sequence of 64-bit words, one per entry of ``args``.
+
+    Attributes:
+        name: of the function.
+        args: its arguments.
+        only_waits: whether it writes to no peer: in a table of peers it reads who is masked.
     """
 
     name: str
     args: tuple[Arg, ...]
+    only_waits: bool = False
 
     @property
     def symbol(self) -> str:

@@ -1,9 +1,9 @@
 """How a rank reaches its peers: their memory is mapped here, or a queue leads there, or it is masked.
 
-The table of peers has a word for each rank: an address, and in its upper bits what kind of address it is. Behind
-them stands a word that says how many ranks are masked, and how often that has changed: kernels that wait look
-at it alone, as long as nothing changes (docs/protocol.md, "Masked ranks"). The last word is what the running call
-knows of that.
+The table of peers has a word for each rank: an address, and in its upper bits what kind of address it is.
+Behind them stands a word that says how many ranks are masked, and how often that has changed: kernels that
+wait look at it alone, as long as nothing changes (docs/protocol.md, "Masked ranks"). The last word is what
+the running call knows of that.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Sized
 from typing import NamedTuple
 
 QUEUED_BIT, INSIDE_BIT, MASKED_BIT, SILENT_BIT = 63, 62, 61, 60
-"""Bits of a peer's word: only a queue leads there; it is of this rank's server; nothing is sent to it; nothing is
-awaited from it."""
+"""Bits of a peer's word: only a queue leads there; it is of this rank's server; nothing is sent to it;
+nothing is awaited from it."""
 CHANGES_SHIFT = 32
 """In the word behind those of the ranks: the number of changes, above that of masked ranks."""
 TOKEN_SHIFT = 48
@@ -23,7 +23,8 @@ PEER_BYTES = 8
 """Of a word."""
 
 NUM_CHANGES_WORDS = 2
-"""Words behind those of the ranks: changes to masks, as kernels see them, and those that the running call knows."""
+"""Words behind those of the ranks: changes to masks, as kernels see them, and those that the running call
+knows."""
 
 _ADDRESS_MASK = (1 << SILENT_BIT) - 1
 

@@ -1,7 +1,7 @@
 """Sets of masked ranks, numbered, on which all ranks of a buffer agree.
 
-Each set holds the one before it, and more. The store's compare_set decides who has named the next one: where two
-ranks miss each other, one of them is in it and the other is not, whichever came first.
+Each set holds the one before it, and more. The store's compare_set decides who has named the next one: where
+two ranks miss each other, one of them is in it and the other is not, whichever came first.
 
     masked/<number>    a set as JSON
 """
@@ -38,7 +38,7 @@ class MaskedSets:
         return self.masked
 
     def add(self, ranks: Collection[int]) -> frozenset[int]:
-        """Names ranks that are missing, and returns the set that is agreed on: with others, or without these."""
+        """Names ranks that are missing, and returns the set agreed on: with others, or without these."""
         store = self._open_store()
         wanted = self.follow() | frozenset(ranks)
         while not wanted <= self.masked:

@@ -1,8 +1,8 @@
 """A run in which ranks are masked: what it has to know before it goes on, and what has to be taken back.
 
-Kernels that wait go on as soon as a rank is masked. What has come of it by then is another matter in each block, so
-nothing of it counts: a dispatch has all rows of a source or none, a combine leaves out each of its results that
-is not summed yet.
+Kernels that wait go on as soon as a rank is masked. Each block may have seen something else of it by then, so
+nothing of it counts: a dispatch has all rows of a source or none, a combine leaves out each of its results
+that is not summed yet.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 
 from moe_triton.backends.base import Bindings, Executable
 from moe_triton.core.ascendc import DISPATCH_WAIT
+from moe_triton.core.checks import CPU
 from moe_triton.core.errors import BufferStateError
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.plan import Launch, Part, Placeholder
@@ -76,13 +77,13 @@ class MaskedRun:
         """
         ran = [phase for phases in executable.ran for phase in phases]
         kernels = {launch.kernel.name for launch in ran}
-        # What an operator in one piece begins with may come late, and so may what says how many rows a call has.
+        # What an operator in one piece begins with may come late, and so may what counts a call's rows.
         is_early = not ran and (operator == "combine" or phase in _BEGINNING)
         is_whole = phase in _WHOLE and INBAND_COLLECT.name not in kernels
         if not (is_early or (is_whole and operator in ("barrier", *self._scheme.goes_on))):
             raise BufferStateError(
-                f"rank(s) {self._newly_masked()} were masked during a {operator} that cannot go on without them. "
-                f"Mask between calls."
+                f"rank(s) {self._newly_masked()} were masked during a {operator} that cannot go on without "
+                f"them. Mask between calls."
             )
         if operator == "combine":
             self._mark_results(ran)
@@ -118,7 +119,7 @@ class MaskedRun:
             return None
         num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes == 0:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device=CPU)
         memory = (ctypes.c_char * num_bytes).from_address(address)
         return torch.frombuffer(memory, dtype=dtype).view(shape)
 
@@ -146,7 +147,7 @@ class MaskedRun:
         """Results that are not summed yet come no more. What has been summed, has been."""
         tokens = self.bindings["num_tokens"]
         assert isinstance(tokens, int)
-        pending = torch.ones(tokens, dtype=torch.bool)
+        pending = torch.ones(tokens, dtype=torch.bool, device=CPU)
         for launch in ran:
             if launch.step == SUM:
                 for token in self._summed_by(launch, tokens):
@@ -206,8 +207,9 @@ class MaskedRun:
         assert isinstance(variant, DispatchVariant)
         counts = ends.flatten().diff(prepend=ends.new_zeros(1)).view_as(ends)
         masked, total = sorted(self._masks.known.masked), int(ends[-1, -1])
-        source = torch.arange(config.num_ranks).repeat(len(ends)).repeat_interleave(counts.flatten().long())
-        keep = ~torch.isin(source, torch.tensor(masked))
+        sources = torch.arange(config.num_ranks, device=CPU).repeat(len(ends))
+        source = sources.repeat_interleave(counts.flatten().long())
+        keep = ~torch.isin(source, torch.tensor(masked, device=CPU))
         left = int(keep.sum())
         row_format = variant.row_format
         per_row = {

@@ -1,8 +1,8 @@
 """Which ranks are masked: nothing is sent to them, and nothing awaited from them.
 
-Kernels read it in the table of peers (`moe_triton.core.reach`), with the plans that they always have. Ids of a
-masked rank's experts become ``-2 - id`` before kernels see them: no kernel knows such an expert, and whoever asks
-what a mask has cost finds them again.
+Kernels read it in the table of peers (`moe_triton.core.reach`), with the plans that they always have. Ids of
+a masked rank's experts become ``-2 - id`` before kernels see them: no kernel knows such an expert, and
+whoever asks what a mask has cost finds them again.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class State(NamedTuple):
 class Masks:
     """The masks of one communicator.
 
-    A rank may be masked by any thread, also while a call waits for it: kernels that wait see it at once. The call
-    itself learns of it between its launches, and goes by what it has `learn`-ed last.
+    A rank may be masked by any thread, also while a call waits for it: kernels that wait see it at once. The
+    call itself learns of it between its launches, and goes by what it has `learn`-ed last.
 
     Args:
         words: (EP + 2,) int64, the table of peers on the device.
@@ -129,8 +129,9 @@ class Masks:
             raise ArgumentError("rank", rank, rule, "Close the buffer, or mask it on the other ranks.")
         if not masked and rank in self.masked and self._since[rank] != self._runs():
             raise BufferStateError(
-                f"rank {rank} has missed rounds while it was masked, and what it would do next is another call "
-                f"than the one that is next here. It stays masked in this buffer: construct a new one with it."
+                f"rank {rank} has missed rounds while it was masked, and what it would do next is another "
+                f"call than the one that is next here. It stays masked in this buffer: construct a new one "
+                f"with it."
             )
 
     def update(self, rank: int, masked: bool, why: str = "by hand") -> None:
@@ -200,7 +201,7 @@ class Masks:
         return now
 
     def marked(self, ids: torch.Tensor) -> torch.Tensor:
-        """Ids, of which those of experts that cannot be reached are marked; the same tensor where none can be."""
+        """Ids, those of experts that cannot be reached marked; the same tensor where all can be."""
         if self._lost is None:
             return ids
         last = len(self._lost) - 1

@@ -1,8 +1,8 @@
 """What a buffer does about ranks that do not come, where it goes on without them (``on_lost="mask"``).
 
-A rank that is missed when a wait has lasted for the time-out is named in the next of the numbered sets that all ranks
-agree on (`moe_triton.rendezvous.masked_sets`), unless it is stuck behind others, by its notes. Everybody masks
-who is in the latest set, and who finds itself there raises.
+A rank that is missed when a wait has lasted for the time-out is named in the next of the numbered sets that all
+ranks agree on (`moe_triton.rendezvous.masked_sets`), unless it is stuck behind others, by its notes. Everybody
+masks who is in the latest set, and who finds itself there raises.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OnLost = Literal["raise", "mask"]
 ON_LOST: tuple[OnLost, ...] = ("raise", "mask")
 
 KERNELS_WAIT = 2.0
-"""Time-outs after which kernels give up by themselves, and a second: those who wait behind a third have two."""
+"""Time-outs after which kernels give up by themselves, and a second: who waits behind a third has two."""
 KERNELS_WAIT_MORE_S = 1.0
 STORE_ANSWERS_S = 1.0
 FOLLOWED_S = 0.2

@@ -145,8 +145,8 @@ class Scheme(SchemeFacts):
     goes_on: ClassVar[frozenset[str]] = frozenset()
     """Operators in whose runs ranks may be masked: the others' rows and results come to the right places."""
     recounts: ClassVar[bool] = False
-    """Whether each block of a dispatch finds places by what it has seen of all counts itself: where ranks were
-    masked meanwhile, blocks have seen different ones, and places are found anew (phase "mend")."""
+    """Whether each block of a dispatch finds places by what it has seen of all counts itself: where ranks
+    were masked meanwhile, blocks have seen different ones, and places are found anew (phase "mend")."""
     settings: ClassVar[frozenset[str]] = frozenset()
     """Fields of `Tuning` that not every scheme has, as "posts" and "post_parts"."""
     rules: ClassVar[Mapping[int, RuleSet]] = {}

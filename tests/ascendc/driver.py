@@ -16,7 +16,15 @@ from .call_words import NOT_POSTING, CallWords, expecting, posting
 from .case import Case, Routing, WrongResultError, check_reports, draw_routing, results_of, sent_to
 from .inband import check_outputs, receive_inband
 from .library import Library, address
-from .memory import Guarded, Window, across_lines, inband_slots, peer_status, without_extents
+from .memory import (
+    Guarded,
+    Window,
+    across_lines,
+    changes_behind,
+    inband_slots,
+    peer_status,
+    without_extents,
+)
 from .parts import CombineInParts
 from .placed import at_places, draw_places
 from .ranks import Ranks
@@ -41,6 +49,7 @@ class World:
         self.peer_status = peer_status(self.config)
         self.windows = [Window(inband.end if case.inband else inband_base, inband_base) for _ in case.tokens]
         self.peers = across_lines([address(w.bytes) for w in self.windows])
+        self.changes = changes_behind(self.peers)
         self.calls = CallWords(len(case.tokens))
         self.numbers = [Guarded((NUM_ZONES,), np.int32) for _ in case.tokens]
         self._ranks = Ranks(library, seed, len(case.tokens))
@@ -61,6 +70,11 @@ class World:
                 raise WrongResultError("a result has come that nobody looked at, or again")
         for numbers in self.numbers:
             numbers.check_guards()
+
+    @property
+    def masks(self) -> dict[str, object]:
+        """Arguments of a kernel that waits: where it finds who is masked."""
+        return {"peers": self.peers, "changes": self.changes}
 
     def _zones_of_results(self) -> list[slice]:
         status = self.layout.combine_status
@@ -203,6 +217,7 @@ class World:
         c = self.config
         arguments: dict[str, object] = {
             "window": self.windows[rank].bytes,
+            **self.masks,
             "num_local_experts": c.experts_on(rank),
             "waited_us": waited.array if waited else 0,
             "zone": zone,
@@ -234,6 +249,7 @@ class World:
             "window": self.windows[rank].bytes,
             "recv_counts": counts,
             "waited_us": waited.array if waited else 0,
+            **self.masks,
             "num_local_experts": c.experts_on(rank),
             "num_ranks": c.num_ranks,
             "kept_rank": -1,
@@ -322,7 +338,7 @@ class World:
         """Sends one row back per received one, waits, and checks what came."""
         rows = results_of(self.case, received["origins"], number)
         kept = self.calls.combining(rank, number)
-        routing = draw_routing(self.case, self.seed, dispatch_number, rank)
+        routing = self.awaited(rank, dispatch_number)
         if self.case.part_tokens:
             parts = CombineInParts(self, rank, number, zone)
             parts.run(rows, received, routing, straggle=straggle, **kept)
@@ -338,6 +354,10 @@ class World:
         if straggle:
             time.sleep(0.002)
         self.check_results(rank, number, zone, routing)
+
+    def awaited(self, rank: int, dispatch_number: int) -> Routing:
+        """What a combine goes by."""
+        return draw_routing(self.case, self.seed, dispatch_number, rank)
 
     def check_number(self, rank: int, number: int, zone: int) -> None:
         """The next combine goes on from this one's number, of which the first is 1."""
@@ -418,6 +438,9 @@ class World:
             "topk_idx": routing.ids,
             "active_index": routing.active_index if case.inactive else 0,
             "waited_us": waited.array if waited else 0,
+            **self.masks,
+            "num_ranks": c.num_ranks,
+            "num_shared_ranks": c.num_shared_ranks,
             "first_token": 0,
             "num_tokens": case.tokens[rank],
             "topk": c.num_topk,

@@ -36,6 +36,7 @@ def receive_inband(
         "recv_offsets": offsets,
         "places": places_of(world, rank, capacity) if case.placed else 0,
         "waited_us": waited.array if waited else 0,
+        **world.masks,
         "num_entries": world.config.experts_on(rank) * world.config.num_ranks,
         "num_ranks": world.config.num_ranks,
         "capacity": capacity,

@@ -352,17 +352,8 @@ class Library:
         kept = {
             word: np.full(1, NOT_KEPT, dtype=np.int32) for word in cells.keys() & names - arguments.keys()
         }
-        by_itself = (
-            "all_counts",
-            "begun",
-            "by_source",
-            "count_end",
-            "adds_traffic",
-            "places",
-            "peers",
-            "changes",
-        )
-        optional = {name: 0 for name in by_itself if name in names}
+        by_itself = "all_counts", "begun", "by_source", "count_end", "adds_traffic", "places"
+        optional = {name: 0 for name in (*by_itself, "peers", "changes") if name in names}
         arguments = {**kept, **optional, **arguments, "report": report}
         if "zone_at" in names:
             cell = arguments.get("zone_at", np.array([zone], dtype=np.int32))

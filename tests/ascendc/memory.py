@@ -40,11 +40,20 @@ class Guarded:
 
 
 def across_lines(values: list[int]) -> np.ndarray:
-    """An int64 array whose first word is the last one of a cache line."""
+    """An int64 array whose first word is the last one of a cache line; zeros behind it (`changes_behind`)."""
     memory = np.zeros(len(values) + 16, dtype=np.int64)
     first = (56 - address(memory)) % CACHE_LINE_BYTES // 8
     memory[first : first + len(values)] = values
     return memory[first : first + len(values)]
+
+
+def changes_behind(peers: np.ndarray) -> np.ndarray:
+    """The word behind a table of peers that is `across_lines`, which says how its masks have changed."""
+    memory = peers.base
+    assert memory is not None
+    first = (address(peers) - address(memory)) // peers.itemsize + len(peers)
+    word: np.ndarray = memory[first : first + 1]
+    return word
 
 
 class Window:

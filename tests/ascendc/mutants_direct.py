@@ -58,11 +58,13 @@ COUNTS = (
             # Each block sends counts to its own ranks, and its flags to those of its neighbour.
             Patch(
                 COUNTS_SEND,
-                "        for (int64_t rank = ranks.first; rank < ranks.last; ++rank) {\n            entry_",
+                "        for (int64_t rank = ranks.first; rank < ranks.last; ++rank) {\n"
+                "            if (!peers_.IsMasked(rank)) {\n                entry_",
                 "        const int64_t blocks = AscendC::GetBlockNum();\n"
                 "        const int64_t block = (AscendC::GetBlockIdx() + 1) % blocks;\n"
                 "        const Share others = SplitEvenly(args_.num_ranks, block, blocks);\n"
-                "        for (int64_t rank = others.first; rank < others.last; ++rank) {\n            entry_",
+                "        for (int64_t rank = others.first; rank < others.last; ++rank) {\n"
+                "            if (!peers_.IsMasked(rank)) {\n                entry_",
             ),
         ),
         case_of(schedule="D", blocks=2, rounds=6),

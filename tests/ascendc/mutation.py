@@ -28,6 +28,7 @@ from .hierarchy_case import HierarchyCase
 from .hierarchy_hostile import GoneCase, HostileRailCase, OddCase, check_gone, check_hostile_rail, check_odd
 from .hierarchy_words import HostileWordsCase, check_hostile_words
 from .library import LaunchError, Library, NoLauncherError, build
+from .masking import MaskedCase, check_masked
 from .mutants import MUTANTS, AnyCase, Mutant
 from .mutants_announced import ANNOUNCED_MUTANTS
 from .mutants_blocks import BLOCKS_MUTANTS
@@ -36,6 +37,7 @@ from .mutants_direct import DIRECT_MUTANTS
 from .mutants_fused import FUSED_MUTANTS
 from .mutants_hierarchy import HIERARCHY_MUTANTS
 from .mutants_inband import INBAND_MUTANTS
+from .mutants_masking import MASKING_MUTANTS
 from .mutants_memory import MEMORY_MUTANTS
 from .mutants_offsets import OFFSETS_MUTANTS
 from .mutants_parts import PART_MUTANTS
@@ -75,6 +77,7 @@ KINDS = (
     POST_MUTANTS,
     HIERARCHY_MUTANTS,
     ANNOUNCED_MUTANTS,
+    MASKING_MUTANTS,
 )
 ALL = tuple(mutant for kind in KINDS for mutant in kind)
 PARAMETERS = [pytest.param(mutant, id=mutant.name.replace(" ", "_")) for mutant in ALL]
@@ -122,6 +125,8 @@ def run_case(library: Library, case: AnyCase, seed: int) -> None:
         CallWorld(library, case, seed).run()
     elif isinstance(case, TablesCase):
         TablesWorld(library, case, seed).run()
+    elif isinstance(case, MaskedCase):
+        check_masked(library, case, seed)
     elif isinstance(case, Case):
         World(library, case, seed).run()
     else:

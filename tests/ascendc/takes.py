@@ -56,6 +56,7 @@ def take_rows(
         "window": world.windows[rank].bytes,
         "recv_counts": counts,
         "waited_us": waited.array if waited else 0,
+        **world.masks,
         "num_local_experts": world.config.experts_on(rank),
         "num_ranks": world.config.num_ranks,
         "kept_rank": -1,

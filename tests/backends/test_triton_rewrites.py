@@ -25,7 +25,7 @@ LOAD = """
 %alloc = memref.alloc() : memref<64xf32>
 memref.copy %reinterpret_cast, %alloc : memref<64xf32, strided<[1], offset: ?>> to memref<64xf32>
 %0 = bufferization.to_tensor %alloc restrict writable : memref<64xf32>
-"""
+"""  # noqa: E501
 
 
 def test_forward_loads_reads_inputs_where_they_are() -> None:

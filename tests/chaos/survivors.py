@@ -1,9 +1,10 @@
-"""Ranks that are killed or stopped at random moments while the others go on without them (``on_lost="mask"``).
+"""Ranks that are killed or stopped at random moments, and others that go on without (``on_lost="mask"``).
 
     python -m tests.chaos.survivors --trials 500 --seed 1
 
-A trial is survived if every other rank has masked the victim and nobody else, with all bits of all rounds right; and if a
-victim that was stopped hears that it is masked. What it finds is said of each trial that was not.
+A trial is survived if every other rank has masked the victim and nobody else, with all bits of all rounds
+right; and if a victim that was stopped hears that it is masked. What it finds is said of each trial that was
+not.
 """
 
 from __future__ import annotations

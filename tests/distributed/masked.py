@@ -36,7 +36,8 @@ class Masked:
         before: rounds in which they do.
         in_between: whether they still dispatch in the first of the others, and are masked before its combine.
         by_itself: whether nobody masks them, but the buffer itself when they do not come.
-        while_waiting: seconds for which the others wait for them before they are masked; 0: it is done before.
+        while_waiting: seconds for which the others wait for them before they are masked; 0: it is done
+            before.
     """
 
     case: Case
@@ -174,7 +175,7 @@ def plain(buffer: EPBuffer, inputs: Inputs, *, is_long: bool) -> list[torch.Tens
 def rounds_of_each_kind(
     rank: int, num_ranks: int, case: Case, gone: tuple[int, ...], tokens: int
 ) -> list[int]:
-    """Which results differ where some are masked from those where these bring nothing, and nobody goes to them."""
+    """Which results differ where some are masked from those where these bring nothing, and get nothing."""
     of = Masked(case, gone)
     inputs = inputs_of(replace(case, tokens=(tokens,) * num_ranks), rank, 0)
     without = replace(inputs, topk_idx=torch.where(of.lost(rank, inputs.topk_idx), -1, inputs.topk_idx))
@@ -269,7 +270,7 @@ def is_over(buffer: EPBuffer, number: int) -> bool:
 
 
 def rounds_in_chaos(rank: int, num_ranks: int, of: Chaos) -> tuple[list[str], list[int], str]:
-    """Runs rounds until all others have gone on for some; returns what is wrong, who is masked, and what was raised."""
+    """Runs rounds until all others have gone on for some: what is wrong, who is masked, what was raised."""
     wrong, raised = [], ""
     with make_buffer(of.case, on_lost="mask", timeout_s=of.timeout_s) as buffer:
         wrong += wrong_in_chaos(buffer, of.case, rank, 0)

@@ -116,6 +116,7 @@ BLOCKS_WAIT = AscendCKernel(
         *_FORMAT,
         Arg("report", "*i32", "out"),
     ),
+    only_waits=True,
 )
 
 KERNELS = BLOCKS_SEND, BLOCKS_RETURN, BLOCKS_END, BLOCKS_WAIT

@@ -56,7 +56,7 @@ _ROWS_ARGS = (
 )
 
 # Waits for all rows.
-DISPATCH_ROWS = AscendCKernel("dispatch_rows", _ROWS_ARGS)
+DISPATCH_ROWS = AscendCKernel("dispatch_rows", _ROWS_ARGS, only_waits=True)
 
 # Of a dispatch in parts: takes the rows that have come; only the last part waits, for all of them.
 DISPATCH_TAKE = AscendCKernel(
@@ -67,6 +67,7 @@ DISPATCH_TAKE = AscendCKernel(
         Arg("rows_taken", "*i32", "out"),  # (EP, localE) the same with this part
         *_ROWS_ARGS,
     ),
+    only_waits=True,
 )
 
 # Where a row is in its slot, and where it goes.
@@ -95,10 +96,10 @@ _RECEIVE_ARGS = (
     *_OUTPUTS,
 )
 
-DISPATCH_RECEIVE = AscendCKernel("dispatch_receive", _RECEIVE_ARGS)
+DISPATCH_RECEIVE = AscendCKernel("dispatch_receive", _RECEIVE_ARGS, only_waits=True)
 
 # The same of rows with flags in band.
-INBAND_COLLECT = AscendCKernel("inband_collect", _RECEIVE_ARGS)
+INBAND_COLLECT = AscendCKernel("inband_collect", _RECEIVE_ARGS, only_waits=True)
 
 # Waits for each in-band row, takes it out of its slot to its final place, and clears its flags.
 INBAND_RECEIVE = AscendCKernel(
@@ -122,6 +123,7 @@ INBAND_RECEIVE = AscendCKernel(
         Arg("slots", "dispatch_slots", "value"),
         Arg("report", "*i32", "out"),
     ),
+    only_waits=True,
 )
 
 # Results that go back, and to whom.
@@ -180,6 +182,7 @@ COMBINE_WAIT = AscendCKernel(
         Arg("status", "combine_status", "value"),
         Arg("report", "*i32", "out"),
     ),
+    only_waits=True,
 )
 
 # Of a combine in parts: waits until a share of this rank's tokens is complete, whichever they are, and lists

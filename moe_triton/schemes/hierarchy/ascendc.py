@@ -201,6 +201,7 @@ RAIL_WAIT = AscendCKernel(
         Arg("ends", "rail_ends", "value"),
         Arg("report", "*i32", "out"),
     ),
+    only_waits=True,
 )
 
 KERNELS = (

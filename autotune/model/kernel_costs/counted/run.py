@@ -8,7 +8,7 @@ there, as their own kernels left it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -268,6 +268,7 @@ class PlanRun:
 
     def _run(self, index: int) -> list[Ran]:
         launch = self.plan.launches[index]
+        assert isinstance(launch.kernel, AscendCKernel)
         names = {arg.name for arg in launch.kernel.args}
         counted = []
         for rank in self._counting:
@@ -278,7 +279,7 @@ class PlanRun:
             steps = self._count(index, rank, Mode.LOGGED)
             awaits = self._ranks.awaited() if waits else Writers.of(NOBODY)
             counted.append((steps, look if waits else None, awaits))
-        if self._relays or PEERS in names:
+        if self._relays or (PEERS in names and not launch.kernel.only_waits):
             blocks = launch.blocks if self._relays else 1
             for rank in range(self._config.num_ranks):
                 if rank not in self._counting:
@@ -356,11 +357,16 @@ class PlanRun:
         queues = self._group.scheme_of(rank).queues if several else None
         if queues is None:
             return self._windows
-        return _with_changes(queues.word(rank, peer, token_of(peer)) for peer in ranks)
+        return self._table_of([queues.word(rank, peer, token_of(peer)) for peer in ranks])
 
     @functools.cached_property
     def _windows(self) -> np.ndarray:
-        return _with_changes(map(token_of, range(self._config.num_ranks)))
+        return self._table_of([token_of(rank) for rank in range(self._config.num_ranks)])
+
+    @staticmethod
+    def _table_of(words: list[int]) -> np.ndarray:
+        """Words of ranks of which none is masked, and those behind them."""
+        return np.array([*words, *[0] * NUM_CHANGES_WORDS], np.int64)
 
     def _made_for(self, launch: Launch, rank: int) -> dict[str, np.ndarray]:
         known = self._traffic(rank).tables
@@ -415,11 +421,6 @@ def standing_for(
 
 KEPT = 64
 _RUNS: dict[tuple[object, ...], PlanRun] = {}
-
-
-def _with_changes(words: Iterable[int]) -> np.ndarray:
-    """A table of peers, of whom none has ever been masked."""
-    return np.array([*words, *(0,) * NUM_CHANGES_WORDS], np.int64)
 
 
 def _scheme(config: Config, rank: int) -> Scheme:

@@ -1,0 +1,221 @@
+"""Ranks that are masked: before a call, between dispatch and combine, and while others wait for them."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from moe_triton.core.reach import CHANGES_SHIFT, masked_word
+from moe_triton.core.records import STATUS_ENTRY
+from moe_triton.layout import FLAG_BITS
+
+from .case import Case, Routing, WrongResultError, check_reports, draw_routing, results_of
+from .driver import FLAG_WORD, World
+from .inband import receive_inband
+from .library import Library
+from .memory import Guarded, changes_behind
+from .parts import CombineInParts
+from .takes import take_rows
+
+LATE_S, LATER_S = 0.02, 0.01
+STALE_COUNT, STALE_CALL = 2, 77
+
+
+def mask(peers: np.ndarray, *ranks: int, silent: bool = True) -> None:
+    """Does as the host does: words of the ranks, and behind them the word that says so."""
+    for rank in ranks:
+        peers[rank] = masked_word(int(peers[rank]), masked=True, silent=silent)
+    changes = changes_behind(peers)
+    changes[0] = (int(changes[0] >> CHANGES_SHIFT) + 1) << CHANGES_SHIFT | len(ranks)
+
+
+@dataclass(frozen=True)
+class MaskedCase(Case):
+    """One rank is masked.
+
+    Attributes:
+        gone: which one.
+        when: before the first call, where it brings no tokens; between a dispatch and its combine; or while
+            rank 0 waits for its entries, for its rows, or for its results.
+    """
+
+    tokens: tuple[int, ...] = (4, 0, 3)
+    gone: int = 1
+    when: Literal["before", "between", "entries", "rows", "results"] = "before"
+
+
+class MaskedWorld(World):
+    """All ranks but the one that has been masked before. It has left something in every entry."""
+
+    def __init__(self, library: Library, case: MaskedCase, seed: int = 0) -> None:
+        super().__init__(library, case, seed)
+        self._gone = case.gone
+        mask(self.peers, self._gone)
+        self._before = self.windows[self._gone].bytes.copy()
+
+    def _rounds(self, rank: int) -> None:
+        if rank != self._gone:
+            super()._rounds(rank)
+
+    def wait_for_status(
+        self, rank: int, zone: int, waited: Guarded | None = None, **more: object
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The same, with entries of the masked rank that may have their flag, and have a count."""
+        if "status" not in more:
+            self._leave_entries(rank, zone)
+        return super().wait_for_status(rank, zone, waited, **more)  # type: ignore[arg-type]
+
+    def _leave_entries(self, rank: int, zone: int) -> None:
+        status = self.layout.dispatch_status_on(rank)
+        for expert in range(self.config.experts_on(rank)):
+            at = status.offset(zone=zone, expert=expert, source=self._gone)
+            entry = self.windows[rank].bytes[at : at + STATUS_ENTRY.num_bytes].view(np.int32)
+            has_flag = (self.seed + rank + expert) % 2
+            entry[STATUS_ENTRY.word("flag")] = FLAG_BITS * has_flag
+            entry[STATUS_ENTRY.word("count")] = STALE_COUNT
+            entry[STATUS_ENTRY.word("call")] = STALE_CALL
+
+    def awaited(self, rank: int, dispatch_number: int) -> Routing:
+        """Without the masked rank's results: the host has marked their ids."""
+        return marked(self, super().awaited(rank, dispatch_number), self._gone)
+
+    def run(self) -> None:
+        """The same. Nothing has gone to the masked rank."""
+        super().run()
+        check_untouched(self, self._gone, self._before)
+
+
+def marked(world: World, routing: Routing, gone: int) -> Routing:
+    """With ids as the host marks them."""
+    c = world.config
+    marks = copy.copy(routing)
+    owner = c.num_shared_ranks + routing.ids // c.num_local_experts
+    is_lost = (routing.ids >= 0) & (routing.ids < c.num_experts) & (owner == gone)
+    marks.ids = np.where(is_lost, -2 - routing.ids, routing.ids).astype(np.int32)
+    return marks
+
+
+def check_untouched(world: World, gone: int, before: np.ndarray) -> None:
+    if (world.windows[gone].bytes != before).any():
+        raise WrongResultError("something was sent to a masked rank")
+
+
+@contextmanager
+def masked_later(world: World, gone: int, late_flag: np.ndarray | None = None) -> Iterator[None]:
+    """Masks it a while from now, and then raises a flag of another rank's."""
+
+    def run() -> None:
+        time.sleep(LATE_S)
+        mask(world.peers, gone)
+        if late_flag is not None:
+            time.sleep(LATER_S)
+            late_flag[0] = FLAG_BITS
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def check_masked(library: Library, case: MaskedCase, seed: int = 0) -> None:
+    """Raises unless those who go on get all that they get from each other, and nothing else."""
+    library.seed(seed)
+    if case.when == "before":
+        MaskedWorld(library, case, seed).run()
+        return
+    world = World(library, case, seed)
+    if case.when == "entries":
+        _check_entries(world, case.gone)
+    elif case.when == "rows":
+        _check_rows(world, case.gone)
+    else:
+        _check_results(world, case.gone, is_before=case.when == "between")
+
+
+def _check_entries(world: World, gone: int) -> None:
+    for rank in range(world.config.num_ranks):
+        if rank != gone:
+            check_reports(world.send_rows(rank, draw_routing(world.case, world.seed, 0, rank), zone=0))
+    with masked_later(world, gone):
+        counts, report = world.wait_for_status(0, zone=0)
+    check_reports(report)
+    world.check_counts(0, 0, counts)
+
+
+def _check_rows(world: World, gone: int) -> None:
+    """It has told how many rows come, and sent those of its first token only."""
+    case = world.case
+    for rank in range(world.config.num_ranks):
+        first = {"num_tokens": 1} if rank == gone else {}
+        check_reports(world.send_rows(rank, draw_routing(case, world.seed, 0, rank), zone=0, **first))
+    counts, report = world.wait_for_status(0, zone=0)
+    check_reports(report)
+    if case.inband:
+        offsets = world.expected_rows(0, 0)["offsets"]
+        with masked_later(world, gone):
+            _, report = receive_inband(world, 0, 0, offsets)
+        check_reports(report)
+        return
+    late = _last_flag(world, counts)
+    if late is not None:
+        late[0] = 0
+    with masked_later(world, gone, late):
+        if case.takes > 1:
+            shape = (world.config.num_ranks, world.config.experts_on(0))
+            tables = [Guarded(shape, np.int32) for _ in range(2)]
+            tables[0].array[:] = 0
+            report = take_rows(world, 0, 0, counts, tables, 0)
+        else:
+            report = world.wait_for_rows(0, 0, counts)
+    check_reports(report)
+    if late is not None and late[0]:
+        raise WrongResultError("the wait has ended without a row of a rank that is not masked")
+
+
+def _last_flag(world: World, counts: np.ndarray) -> np.ndarray | None:
+    """Of the last row of the last rank; None if it sends none."""
+    source = world.config.num_ranks - 1
+    experts = counts[:, source].nonzero()[0]
+    if not len(experts):
+        return None
+    expert = int(experts[-1])
+    row = {"source": source, "expert": expert, "index": int(counts[expert, source]) - 1}
+    return world.stamp(0, zone=0, **row)[FLAG_WORD:]
+
+
+def _check_results(world: World, gone: int, is_before: bool) -> None:
+    case, ranks = world.case, range(world.config.num_ranks)
+    received = [world.expected_rows(rank, 0) for rank in ranks]
+    if is_before:
+        mask(world.peers, gone)
+    before = world.windows[gone].bytes.copy()
+    for rank in ranks:
+        if rank not in (0, gone):
+            rows = results_of(case, received[rank]["origins"], 0)
+            check_reports(world.send_results(rank, rows, received[rank], zone=0))
+    rows = results_of(case, received[0]["origins"], 0)
+    routing = draw_routing(case, world.seed, 0, 0)
+    if is_before:
+        check_reports(world.send_results(0, rows, received[0], zone=0))
+        check_reports(world.wait_for_results(0, marked(world, routing, gone), zone=0))
+        check_untouched(world, gone, before)
+    elif case.part_tokens:
+        parts = CombineInParts(world, 0, 0, 0)
+        with masked_later(world, gone):
+            for part in range(parts.num_parts):
+                check_reports(parts.launch(part, rows, received[0], routing))
+        world.check_results(0, 0, 0, marked(world, routing, gone))
+    else:
+        check_reports(world.send_results(0, rows, received[0], zone=0))
+        with masked_later(world, gone):
+            check_reports(world.wait_for_results(0, routing, zone=0))
+        world.check_results(0, 0, 0, marked(world, routing, gone))

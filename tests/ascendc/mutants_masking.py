@@ -1,0 +1,198 @@
+"""Wrong waits and senders, where a rank is masked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .library import Patch
+from .masking import MaskedCase
+from .mutants import (
+    COMBINE_SEND,
+    COMBINE_WAIT,
+    DISPATCH_ROWS,
+    DISPATCH_WAIT,
+    MUTANT_TIMEOUT_US,
+    SEND_PLAN,
+    STATUS_ENTRIES,
+    Mutant,
+    without,
+)
+
+SILENT_RANKS, ROW_FLAGS, RESULT_FLAGS = (
+    f"include/{name}.h" for name in ("silent_ranks", "row_flags", "result_flags")
+)
+COMBINE_READY, INBAND_RECEIVE, DISPATCH_TAKE = (
+    f"include/{name}.h" for name in ("combine_ready", "inband_receive", "dispatch_take")
+)
+
+
+def _case(**changes: Any) -> MaskedCase:
+    brings = {} if changes.get("when", "before") in ("before", "entries") else {"tokens": (4, 3, 3)}
+    return MaskedCase(**{"topk": 3, **brings, **changes, "timeout_us": MUTANT_TIMEOUT_US})
+
+
+_BEFORE = _case()
+_ENTRIES = _case(when="entries")
+_ROWS = _case(when="rows")
+_INBAND = _case(when="rows", inband=True, hidden=300)
+_RESULTS = _case(when="results")
+_IN_PARTS = _case(when="results", part_tokens=2)
+_ZERO_COUNT = "                    units_.SetValue(EntryOrder::UnitAt(place - chunk.first), 0);\n"
+_STAND_IN = "Order<AscendC::HardEvent::MTE2_S>();\n        for (int64_t place = chunk.first"
+
+SENDERS = (
+    Mutant(
+        "rows for a masked rank sent",
+        (Patch(SEND_PLAN, " || (rank < To::NumRanks(*args_) && peers_.IsMasked(rank))", ""),),
+        _BEFORE,
+    ),
+    Mutant(
+        "entries for a masked rank sent",
+        (Patch(STATUS_ENTRIES, "!peers_.IsMasked(rank) && ", ""),),
+        _BEFORE,
+    ),
+    Mutant(
+        "results for a masked rank sent",
+        (Patch(COMBINE_SEND, "if (peers_.IsMasked(rank)) {", "if (false) {"),),
+        _case(when="between"),
+    ),
+)
+
+ENTRIES = (
+    Mutant(
+        "entries of a masked rank waited for",
+        (without(DISPATCH_WAIT, "                StandIn(chunk);\n"),),
+        _BEFORE,
+    ),
+    Mutant(
+        "masks looked at only before a wait for entries",
+        (Patch(DISPATCH_WAIT, "if (silent_.Look()) {\n", "if (poll.WaitedUs() == 0 && silent_.Look()) {\n"),),
+        _ENTRIES,
+    ),
+    Mutant(
+        "the table read once, and not when masks have changed",
+        (Patch(SILENT_RANKS, "        if (word != word_) {\n", "        if (word_ == 0) {\n"),),
+        _ENTRIES,
+    ),
+    Mutant(
+        "the flag of a masked rank's entry as it is",
+        (without(DISPATCH_WAIT, "                words.SetValue(entry + StatusEntry::FLAG, FLAG_BITS);\n"),),
+        _BEFORE,
+    ),
+    Mutant(
+        "the count of a masked rank taken",
+        (without(DISPATCH_WAIT, "                words.SetValue(entry + StatusEntry::COUNT, 0);\n"),),
+        _BEFORE,
+    ),
+    Mutant(
+        "the call of a masked rank compared",
+        (without(DISPATCH_WAIT, "                words.SetValue(entry + StatusEntry::CALL, call_);\n"),),
+        _BEFORE,
+    ),
+    Mutant(
+        "what stands for an entry over one that is still loaded",
+        (Patch(DISPATCH_WAIT, _STAND_IN, _STAND_IN.partition("\n")[2].lstrip()),),
+        _BEFORE,
+    ),
+    Mutant(
+        "the count of a masked rank among those that each block has seen",
+        (without(DISPATCH_WAIT, _ZERO_COUNT),),
+        _BEFORE,
+    ),
+    Mutant(
+        "counts of masked ranks stored before they are zero",
+        (
+            Patch(
+                DISPATCH_WAIT,
+                "            Order<AscendC::HardEvent::S_MTE3>();\n        }\n"
+                "        Order<AscendC::HardEvent::MTE2_MTE3>();\n",
+                "        }\n        Order<AscendC::HardEvent::MTE2_MTE3>();\n",
+            ),
+        ),
+        _BEFORE,
+    ),
+)
+
+ROWS = (
+    Mutant(
+        "rows of a masked rank waited for",
+        (
+            Patch(
+                DISPATCH_ROWS, "                    flags_.StandIn(pieces_[i].first, pieces_[i].count);\n", ""
+            ),
+        ),
+        _ROWS,
+    ),
+    Mutant(
+        "nobody's rows waited for once a rank is masked",
+        (Patch(DISPATCH_ROWS, "if (flags_.IsSilent(pieces_[i].place)) {", "if (true) {"),),
+        _ROWS,
+    ),
+    Mutant(
+        "rows of a masked rank waited for in a part",
+        (Patch(DISPATCH_TAKE, "!(has_silent && flags_.IsSilent(place))", "true"),),
+        _case(when="rows", takes=2),
+    ),
+    Mutant(
+        "what stands for a stamp over one that is still loaded",
+        (
+            Patch(
+                ROW_FLAGS,
+                "        Order<AscendC::HardEvent::MTE2_S>();\n        for (int64_t i = at;",
+                "        for (int64_t i = at;",
+            ),
+        ),
+        _ROWS,
+    ),
+    Mutant(
+        "rows in band of a masked rank waited for",
+        (without(INBAND_RECEIVE, "            StandIn(first, count);\n"),),
+        _INBAND,
+    ),
+    Mutant(
+        "masks not looked at in a wait for rows in band",
+        (without(INBAND_RECEIVE, "            silent_.Look();\n"),),
+        _INBAND,
+    ),
+    Mutant(
+        "flags in band summed before what stands for them is there",
+        (
+            Patch(
+                INBAND_RECEIVE,
+                "            }\n        }\n        AscendC::PipeBarrier<PIPE_V>();\n",
+                "            }\n        }\n",
+            ),
+        ),
+        _INBAND,
+    ),
+)
+
+RESULTS = (
+    Mutant(
+        "results of a masked rank waited for",
+        (Patch(COMBINE_WAIT, "expected_.Awaited(token, expected)", "expected"),),
+        _RESULTS,
+    ),
+    Mutant(
+        "masks not looked at in a wait for results",
+        (without(COMBINE_WAIT, "        expected_.LookForSilent();\n"),),
+        _RESULTS,
+    ),
+    Mutant(
+        "no result waited for once a rank is masked",
+        (Patch(RESULT_FLAGS, "awaited &= ~bit;", "awaited = 0;"),),
+        _RESULTS,
+    ),
+    Mutant(
+        "masks not looked at in a wait for results in parts",
+        (Patch(COMBINE_READY, " || expected_.LookForSilent()", ""),),
+        _IN_PARTS,
+    ),
+    Mutant(
+        "results of a masked rank waited for in parts",
+        (Patch(COMBINE_READY, "has_ids_ ? expected_.Awaited(token, expected) : expected", "expected"),),
+        _IN_PARTS,
+    ),
+)
+
+MASKING_MUTANTS = SENDERS + ENTRIES + ROWS + RESULTS

@@ -1,0 +1,41 @@
+"""Masked ranks: nothing is sent to them, nothing awaited from them, and the others' calls are whole."""
+
+from __future__ import annotations
+
+import pytest
+
+from .library import Library
+from .masking import MaskedCase, check_masked
+from .orders import orders
+
+ALL_SEND = (4, 3, 3)
+CASES = {
+    "before": MaskedCase(blocks=1, timed=True),
+    "before_straggling": MaskedCase(topk=3, straggle=0.3, absent=0.2, special=0.2, rounds=4),
+    "before_many_blocks": MaskedCase(tokens=(3, 0, 2, 4), blocks=5, topk=3, schedule="DCC"),
+    "before_shared": MaskedCase(tokens=(2, 3, 0, 1), topk=3, shared=(1, 1), inactive=0.2, gone=2),
+    "before_taken": MaskedCase(tokens=(9, 0, 8), takes=3, hidden=64, timed=True),
+    "before_inband": MaskedCase(inband=True, scaled=True, topk=3),
+    "before_parts": MaskedCase(tokens=(7, 0, 5), part_tokens=2, topk=3),
+    "between": MaskedCase(tokens=ALL_SEND, topk=3, when="between"),
+    "entries": MaskedCase(when="entries", timed=True),
+    "rows": MaskedCase(tokens=ALL_SEND, topk=3, when="rows"),
+    "rows_taken": MaskedCase(tokens=ALL_SEND, topk=3, takes=2, when="rows"),
+    "rows_inband": MaskedCase(tokens=ALL_SEND, topk=3, inband=True, when="rows", hidden=300),
+    "results": MaskedCase(tokens=ALL_SEND, topk=3, when="results"),
+    "results_in_parts": MaskedCase(tokens=ALL_SEND, topk=3, part_tokens=2, when="results"),
+    "results_shared": MaskedCase(tokens=(4, 3, 3, 2), topk=3, shared=(1, 1), gone=2, when="results"),
+}
+
+
+@orders(4, 40)
+@pytest.mark.parametrize("case", list(CASES.values()), ids=list(CASES))
+def test_strict(strict: Library, case: MaskedCase, seeds: range) -> None:
+    for seed in seeds:
+        check_masked(strict, case, seed)
+
+
+@pytest.mark.parametrize("case", list(CASES.values()), ids=list(CASES))
+def test_fast(fast: Library, case: MaskedCase) -> None:
+    for seed in range(4):
+        check_masked(fast, case, seed)
