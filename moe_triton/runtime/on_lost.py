@@ -1,8 +1,8 @@
 """What a buffer does about ranks that do not come, where it goes on without them (``on_lost="mask"``).
 
-A rank that is missed when a wait has lasted for the time-out is named in the next of the numbered sets that all
-ranks agree on (`moe_triton.rendezvous.masked_sets`), unless it is stuck behind others, by its notes. Everybody
-masks who is in the latest set, and who finds itself there raises.
+A rank that is missed when a wait has lasted for the time-out is named in the next of the numbered sets that
+all ranks agree on (`moe_triton.rendezvous.masked_sets`), unless it is stuck behind others, by its notes.
+Everybody masks who is in the latest set, and who finds itself there raises.
 """
 
 from __future__ import annotations
