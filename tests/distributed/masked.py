@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -36,6 +37,7 @@ class Masked:
         before: rounds in which they do.
         in_between: whether they still dispatch in the first of the others, and are masked before its combine.
         by_itself: whether nobody masks them, but the buffer itself when they do not come.
+        dies: whether they are killed when they would begin the first round without them.
         while_waiting: seconds for which the others wait for them before they are masked; 0: it is done
             before.
     """
@@ -46,6 +48,7 @@ class Masked:
     in_between: bool = False
     while_waiting: float = 0.0
     by_itself: bool = False
+    dies: bool = False
 
     def lost(self, rank: int, ids: torch.Tensor) -> torch.Tensor:
         """(T, K) which entries of a rank reach nobody."""
@@ -112,6 +115,8 @@ def rounds_with_masks(rank: int, num_ranks: int, of: Masked, options: dict[str, 
         for number in range(case.rounds):
             is_over = rank in of.gone and number >= of.before
             if is_over and not (of.in_between and number == of.before):
+                if of.dies:
+                    os.kill(os.getpid(), signal.SIGKILL)
                 break
             is_first = number == of.before
             if is_first and not of.in_between:
@@ -137,8 +142,8 @@ def rounds_with_masks(rank: int, num_ranks: int, of: Masked, options: dict[str, 
             )
             if not torch.equal(output.handle.lost[:, : lost.shape[1]], lost):
                 wrong.append(f"round {number}: lost")
-        # Nobody gives its memory back while others still go on.
-        dist.barrier()
+        if not of.dies:  # nobody gives its memory back while others still go on
+            dist.barrier()
     return wrong
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from moe_triton import ArgumentError, BufferStateError, ConfigMismatchError, EPBuffer, Tuning
-from moe_triton.processes import run_ranks
+from moe_triton.processes import RankFailedError, run_ranks
 from tests.chaos import survivors
 from tests.distributed.cases import Case, inputs_of, small_case
 from tests.distributed.masked import Masked, rounds_of_each_kind, rounds_with_masks
@@ -167,3 +167,14 @@ def test_ranks_have_one_way() -> None:
 @pytest.mark.parametrize("seed", [1, 5, 7])
 def test_survivors_of_chaos(seed: int) -> None:
     assert survivors.run(survivors.trial(seed)) == []
+
+
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "fullmesh"])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_who_has_died_is_masked_at_once(scheme: str, victim: int) -> None:
+    """Also the host of the group's store, without which nobody can agree on who is missing."""
+    of = Masked(small_case(4, scheme, rounds=6, weights=True), (victim,), 2, by_itself=True, dies=True)
+    options = {"on_lost": "mask", "timeout_s": seconds(300.0)}
+    results = run_ranks(rounds_with_masks, 4, (of, options), timeout_s=seconds(60.0), allow_failures=True)
+    assert isinstance(results.pop(victim), RankFailedError)
+    assert results == [[]] * 3
