@@ -464,13 +464,17 @@ class Communicator(Exclusive):
             rule = "of tensor-parallel ranks one cannot go on without the other"
             raise ArgumentError("rank", rank, rule, "Construct the buffer without tp_group.")
         if not self.is_busy:
-            self._alone(self._update_mask, rank, masked)
-        elif masked:  # a call is under way, which sees it
-            self.masks.update(rank, True)
-        else:
+            try:
+                self._alone(self._update_mask, rank, masked)
+                return
+            except BufferStateError:
+                if not (masked and self.is_busy and self.is_usable):  # a call has begun in between
+                    raise
+        if not masked:
             raise BufferStateError(
                 "a call is under way, and who was masked has missed it. Un-mask between calls."
             )
+        self.masks.update(rank, True)
 
     def _update_mask(self, rank: int, masked: bool) -> None:
         self._prepare_to_mask()
