@@ -15,11 +15,18 @@ import numpy as np
 from moe_triton.core.reach import CHANGES_SHIFT, masked_word
 from moe_triton.core.records import STATUS_ENTRY
 from moe_triton.layout import FLAG_BITS
+from moe_triton.runtime.masks import Paths
 
-from .case import Case, Routing, WrongResultError, check_reports, draw_routing, results_of
+from .blocks import BlocksWorld
+from .blocks_case import BlocksCase
+from .case import Case, Routing, WrongResultError, check_reports, draw_routing, results_of, sent_to
+from .direct import DirectCase, DirectWorld
 from .driver import FLAG_WORD, World
+from .hierarchy import HierarchyWorld
+from .hierarchy_case import HierarchyCase
+from .hierarchy_hostile import all_sent
 from .inband import receive_inband
-from .library import Library
+from .library import Library, Phase
 from .memory import Guarded, changes_behind
 from .parts import CombineInParts
 from .takes import take_rows
@@ -28,12 +35,25 @@ LATE_S, LATER_S = 0.02, 0.01
 STALE_COUNT, STALE_CALL = 2, 77
 
 
-def mask(peers: np.ndarray, *ranks: int, silent: bool = True) -> None:
-    """Does as the host does: words of the ranks, and behind them the word that says so."""
-    for rank in ranks:
-        peers[rank] = masked_word(int(peers[rank]), masked=True, silent=silent)
+def mask(peers: np.ndarray, gone: int, paths: Paths | None = None) -> None:
+    """Does as the host does: words of the ranks, and behind them the word that says so.
+
+    Args:
+        peers: the table.
+        gone: the rank that is masked.
+        paths: where other ranks are silent without it.
+    """
+    for peer in range(len(peers)):
+        is_silent = paths.is_silent(peer, frozenset({gone})) if paths else peer == gone
+        peers[peer] = masked_word(int(peers[peer]), masked=peer == gone, silent=is_silent)
     changes = changes_behind(peers)
-    changes[0] = (int(changes[0] >> CHANGES_SHIFT) + 1) << CHANGES_SHIFT | len(ranks)
+    changes[0] = (int(changes[0] >> CHANGES_SHIFT) + 1) << CHANGES_SHIFT | 1
+
+
+def check_same(window: np.ndarray, before: np.ndarray) -> None:
+    """Raises if anything has gone to a masked rank."""
+    if (window != before).any():
+        raise WrongResultError("something was sent to a masked rank")
 
 
 @dataclass(frozen=True)
@@ -49,6 +69,33 @@ class MaskedCase(Case):
     tokens: tuple[int, ...] = (4, 0, 3)
     gone: int = 1
     when: Literal["before", "between", "entries", "rows", "results"] = "before"
+
+
+@dataclass(frozen=True)
+class MaskedDirectCase(DirectCase):
+    """A rank is masked before the first call. Counts of an earlier one lie where its counts would."""
+
+    tokens: tuple[int, ...] = (4, 0, 3)
+    lost: int = 1
+
+
+@dataclass(frozen=True)
+class MaskedBlocksCase(BlocksCase):
+    """A rank is masked before the first call."""
+
+    tokens: tuple[int, ...] = (4, 0, 3)
+    lost: int = 1
+
+
+@dataclass(frozen=True)
+class MaskedRailCase(HierarchyCase):
+    """A rank is masked before a dispatch. So nothing comes of what it would have passed on."""
+
+    tokens: tuple[int, ...] = (2, 3, 1, 0, 3, 2)
+    servers: tuple[int, ...] = (2, 2, 2)
+    topk: int = 4
+    lost: int = 3
+    relays: bool = True
 
 
 class MaskedWorld(World):
@@ -89,7 +136,81 @@ class MaskedWorld(World):
     def run(self) -> None:
         """The same. Nothing has gone to the masked rank."""
         super().run()
-        check_untouched(self, self._gone, self._before)
+        check_same(self.windows[self._gone].bytes, self._before)
+
+
+class MaskedDirectWorld(DirectWorld):
+    """All ranks but the one that has been masked before."""
+
+    def __init__(self, library: Library, case: MaskedDirectCase, seed: int = 0) -> None:
+        super().__init__(library, case, seed)
+        mask(self.peers, case.lost)
+        self._before = self.windows[case.lost].copy()
+
+    def run(self) -> None:
+        """The same. Nothing has gone to the masked rank."""
+        super().run()
+        check_same(self.windows[self.case.lost], self._before)
+
+    def _rounds(self, rank: int) -> None:
+        if rank != self.case.lost:
+            super()._rounds(rank)
+
+    def _counts_of_lost(self, rank: int, zone: int) -> np.ndarray:
+        first = self.layout.counts.offset(zone=zone, source=self.case.lost)
+        words: np.ndarray = self.windows[rank][first : first + self.layout.counts.stride("source")]
+        return words.view(np.int32)[: self.layout.num_entries]
+
+    def counts_phase(self, rank: int, routing: Routing, zone: int, **call: object) -> Phase:
+        """The same, with counts of an earlier call in the window."""
+        self._counts_of_lost(rank, zone)[:] = STALE_COUNT
+        return super().counts_phase(rank, routing, zone, **call)
+
+    def check_counts(self, rank: int, number: int, zone: int) -> None:
+        """The same of the others' counts."""
+        self._counts_of_lost(rank, zone)[:] = 0
+        super().check_counts(rank, number, zone)
+
+
+class MaskedBlocksWorld(BlocksWorld):
+    """All ranks but the one that has been masked before."""
+
+    def __init__(self, library: Library, case: MaskedBlocksCase, seed: int = 0) -> None:
+        super().__init__(library, case, seed)
+        for table in self.tables:
+            mask(table, case.lost)
+        self._before = self.windows[case.lost].copy()
+
+    def _rounds(self, rank: int) -> None:
+        if rank != self.case.lost:
+            super()._rounds(rank)
+
+    def run(self) -> None:
+        """The same. Nothing has gone to the masked rank."""
+        super().run()
+        check_same(self.windows[self.case.lost], self._before)
+
+
+def check_masked_rail(library: Library, case: MaskedRailCase, seed: int = 0) -> None:
+    """Raises unless all that go on have the counts of all that reach them, and none of the others."""
+    library.seed(seed)
+    world, c = HierarchyWorld(library, case, seed), case.config
+    for rank, table in enumerate(world.tables):
+        mask(table, case.lost, Paths(c, rank, relays=True))
+    before = world.windows[case.lost].copy()
+    everybody = all_sent(world, gone=(case.lost,))
+    going_on = [rank for rank in range(c.num_ranks) if rank != case.lost]
+    for kernel in ("rail_relay", "dispatch_wait"):
+        for rank in going_on:
+            phases = dict(world.dispatch_phases(rank, 0, 0, everybody[rank]))
+            check_reports(library.launch(kernel, case.blocks, **phases[kernel]))
+    for rank in going_on:
+        counts = everybody[rank].recv_counts.array
+        for expert, source in np.ndindex(counts.shape):
+            want = len(sent_to(case, seed, 0, source, rank, expert))
+            if counts[expert, source] != want:
+                raise WrongResultError(f"count {counts[expert, source]} instead of {want}")
+    check_same(world.windows[case.lost], before)
 
 
 def marked(world: World, routing: Routing, gone: int) -> Routing:
@@ -100,11 +221,6 @@ def marked(world: World, routing: Routing, gone: int) -> Routing:
     is_lost = (routing.ids >= 0) & (routing.ids < c.num_experts) & (owner == gone)
     marks.ids = np.where(is_lost, -2 - routing.ids, routing.ids).astype(np.int32)
     return marks
-
-
-def check_untouched(world: World, gone: int, before: np.ndarray) -> None:
-    if (world.windows[gone].bytes != before).any():
-        raise WrongResultError("something was sent to a masked rank")
 
 
 @contextmanager
@@ -207,7 +323,7 @@ def _check_results(world: World, gone: int, is_before: bool) -> None:
     if is_before:
         check_reports(world.send_results(0, rows, received[0], zone=0))
         check_reports(world.wait_for_results(0, marked(world, routing, gone), zone=0))
-        check_untouched(world, gone, before)
+        check_same(world.windows[gone].bytes, before)
     elif case.part_tokens:
         parts = CombineInParts(world, 0, 0, 0)
         with masked_later(world, gone):
