@@ -35,19 +35,19 @@ LATE_S, LATER_S = 0.02, 0.01
 STALE_COUNT, STALE_CALL = 2, 77
 
 
-def mask(peers: np.ndarray, gone: int, paths: Paths | None = None) -> None:
+def mask(peers: np.ndarray, *gone: int, paths: Paths | None = None) -> None:
     """Does as the host does: words of the ranks, and behind them the word that says so.
 
     Args:
         peers: the table.
-        gone: the rank that is masked.
-        paths: where other ranks are silent without it.
+        gone: the ranks that are masked.
+        paths: where other ranks are silent without them.
     """
     for peer in range(len(peers)):
-        is_silent = paths.is_silent(peer, frozenset({gone})) if paths else peer == gone
-        peers[peer] = masked_word(int(peers[peer]), masked=peer == gone, silent=is_silent)
+        is_silent = paths.is_silent(peer, frozenset(gone)) if paths else peer in gone
+        peers[peer] = masked_word(int(peers[peer]), masked=peer in gone, silent=is_silent)
     changes = changes_behind(peers)
-    changes[0] = (int(changes[0] >> CHANGES_SHIFT) + 1) << CHANGES_SHIFT | 1
+    changes[0] = (int(changes[0] >> CHANGES_SHIFT) + 1) << CHANGES_SHIFT | len(gone)
 
 
 def check_same(window: np.ndarray, before: np.ndarray) -> None:
@@ -196,7 +196,7 @@ def check_masked_rail(library: Library, case: MaskedRailCase, seed: int = 0) -> 
     library.seed(seed)
     world, c = HierarchyWorld(library, case, seed), case.config
     for rank, table in enumerate(world.tables):
-        mask(table, case.lost, Paths(c, rank, relays=True))
+        mask(table, case.lost, paths=Paths(c, rank, relays=True))
     before = world.windows[case.lost].copy()
     everybody = all_sent(world, gone=(case.lost,))
     going_on = [rank for rank in range(c.num_ranks) if rank != case.lost]
@@ -223,21 +223,40 @@ def marked(world: World, routing: Routing, gone: int) -> Routing:
     return marks
 
 
+class Late:
+    """A flag of a rank that is not masked. It is taken away, and raised again once another rank is masked."""
+
+    def __init__(self, flag: np.ndarray) -> None:
+        self._flag, self._raised, self._is_up = flag, flag.copy(), False
+        flag[:] = 0
+
+    def put_up(self) -> None:
+        self._is_up = True
+        self._flag[:] = self._raised
+
+    def check(self) -> None:
+        """Right behind the wait for it."""
+        if not self._is_up:
+            raise WrongResultError("a wait has ended without a rank that is not masked")
+
+
 @contextmanager
-def masked_later(world: World, gone: int, late_flag: np.ndarray | None = None) -> Iterator[None]:
-    """Masks it a while from now, and then raises a flag of another rank's."""
+def masked_later(world: World, *gone: int, late: Late | None = None) -> Iterator[None]:
+    """Masks ranks a while from now, and raises a flag of another rank's a while after that."""
 
     def run() -> None:
         time.sleep(LATE_S)
-        mask(world.peers, gone)
-        if late_flag is not None:
+        mask(world.peers, *gone)
+        if late is not None:
             time.sleep(LATER_S)
-            late_flag[0] = FLAG_BITS
+            late.put_up()
 
     thread = threading.Thread(target=run)
     thread.start()
     try:
         yield
+        if late is not None:
+            late.check()
     finally:
         thread.join()
 
@@ -258,10 +277,13 @@ def check_masked(library: Library, case: MaskedCase, seed: int = 0) -> None:
 
 
 def _check_entries(world: World, gone: int) -> None:
+    """Its masking is not the first one: there is one with the largest number that sends nothing either."""
+    other = world.config.num_ranks - 1
+    mask(world.peers, other)
     for rank in range(world.config.num_ranks):
-        if rank != gone:
+        if rank not in (gone, other):
             check_reports(world.send_rows(rank, draw_routing(world.case, world.seed, 0, rank), zone=0))
-    with masked_later(world, gone):
+    with masked_later(world, gone, other):
         counts, report = world.wait_for_status(0, zone=0)
     check_reports(report)
     world.check_counts(0, 0, counts)
@@ -281,10 +303,7 @@ def _check_rows(world: World, gone: int) -> None:
             _, report = receive_inband(world, 0, 0, offsets)
         check_reports(report)
         return
-    late = _last_flag(world, counts)
-    if late is not None:
-        late[0] = 0
-    with masked_later(world, gone, late):
+    with masked_later(world, gone, late=_last_row(world, counts)):
         if case.takes > 1:
             shape = (world.config.num_ranks, world.config.experts_on(0))
             tables = [Guarded(shape, np.int32) for _ in range(2)]
@@ -293,11 +312,9 @@ def _check_rows(world: World, gone: int) -> None:
         else:
             report = world.wait_for_rows(0, 0, counts)
     check_reports(report)
-    if late is not None and late[0]:
-        raise WrongResultError("the wait has ended without a row of a rank that is not masked")
 
 
-def _last_flag(world: World, counts: np.ndarray) -> np.ndarray | None:
+def _last_row(world: World, counts: np.ndarray) -> Late | None:
     """Of the last row of the last rank; None if it sends none."""
     source = world.config.num_ranks - 1
     experts = counts[:, source].nonzero()[0]
@@ -305,7 +322,17 @@ def _last_flag(world: World, counts: np.ndarray) -> np.ndarray | None:
         return None
     expert = int(experts[-1])
     row = {"source": source, "expert": expert, "index": int(counts[expert, source]) - 1}
-    return world.stamp(0, zone=0, **row)[FLAG_WORD:]
+    return Late(world.stamp(0, zone=0, **row)[FLAG_WORD:])
+
+
+def _last_result(world: World, awaited: Routing) -> Late | None:
+    """Of rank 0's results that another rank sends, and not one that is masked; None where none does."""
+    c, status = world.config, world.layout.combine_status
+    for token, k in np.argwhere((awaited.ids >= 0) & (awaited.ids < c.num_experts))[::-1].tolist():
+        if c.rank_of_expert(int(awaited.ids[token, k])) != 0:
+            at = status.offset(zone=0, token=token, k=k)
+            return Late(world.windows[0].bytes[at : at + STATUS_ENTRY.num_bytes])
+    return None
 
 
 def _check_results(world: World, gone: int, is_before: bool) -> None:
@@ -325,13 +352,13 @@ def _check_results(world: World, gone: int, is_before: bool) -> None:
         check_reports(world.wait_for_results(0, marked(world, routing, gone), zone=0))
         check_same(world.windows[gone].bytes, before)
     elif case.part_tokens:
-        parts = CombineInParts(world, 0, 0, 0)
-        with masked_later(world, gone):
+        parts, late = CombineInParts(world, 0, 0, 0), _last_result(world, marked(world, routing, gone))
+        with masked_later(world, gone, late=late):
             for part in range(parts.num_parts):
                 check_reports(parts.launch(part, rows, received[0], routing))
         world.check_results(0, 0, 0, marked(world, routing, gone))
     else:
         check_reports(world.send_results(0, rows, received[0], zone=0))
-        with masked_later(world, gone):
+        with masked_later(world, gone, late=_last_result(world, marked(world, routing, gone))):
             check_reports(world.wait_for_results(0, routing, zone=0))
         world.check_results(0, 0, 0, marked(world, routing, gone))

@@ -33,8 +33,8 @@ BLOCKS_WAIT, BLOCK_FORMAT, RAIL_RELAY = (
 
 
 def _case(**changes: Any) -> MaskedCase:
-    brings = {} if changes.get("when", "before") in ("before", "entries") else {"tokens": (4, 3, 3)}
-    return MaskedCase(**{"topk": 3, **brings, **changes, "timeout_us": MUTANT_TIMEOUT_US})
+    brings = {"before": (4, 0, 3), "entries": (4, 0, 3, 0)}.get(changes.get("when", "before"), (4, 3, 3))
+    return MaskedCase(**{"topk": 3, "tokens": brings, **changes, "timeout_us": MUTANT_TIMEOUT_US})
 
 
 _BEFORE = _case()

@@ -27,7 +27,7 @@ CASES = {
     "before_inband": MaskedCase(inband=True, scaled=True, topk=3),
     "before_parts": MaskedCase(tokens=(7, 0, 5), part_tokens=2, topk=3),
     "between": MaskedCase(tokens=ALL_SEND, topk=3, when="between"),
-    "entries": MaskedCase(when="entries", timed=True),
+    "entries": MaskedCase(tokens=(4, 0, 3, 0), when="entries", timed=True),
     "rows": MaskedCase(tokens=ALL_SEND, topk=3, when="rows"),
     "rows_taken": MaskedCase(tokens=ALL_SEND, topk=3, takes=2, when="rows"),
     "rows_inband": MaskedCase(tokens=ALL_SEND, topk=3, inband=True, when="rows", hidden=300),
