@@ -18,7 +18,7 @@ from .blocks_case import BlocksCase, Outputs
 from .call_words import CallWords, word_of
 from .case import Routing, Sent, WrongResultError, check_reports, draw_routing, results_of, sent_to
 from .library import Library, Phase, address
-from .memory import Guarded, across_lines
+from .memory import Guarded, across_lines, changes_behind
 from .nics import Nics
 from .ranks import Ranks
 
@@ -129,6 +129,9 @@ class BlocksWorld:
         peers = {"peers": self.tables[rank], "num_ranks": self.config.num_ranks, "rank": rank}
         return {**peers, "window": self.windows[rank], "out_offset": self.layout.in_bytes if self.nics else 0}
 
+    def _masks(self, rank: int) -> dict[str, object]:
+        return {"peers": self.tables[rank], "changes": changes_behind(self.tables[rank])}
+
     def _posts(self, rank: int, payload_bytes: int) -> dict[str, object]:
         """What posts ask for; `payload_bytes` of each row."""
         if not self.nics:
@@ -156,7 +159,7 @@ class BlocksWorld:
         servers, found = self.config.topology.servers, self.traffic[rank].array.sum(0).tolist()
         want = [0] * TRAFFIC.num_words
         for peer, rows in enumerate(rows_to):
-            if peer != rank:
+            if peer not in (rank, self.case.lost):
                 first = TRAFFIC.word("posts_inside" if servers[peer] == servers[rank] else "posts_between")
                 framing = self.layout.rows_offset + rows * (row_step - payload_bytes) + UB_ALIGN
                 posts = 1 if self.case.keeps_order else 2
@@ -219,6 +222,7 @@ class BlocksWorld:
             "expected_rows": 0,
             "num_local_experts": c.num_local_experts,
             "max_count": c.num_max_tokens_per_rank,
+            **self._masks(rank),
             "num_ranks": c.num_ranks,
             "timeout_us": case.timeout_us,
             **self._expected_word(rank, number),
@@ -363,6 +367,7 @@ class BlocksWorld:
             "expected_rows": np.array(self.places(rank, dispatch_number)[1], np.int32),
             "num_local_experts": 1,
             "max_count": self.layout.max_rows,
+            **self._masks(rank),
             "num_ranks": self.config.num_ranks,
             "timeout_us": case.timeout_us,
             "call": word_of("C", number),

@@ -14,6 +14,7 @@ import numpy as np
 from moe_triton.core.ascendc import REPORT_MISMATCH, REPORT_TIMEOUT
 from moe_triton.core.config import Config
 from moe_triton.layout import UB_ALIGN, SlotLayout, align
+from moe_triton.runtime.masks import Paths
 from moe_triton.schemes.fullmesh.layout import InbandSlot
 from tests.patience import seconds
 
@@ -70,6 +71,8 @@ class Case:
         placed: whether rows with flags in band go to places, some of them nowhere, and results lie at places.
         timeout_us: deadline of each wait.
         slots_read_from: zone to look for slots in, where it is not the one that was asked for.
+        lost: a masked rank; ids of experts that nothing gets to without it are marked, as by the host; or -1.
+        relays: whether ranks pass on what goes to another server.
     """
 
     tokens: tuple[int, ...] = (3, 2)
@@ -98,6 +101,8 @@ class Case:
     placed: bool = False
     timeout_us: int = PATIENT_US
     slots_read_from: int | None = None
+    lost: int = -1
+    relays: bool = False
 
     @property
     def config(self) -> Config:
@@ -208,6 +213,11 @@ def draw_routing(case: Case, seed: int, number: int, rank: int) -> Routing:
     ids[rng.random(ids.shape) < case.absent] = -1
     is_special = rng.random(ids.shape) < case.special
     ids[is_special] = c.num_experts + rng.integers(0, 4, is_special.sum())
+    if case.lost >= 0:
+        paths, masked = Paths(c, rank, case.relays), frozenset({case.lost})
+        is_lost = [paths.is_lost(c.rank_of_expert(expert), masked) for expert in range(c.num_experts)]
+        is_lost += [False] * 5  # of special ids, and of -1
+        ids = np.where(np.array(is_lost)[ids], -2 - ids, ids)
     per_token = c.num_results_per_token if case.row_per_result else 1
     routing = Routing(
         ids=np.ascontiguousarray(ids),

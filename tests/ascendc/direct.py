@@ -17,7 +17,7 @@ from .call_words import NOT_POSTING, CallWords, expecting, posting
 from .case import Case, Routing, Sent, WrongResultError, check_reports, draw_routing, results_of, sent_to
 from .direct_tables import Places, Tables, counts_of, offsets_of, places_of
 from .library import Library, Phase, address
-from .memory import GARBAGE, Guarded, across_lines
+from .memory import GARBAGE, Guarded, across_lines, changes_behind
 from .ranks import Ranks
 
 NO_HEADERS = Region("exchange_headers", 0, 0, (Dim("zone", 0, 0), Dim("word", 0, 0)))
@@ -84,6 +84,11 @@ class DirectWorld:
                     raise WrongResultError(f"a flag of {name} was left behind")
             for zone in range(NUM_ZONES):
                 self._check_untouched(window, zone, self.most_rows[rank, zone], self.most_results[rank, zone])
+
+    @property
+    def masks(self) -> dict[str, object]:
+        """Arguments of a kernel that goes by who is masked."""
+        return {"peers": self.peers, "changes": changes_behind(self.peers)}
 
     def _check_untouched(self, window: np.ndarray, zone: int, rows: int, results: int) -> None:
         for region, used in ((self.rows, rows), (self.layout.stamps, rows), (self.layout.results, results)):
@@ -216,7 +221,7 @@ class DirectWorld:
             "expand_idx": routing.expand_idx,
             "shared_ranks": routing.shared_ranks if has_shared else 0,
             "shared_slots": routing.shared_slots if has_shared else 0,
-            "peers": self.peers,
+            **self.masks,
             "first_token": 0,
             "num_tokens": case.tokens[rank],
             "topk": c.num_topk,
@@ -262,6 +267,7 @@ class DirectWorld:
     def wait_phase(self, rank: int, status: Region, zone: int, **call: object) -> Phase:
         return "dispatch_wait", {
             "window": self.windows[rank],
+            **self.masks,
             "recv_counts": np.empty((1, self.config.num_ranks), np.int32),
             "all_counts": 0,
             "waited_us": 0,

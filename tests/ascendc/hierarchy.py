@@ -18,7 +18,7 @@ from .case import WrongResultError, check_reports, draw_routing, results_of, sen
 from .hierarchy_case import HierarchyCase, Received, check, in_order, outer_table, rows_of
 from .hierarchy_traffic import check_combined, check_dispatched
 from .library import Library, Phase, address
-from .memory import Guarded, across_lines
+from .memory import Guarded, across_lines, changes_behind
 from .nics import Nics
 from .ranks import Ranks
 
@@ -113,6 +113,10 @@ class HierarchyWorld:
 
     def _peers(self, rank: int) -> dict[str, object]:
         return {"peers": self.tables[rank], **self._rail(rank)}
+
+    def _masks(self, rank: int, first: int = 0) -> dict[str, object]:
+        """Of a wait for entries of ranks from the first one on."""
+        return {"peers": self.tables[rank][first:], "changes": changes_behind(self.tables[rank])}
 
     def _round(self, rank: int, operator: str, number: int, zone: int) -> dict[str, object]:
         return {
@@ -210,6 +214,7 @@ class HierarchyWorld:
             "timeout_us": relay_timeout_us(case.timeout_us),
             "in_series": int(not case.message_tokens),
             **self._peers(rank),
+            **self._masks(rank),
             **self._round(rank, "D", number, zone),
             **self._in_slot(),
             "traffic": self.traffic[rank].array,
@@ -220,6 +225,7 @@ class HierarchyWorld:
         }
         wait = {
             "window": self.windows[rank],
+            **self._masks(rank),
             "recv_counts": received.recv_counts.array,
             "waited_us": 0,
             "num_local_experts": c.num_local_experts,
@@ -371,6 +377,7 @@ class HierarchyWorld:
         }
         wait = {
             "window": self.windows[rank],
+            **self._masks(rank, rank - own),
             "recv_counts": returned.array[piece : piece + 1],
             "waited_us": 0,
             "num_local_experts": 1,
@@ -471,6 +478,7 @@ class HierarchyWorld:
             "rail_seen": seen.array,
             "timeout_us": self.case.timeout_us,
             **self._rail(rank),
+            **self._masks(rank),
             **self._round(rank, "C", number, zone),
             "ends": layout.partial_flags,
         }

@@ -15,11 +15,18 @@ import numpy as np
 from moe_triton.core.reach import CHANGES_SHIFT, masked_word
 from moe_triton.core.records import STATUS_ENTRY
 from moe_triton.layout import FLAG_BITS
+from moe_triton.runtime.masks import Paths
 
-from .case import Case, Routing, WrongResultError, check_reports, draw_routing, results_of
+from .blocks import BlocksWorld
+from .blocks_case import BlocksCase
+from .case import Case, Routing, WrongResultError, check_reports, draw_routing, results_of, sent_to
+from .direct import DirectCase, DirectWorld
 from .driver import FLAG_WORD, World
+from .hierarchy import HierarchyWorld
+from .hierarchy_case import HierarchyCase
+from .hierarchy_hostile import all_sent
 from .inband import receive_inband
-from .library import Library
+from .library import Library, Phase
 from .memory import Guarded, changes_behind
 from .parts import CombineInParts
 from .takes import take_rows
@@ -28,12 +35,25 @@ LATE_S, LATER_S = 0.02, 0.01
 STALE_COUNT, STALE_CALL = 2, 77
 
 
-def mask(peers: np.ndarray, *ranks: int, silent: bool = True) -> None:
-    """Does as the host does: words of the ranks, and behind them the word that says so."""
-    for rank in ranks:
-        peers[rank] = masked_word(int(peers[rank]), masked=True, silent=silent)
+def mask(peers: np.ndarray, *gone: int, paths: Paths | None = None) -> None:
+    """Does as the host does: words of the ranks, and behind them the word that says so.
+
+    Args:
+        peers: the table.
+        gone: the ranks that are masked.
+        paths: where other ranks are silent without them.
+    """
+    for peer in range(len(peers)):
+        is_silent = paths.is_silent(peer, frozenset(gone)) if paths else peer in gone
+        peers[peer] = masked_word(int(peers[peer]), masked=peer in gone, silent=is_silent)
     changes = changes_behind(peers)
-    changes[0] = (int(changes[0] >> CHANGES_SHIFT) + 1) << CHANGES_SHIFT | len(ranks)
+    changes[0] = (int(changes[0] >> CHANGES_SHIFT) + 1) << CHANGES_SHIFT | len(gone)
+
+
+def check_same(window: np.ndarray, before: np.ndarray) -> None:
+    """Raises if anything has gone to a masked rank."""
+    if (window != before).any():
+        raise WrongResultError("something was sent to a masked rank")
 
 
 @dataclass(frozen=True)
@@ -49,6 +69,33 @@ class MaskedCase(Case):
     tokens: tuple[int, ...] = (4, 0, 3)
     gone: int = 1
     when: Literal["before", "between", "entries", "rows", "results"] = "before"
+
+
+@dataclass(frozen=True)
+class MaskedDirectCase(DirectCase):
+    """A rank is masked before the first call. Counts of an earlier one lie where its counts would."""
+
+    tokens: tuple[int, ...] = (4, 0, 3)
+    lost: int = 1
+
+
+@dataclass(frozen=True)
+class MaskedBlocksCase(BlocksCase):
+    """A rank is masked before the first call."""
+
+    tokens: tuple[int, ...] = (4, 0, 3)
+    lost: int = 1
+
+
+@dataclass(frozen=True)
+class MaskedRailCase(HierarchyCase):
+    """A rank is masked before a dispatch. So nothing comes of what it would have passed on."""
+
+    tokens: tuple[int, ...] = (2, 3, 1, 0, 3, 2)
+    servers: tuple[int, ...] = (2, 2, 2)
+    topk: int = 4
+    lost: int = 3
+    relays: bool = True
 
 
 class MaskedWorld(World):
@@ -89,7 +136,81 @@ class MaskedWorld(World):
     def run(self) -> None:
         """The same. Nothing has gone to the masked rank."""
         super().run()
-        check_untouched(self, self._gone, self._before)
+        check_same(self.windows[self._gone].bytes, self._before)
+
+
+class MaskedDirectWorld(DirectWorld):
+    """All ranks but the one that has been masked before."""
+
+    def __init__(self, library: Library, case: MaskedDirectCase, seed: int = 0) -> None:
+        super().__init__(library, case, seed)
+        mask(self.peers, case.lost)
+        self._before = self.windows[case.lost].copy()
+
+    def run(self) -> None:
+        """The same. Nothing has gone to the masked rank."""
+        super().run()
+        check_same(self.windows[self.case.lost], self._before)
+
+    def _rounds(self, rank: int) -> None:
+        if rank != self.case.lost:
+            super()._rounds(rank)
+
+    def _counts_of_lost(self, rank: int, zone: int) -> np.ndarray:
+        first = self.layout.counts.offset(zone=zone, source=self.case.lost)
+        words: np.ndarray = self.windows[rank][first : first + self.layout.counts.stride("source")]
+        return words.view(np.int32)[: self.layout.num_entries]
+
+    def counts_phase(self, rank: int, routing: Routing, zone: int, **call: object) -> Phase:
+        """The same, with counts of an earlier call in the window."""
+        self._counts_of_lost(rank, zone)[:] = STALE_COUNT
+        return super().counts_phase(rank, routing, zone, **call)
+
+    def check_counts(self, rank: int, number: int, zone: int) -> None:
+        """The same of the others' counts."""
+        self._counts_of_lost(rank, zone)[:] = 0
+        super().check_counts(rank, number, zone)
+
+
+class MaskedBlocksWorld(BlocksWorld):
+    """All ranks but the one that has been masked before."""
+
+    def __init__(self, library: Library, case: MaskedBlocksCase, seed: int = 0) -> None:
+        super().__init__(library, case, seed)
+        for table in self.tables:
+            mask(table, case.lost)
+        self._before = self.windows[case.lost].copy()
+
+    def _rounds(self, rank: int) -> None:
+        if rank != self.case.lost:
+            super()._rounds(rank)
+
+    def run(self) -> None:
+        """The same. Nothing has gone to the masked rank."""
+        super().run()
+        check_same(self.windows[self.case.lost], self._before)
+
+
+def check_masked_rail(library: Library, case: MaskedRailCase, seed: int = 0) -> None:
+    """Raises unless all that go on have the counts of all that reach them, and none of the others."""
+    library.seed(seed)
+    world, c = HierarchyWorld(library, case, seed), case.config
+    for rank, table in enumerate(world.tables):
+        mask(table, case.lost, paths=Paths(c, rank, relays=True))
+    before = world.windows[case.lost].copy()
+    everybody = all_sent(world, gone=(case.lost,))
+    going_on = [rank for rank in range(c.num_ranks) if rank != case.lost]
+    for kernel in ("rail_relay", "dispatch_wait"):
+        for rank in going_on:
+            phases = dict(world.dispatch_phases(rank, 0, 0, everybody[rank]))
+            check_reports(library.launch(kernel, case.blocks, **phases[kernel]))
+    for rank in going_on:
+        counts = everybody[rank].recv_counts.array
+        for expert, source in np.ndindex(counts.shape):
+            want = len(sent_to(case, seed, 0, source, rank, expert))
+            if counts[expert, source] != want:
+                raise WrongResultError(f"count {counts[expert, source]} instead of {want}")
+    check_same(world.windows[case.lost], before)
 
 
 def marked(world: World, routing: Routing, gone: int) -> Routing:
@@ -102,26 +223,40 @@ def marked(world: World, routing: Routing, gone: int) -> Routing:
     return marks
 
 
-def check_untouched(world: World, gone: int, before: np.ndarray) -> None:
-    if (world.windows[gone].bytes != before).any():
-        raise WrongResultError("something was sent to a masked rank")
+class Late:
+    """A flag of a rank that is not masked. It is taken away, and raised again once another rank is masked."""
+
+    def __init__(self, flag: np.ndarray) -> None:
+        self._flag, self._raised, self._is_up = flag, flag.copy(), False
+        flag[:] = 0
+
+    def put_up(self) -> None:
+        self._is_up = True
+        self._flag[:] = self._raised
+
+    def check(self) -> None:
+        """Right behind the wait for it."""
+        if not self._is_up:
+            raise WrongResultError("a wait has ended without a rank that is not masked")
 
 
 @contextmanager
-def masked_later(world: World, gone: int, late_flag: np.ndarray | None = None) -> Iterator[None]:
-    """Masks it a while from now, and then raises a flag of another rank's."""
+def masked_later(world: World, *gone: int, late: Late | None = None) -> Iterator[None]:
+    """Masks ranks a while from now, and raises a flag of another rank's a while after that."""
 
     def run() -> None:
         time.sleep(LATE_S)
-        mask(world.peers, gone)
-        if late_flag is not None:
+        mask(world.peers, *gone)
+        if late is not None:
             time.sleep(LATER_S)
-            late_flag[0] = FLAG_BITS
+            late.put_up()
 
     thread = threading.Thread(target=run)
     thread.start()
     try:
         yield
+        if late is not None:
+            late.check()
     finally:
         thread.join()
 
@@ -142,10 +277,13 @@ def check_masked(library: Library, case: MaskedCase, seed: int = 0) -> None:
 
 
 def _check_entries(world: World, gone: int) -> None:
+    """Its masking is not the first one: there is one with the largest number that sends nothing either."""
+    other = world.config.num_ranks - 1
+    mask(world.peers, other)
     for rank in range(world.config.num_ranks):
-        if rank != gone:
+        if rank not in (gone, other):
             check_reports(world.send_rows(rank, draw_routing(world.case, world.seed, 0, rank), zone=0))
-    with masked_later(world, gone):
+    with masked_later(world, gone, other):
         counts, report = world.wait_for_status(0, zone=0)
     check_reports(report)
     world.check_counts(0, 0, counts)
@@ -165,10 +303,7 @@ def _check_rows(world: World, gone: int) -> None:
             _, report = receive_inband(world, 0, 0, offsets)
         check_reports(report)
         return
-    late = _last_flag(world, counts)
-    if late is not None:
-        late[0] = 0
-    with masked_later(world, gone, late):
+    with masked_later(world, gone, late=_last_row(world, counts)):
         if case.takes > 1:
             shape = (world.config.num_ranks, world.config.experts_on(0))
             tables = [Guarded(shape, np.int32) for _ in range(2)]
@@ -177,11 +312,9 @@ def _check_rows(world: World, gone: int) -> None:
         else:
             report = world.wait_for_rows(0, 0, counts)
     check_reports(report)
-    if late is not None and late[0]:
-        raise WrongResultError("the wait has ended without a row of a rank that is not masked")
 
 
-def _last_flag(world: World, counts: np.ndarray) -> np.ndarray | None:
+def _last_row(world: World, counts: np.ndarray) -> Late | None:
     """Of the last row of the last rank; None if it sends none."""
     source = world.config.num_ranks - 1
     experts = counts[:, source].nonzero()[0]
@@ -189,7 +322,17 @@ def _last_flag(world: World, counts: np.ndarray) -> np.ndarray | None:
         return None
     expert = int(experts[-1])
     row = {"source": source, "expert": expert, "index": int(counts[expert, source]) - 1}
-    return world.stamp(0, zone=0, **row)[FLAG_WORD:]
+    return Late(world.stamp(0, zone=0, **row)[FLAG_WORD:])
+
+
+def _last_result(world: World, awaited: Routing) -> Late | None:
+    """Of rank 0's results that another rank sends, and not one that is masked; None where none does."""
+    c, status = world.config, world.layout.combine_status
+    for token, k in np.argwhere((awaited.ids >= 0) & (awaited.ids < c.num_experts))[::-1].tolist():
+        if c.rank_of_expert(int(awaited.ids[token, k])) != 0:
+            at = status.offset(zone=0, token=token, k=k)
+            return Late(world.windows[0].bytes[at : at + STATUS_ENTRY.num_bytes])
+    return None
 
 
 def _check_results(world: World, gone: int, is_before: bool) -> None:
@@ -207,15 +350,15 @@ def _check_results(world: World, gone: int, is_before: bool) -> None:
     if is_before:
         check_reports(world.send_results(0, rows, received[0], zone=0))
         check_reports(world.wait_for_results(0, marked(world, routing, gone), zone=0))
-        check_untouched(world, gone, before)
+        check_same(world.windows[gone].bytes, before)
     elif case.part_tokens:
-        parts = CombineInParts(world, 0, 0, 0)
-        with masked_later(world, gone):
+        parts, late = CombineInParts(world, 0, 0, 0), _last_result(world, marked(world, routing, gone))
+        with masked_later(world, gone, late=late):
             for part in range(parts.num_parts):
                 check_reports(parts.launch(part, rows, received[0], routing))
         world.check_results(0, 0, 0, marked(world, routing, gone))
     else:
         check_reports(world.send_results(0, rows, received[0], zone=0))
-        with masked_later(world, gone):
+        with masked_later(world, gone, late=_last_result(world, marked(world, routing, gone))):
             check_reports(world.wait_for_results(0, routing, zone=0))
         world.check_results(0, 0, 0, marked(world, routing, gone))

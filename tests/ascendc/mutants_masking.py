@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .library import Patch
-from .masking import MaskedCase
+from .masking import MaskedBlocksCase, MaskedCase, MaskedDirectCase, MaskedRailCase
 from .mutants import (
     COMBINE_SEND,
     COMBINE_WAIT,
@@ -24,11 +24,17 @@ SILENT_RANKS, ROW_FLAGS, RESULT_FLAGS = (
 COMBINE_READY, INBAND_RECEIVE, DISPATCH_TAKE = (
     f"include/{name}.h" for name in ("combine_ready", "inband_receive", "dispatch_take")
 )
+DIRECT_STARTS, DIRECT_SEND, COUNTS_SEND = (
+    f"include/{name}.h" for name in ("direct_starts", "direct_send", "counts_send")
+)
+BLOCKS_WAIT, BLOCK_FORMAT, RAIL_RELAY = (
+    f"include/{name}.h" for name in ("blocks_wait", "block_format", "rail_relay")
+)
 
 
 def _case(**changes: Any) -> MaskedCase:
-    brings = {} if changes.get("when", "before") in ("before", "entries") else {"tokens": (4, 3, 3)}
-    return MaskedCase(**{"topk": 3, **brings, **changes, "timeout_us": MUTANT_TIMEOUT_US})
+    brings = {"before": (4, 0, 3), "entries": (4, 0, 3, 0)}.get(changes.get("when", "before"), (4, 3, 3))
+    return MaskedCase(**{"topk": 3, "tokens": brings, **changes, "timeout_us": MUTANT_TIMEOUT_US})
 
 
 _BEFORE = _case()
@@ -195,4 +201,79 @@ RESULTS = (
     ),
 )
 
-MASKING_MUTANTS = SENDERS + ENTRIES + ROWS + RESULTS
+_DIRECT = MaskedDirectCase(topk=3, rounds=3, timeout_us=MUTANT_TIMEOUT_US)
+_BLOCKS = MaskedBlocksCase(topk=3, rounds=3, timeout_us=MUTANT_TIMEOUT_US)
+_RAIL = MaskedRailCase(timeout_us=MUTANT_TIMEOUT_US)
+_NO_ROWS = "silent_->Has(source + s) ? 0 : count"
+
+OTHER_SCHEMES = (
+    Mutant(
+        "counts of a masked rank in direct's sums",
+        (Patch(DIRECT_STARTS, "            if (silent_.Has(source)) {\n", "            if (false) {\n"),),
+        _DIRECT,
+    ),
+    Mutant(
+        "counts of a masked rank among those received",
+        (Patch(DIRECT_SEND, _NO_ROWS, "count"),),
+        _DIRECT,
+    ),
+    Mutant(
+        "masks not looked at before counts are summed",
+        (without(DIRECT_STARTS, "        silent_.Look();\n"),),
+        _DIRECT,
+    ),
+    Mutant(
+        "counts clamped before those of masked ranks are zero",
+        (
+            Patch(
+                DIRECT_STARTS,
+                "static_cast<int32_t>(row_words_));\n                AscendC::PipeBarrier<PIPE_V>();\n",
+                "static_cast<int32_t>(row_words_));\n",
+            ),
+        ),
+        _DIRECT,
+    ),
+    Mutant(
+        "counts sent to a masked rank",
+        (
+            Patch(
+                COUNTS_SEND,
+                "                if (!peers_.IsMasked(rank)) {\n",
+                "                if (true) {\n",
+            ),
+        ),
+        _DIRECT,
+    ),
+    Mutant(
+        "blocks of a masked rank waited for",
+        (Patch(BLOCKS_WAIT, "if (silent_.Look() && silent_.Has(rank)) {", "if (false) {"),),
+        _BLOCKS,
+    ),
+    Mutant(
+        "blocks of a masked rank missing",
+        (Patch(BLOCKS_WAIT, "!is_there && silent_.Has(rank) ? 0 : -1", "-1"),),
+        _BLOCKS,
+    ),
+    Mutant(
+        "a block's header for a masked rank",
+        (Patch(BLOCK_FORMAT, "            if (peers.IsMasked(rank)) {\n", "            if (false) {\n"),),
+        _BLOCKS,
+    ),
+    Mutant(
+        "a block's end for a masked rank",
+        (Patch(BLOCK_FORMAT, " || peers.IsMasked(rank)", ""),),
+        _BLOCKS,
+    ),
+    Mutant(
+        "tokens of a masked rank's rail waited for",
+        (without(RAIL_RELAY, "                FinishSilent();\n"),),
+        _RAIL,
+    ),
+    Mutant(
+        "entries for a masked rank of the server",
+        (Patch(RAIL_RELAY, " && !peers_.IsMasked(rail_.Neighbour(receiver))", ""),),
+        MaskedRailCase(tokens=(2, 3, 0, 2, 3, 2), lost=2, timeout_us=MUTANT_TIMEOUT_US),
+    ),
+)
+
+MASKING_MUTANTS = SENDERS + ENTRIES + ROWS + RESULTS + OTHER_SCHEMES

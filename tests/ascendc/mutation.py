@@ -28,7 +28,16 @@ from .hierarchy_case import HierarchyCase
 from .hierarchy_hostile import GoneCase, HostileRailCase, OddCase, check_gone, check_hostile_rail, check_odd
 from .hierarchy_words import HostileWordsCase, check_hostile_words
 from .library import LaunchError, Library, NoLauncherError, build
-from .masking import MaskedCase, check_masked
+from .masking import (
+    MaskedBlocksCase,
+    MaskedBlocksWorld,
+    MaskedCase,
+    MaskedDirectCase,
+    MaskedDirectWorld,
+    MaskedRailCase,
+    check_masked,
+    check_masked_rail,
+)
 from .mutants import MUTANTS, AnyCase, Mutant
 from .mutants_announced import ANNOUNCED_MUTANTS
 from .mutants_blocks import BLOCKS_MUTANTS
@@ -85,7 +94,15 @@ PARAMETERS = [pytest.param(mutant, id=mutant.name.replace(" ", "_")) for mutant 
 
 def run_case(library: Library, case: AnyCase, seed: int) -> None:
     """Runs what the class of the case stands for; raises if anything is wrong."""
-    if isinstance(case, OffsetsCase):
+    if isinstance(case, MaskedCase):
+        check_masked(library, case, seed)
+    elif isinstance(case, MaskedDirectCase):
+        MaskedDirectWorld(library, case, seed).run()
+    elif isinstance(case, MaskedBlocksCase):
+        MaskedBlocksWorld(library, case, seed).run()
+    elif isinstance(case, MaskedRailCase):
+        check_masked_rail(library, case, seed)
+    elif isinstance(case, OffsetsCase):
         check_offsets(library, case, seed)
     elif isinstance(case, SplitCase):
         check_split(library, case, seed)
@@ -125,8 +142,6 @@ def run_case(library: Library, case: AnyCase, seed: int) -> None:
         CallWorld(library, case, seed).run()
     elif isinstance(case, TablesCase):
         TablesWorld(library, case, seed).run()
-    elif isinstance(case, MaskedCase):
-        check_masked(library, case, seed)
     elif isinstance(case, Case):
         World(library, case, seed).run()
     else:

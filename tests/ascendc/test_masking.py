@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from .library import Library
-from .masking import MaskedCase, check_masked
+from .masking import (
+    MaskedBlocksCase,
+    MaskedBlocksWorld,
+    MaskedCase,
+    MaskedDirectCase,
+    MaskedDirectWorld,
+    MaskedRailCase,
+    check_masked,
+    check_masked_rail,
+)
 from .orders import orders
 
 ALL_SEND = (4, 3, 3)
@@ -18,7 +27,7 @@ CASES = {
     "before_inband": MaskedCase(inband=True, scaled=True, topk=3),
     "before_parts": MaskedCase(tokens=(7, 0, 5), part_tokens=2, topk=3),
     "between": MaskedCase(tokens=ALL_SEND, topk=3, when="between"),
-    "entries": MaskedCase(when="entries", timed=True),
+    "entries": MaskedCase(tokens=(4, 0, 3, 0), when="entries", timed=True),
     "rows": MaskedCase(tokens=ALL_SEND, topk=3, when="rows"),
     "rows_taken": MaskedCase(tokens=ALL_SEND, topk=3, takes=2, when="rows"),
     "rows_inband": MaskedCase(tokens=ALL_SEND, topk=3, inband=True, when="rows", hidden=300),
@@ -39,3 +48,30 @@ def test_strict(strict: Library, case: MaskedCase, seeds: range) -> None:
 def test_fast(fast: Library, case: MaskedCase) -> None:
     for seed in range(4):
         check_masked(fast, case, seed)
+
+
+@orders(4, 40)
+@pytest.mark.parametrize("library", ["strict", "fast"], indirect=True)
+def test_direct(library: Library, seeds: range) -> None:
+    for seed in seeds:
+        MaskedDirectWorld(
+            library, MaskedDirectCase(topk=3, straggle=0.3, rounds=3, schedule="DCC"), seed
+        ).run()
+
+
+@orders(4, 40)
+@pytest.mark.parametrize("servers", [(), (2, 1)])
+def test_blocks(strict: Library, seeds: range, servers: tuple[int, ...]) -> None:
+    for seed in seeds:
+        MaskedBlocksWorld(strict, MaskedBlocksCase(topk=3, rounds=3, servers=servers), seed).run()
+
+
+@orders(4, 40)
+@pytest.mark.parametrize("message_tokens", [0, 1])
+@pytest.mark.parametrize("lost", [2, 3])
+def test_rails(strict: Library, seeds: range, message_tokens: int, lost: int) -> None:
+    tokens = tuple(0 if rank == lost else 3 for rank in range(6))
+    for seed in seeds:
+        check_masked_rail(
+            strict, MaskedRailCase(tokens=tokens, message_tokens=message_tokens, lost=lost), seed
+        )
