@@ -104,7 +104,7 @@ private:
     __aicore__ inline void Receive(const Share& places) {
         for (PollLoop poll(deadline_, args_.window, places.first); poll.Next();) {
             const int64_t missing = TakeWhatIsThere(places, poll.WaitedUs());
-            if (missing == 0) {
+            if (missing == 0 || LeaveOutSilent(places) == missing) {
                 return;
             }
             poll.AwaitFrom(first_missing_, 1);
@@ -117,13 +117,23 @@ private:
         }
     }
 
-    // Returns how many rows are still missing.
-    __aicore__ inline int64_t TakeWhatIsThere(const Share& places, int32_t us) {
+    // Behind a look that has found rows missing: those that nothing is awaited from are missing no more. Returns how
+    // many these are.
+    __aicore__ inline int64_t LeaveOutSilent(const Share& places) {
+        int64_t rows = 0;
         const bool has_silent = flags_.LookForSilent();
-        for (int64_t place = places.first; place < places.last; ++place) {
-            if (has_silent && flags_.IsSilent(place)) {
+        for (int64_t place = places.first; has_silent && place < places.last; ++place) {
+            if (flags_.IsSilent(place)) {
+                rows += left_.At(place);
                 left_.Set(place, 0);
             }
+        }
+        return rows;
+    }
+
+    // Returns how many rows are still missing.
+    __aicore__ inline int64_t TakeWhatIsThere(const Share& places, int32_t us) {
+        for (int64_t place = places.first; place < places.last; ++place) {
             if (left_.At(place) > 0) {
                 AddStamps(place, us);
             }

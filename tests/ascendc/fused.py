@@ -158,6 +158,7 @@ class FusedWorld(World):
             "zone": zone,
             "zone_at": self._zones[rank],
             "window": self.windows[rank].bytes,
+            **self.masks,
             "recv_counts": counts,
             "waited_us": waited.array if waited else 0,
             "num_local_experts": self.config.experts_on(rank),

@@ -29,6 +29,7 @@ from .inband import receive_inband
 from .library import Library, Phase
 from .memory import Guarded, changes_behind
 from .parts import CombineInParts
+from .receiving import ReceivingCase, ReceivingWorld
 from .takes import take_rows
 
 LATE_S, LATER_S = 0.02, 0.01
@@ -69,6 +70,18 @@ class MaskedCase(Case):
     tokens: tuple[int, ...] = (4, 0, 3)
     gone: int = 1
     when: Literal["before", "between", "entries", "rows", "results"] = "before"
+
+
+@dataclass(frozen=True)
+class MaskedReceivingCase(ReceivingCase):
+    """A rank is masked while rank 0 waits for its rows, and takes those of others out of their slots.
+
+    Attributes:
+        gone: which one.
+    """
+
+    tokens: tuple[int, ...] = (4, 3, 3)
+    gone: int = 1
 
 
 @dataclass(frozen=True)
@@ -276,6 +289,23 @@ def check_masked(library: Library, case: MaskedCase, seed: int = 0) -> None:
         _check_results(world, case.gone, is_before=case.when == "between")
 
 
+def check_masked_receiving(library: Library, case: MaskedReceivingCase, seed: int = 0) -> None:
+    """Raises unless rank 0's launch ends without the rows that are missing, and with all of the others'."""
+    library.seed(seed)
+    world = ReceivingWorld(library, case, seed)
+    for rank in range(1, case.config.num_ranks):
+        first = {"num_tokens": 1} if rank == case.gone else {}
+        check_reports(world.send_rows(rank, draw_routing(case, seed, 0, rank), zone=0, **first))
+    with masked_later(world, case.gone, late=_last_row(world)):
+        _, rows, reports = world.receive(0, 0, 0)
+    for report in reports:
+        check_reports(report)
+    origins, want = rows["out_origins"].array, world.expected_rows(0, 0)["origins"]
+    others = want[:, 0] != case.gone
+    if (origins[others] != want[others]).any():
+        raise WrongResultError(f"origins {origins.tolist()} instead of {want.tolist()}")
+
+
 def _check_entries(world: World, gone: int) -> None:
     """Its masking is not the first one: there is one with the largest number that sends nothing either."""
     other = world.config.num_ranks - 1
@@ -303,7 +333,7 @@ def _check_rows(world: World, gone: int) -> None:
             _, report = receive_inband(world, 0, 0, offsets)
         check_reports(report)
         return
-    with masked_later(world, gone, late=_last_row(world, counts)):
+    with masked_later(world, gone, late=_last_row(world)):
         if case.takes > 1:
             shape = (world.config.num_ranks, world.config.experts_on(0))
             tables = [Guarded(shape, np.int32) for _ in range(2)]
@@ -314,15 +344,16 @@ def _check_rows(world: World, gone: int) -> None:
     check_reports(report)
 
 
-def _last_row(world: World, counts: np.ndarray) -> Late | None:
+def _last_row(world: World) -> Late | None:
     """Of the last row of the last rank; None if it sends none."""
     source = world.config.num_ranks - 1
-    experts = counts[:, source].nonzero()[0]
-    if not len(experts):
-        return None
-    expert = int(experts[-1])
-    row = {"source": source, "expert": expert, "index": int(counts[expert, source]) - 1}
-    return Late(world.stamp(0, zone=0, **row)[FLAG_WORD:])
+    for expert in reversed(range(world.config.experts_on(0))):
+        if rows := len(sent_to(world.case, world.seed, 0, source, 0, expert)):
+            row = {"source": source, "expert": expert, "index": rows - 1}
+            if isinstance(world, ReceivingWorld):
+                return Late(world.flags(0, zone=0, **row))
+            return Late(world.stamp(0, zone=0, **row)[FLAG_WORD:])
+    return None
 
 
 def _last_result(world: World, awaited: Routing) -> Late | None:

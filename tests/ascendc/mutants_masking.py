@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .library import Patch
-from .masking import MaskedBlocksCase, MaskedCase, MaskedDirectCase, MaskedRailCase
+from .masking import MaskedBlocksCase, MaskedCase, MaskedDirectCase, MaskedRailCase, MaskedReceivingCase
 from .mutants import (
     COMBINE_SEND,
     COMBINE_WAIT,
@@ -27,8 +27,8 @@ COMBINE_READY, INBAND_RECEIVE, DISPATCH_TAKE = (
 DIRECT_STARTS, DIRECT_SEND, COUNTS_SEND = (
     f"include/{name}.h" for name in ("direct_starts", "direct_send", "counts_send")
 )
-BLOCKS_WAIT, BLOCK_FORMAT, RAIL_RELAY = (
-    f"include/{name}.h" for name in ("blocks_wait", "block_format", "rail_relay")
+BLOCKS_WAIT, BLOCK_FORMAT, RAIL_RELAY, DISPATCH_RECEIVE = (
+    f"include/{name}.h" for name in ("blocks_wait", "block_format", "rail_relay", "dispatch_receive")
 )
 
 
@@ -201,12 +201,27 @@ RESULTS = (
     ),
 )
 
+_RECEIVING = MaskedReceivingCase(topk=3, timeout_us=MUTANT_TIMEOUT_US)
 _DIRECT = MaskedDirectCase(topk=3, rounds=3, timeout_us=MUTANT_TIMEOUT_US)
 _BLOCKS = MaskedBlocksCase(topk=3, rounds=3, timeout_us=MUTANT_TIMEOUT_US)
 _RAIL = MaskedRailCase(timeout_us=MUTANT_TIMEOUT_US)
 _NO_ROWS = "silent_->Has(source + s) ? 0 : count"
 
 OTHER_SCHEMES = (
+    Mutant(
+        "rows of a masked rank waited for where they are taken",
+        (Patch(DISPATCH_RECEIVE, " || LeaveOutSilent(places) == missing", ""),),
+        _RECEIVING,
+    ),
+    Mutant(
+        "no rows waited for where they are taken once a rank is masked",
+        (
+            Patch(
+                DISPATCH_RECEIVE, "            if (flags_.IsSilent(place)) {\n", "            if (true) {\n"
+            ),
+        ),
+        _RECEIVING,
+    ),
     Mutant(
         "counts of a masked rank in direct's sums",
         (Patch(DIRECT_STARTS, "            if (silent_.Has(source)) {\n", "            if (false) {\n"),),

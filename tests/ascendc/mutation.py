@@ -35,8 +35,10 @@ from .masking import (
     MaskedDirectCase,
     MaskedDirectWorld,
     MaskedRailCase,
+    MaskedReceivingCase,
     check_masked,
     check_masked_rail,
+    check_masked_receiving,
 )
 from .mutants import MUTANTS, AnyCase, Mutant
 from .mutants_announced import ANNOUNCED_MUTANTS
@@ -96,6 +98,8 @@ def run_case(library: Library, case: AnyCase, seed: int) -> None:
     """Runs what the class of the case stands for; raises if anything is wrong."""
     if isinstance(case, MaskedCase):
         check_masked(library, case, seed)
+    elif isinstance(case, MaskedReceivingCase):
+        check_masked_receiving(library, case, seed)
     elif isinstance(case, MaskedDirectCase):
         MaskedDirectWorld(library, case, seed).run()
     elif isinstance(case, MaskedBlocksCase):

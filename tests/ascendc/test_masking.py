@@ -12,8 +12,10 @@ from .masking import (
     MaskedDirectCase,
     MaskedDirectWorld,
     MaskedRailCase,
+    MaskedReceivingCase,
     check_masked,
     check_masked_rail,
+    check_masked_receiving,
 )
 from .orders import orders
 
@@ -57,6 +59,14 @@ def test_direct(library: Library, seeds: range) -> None:
         MaskedDirectWorld(
             library, MaskedDirectCase(topk=3, straggle=0.3, rounds=3, schedule="DCC"), seed
         ).run()
+
+
+@orders(4, 40)
+@pytest.mark.parametrize("inband", [False, True])
+@pytest.mark.parametrize("blocks", [2, 5])
+def test_receiving(strict: Library, seeds: range, inband: bool, blocks: int) -> None:
+    for seed in seeds:
+        check_masked_receiving(strict, MaskedReceivingCase(topk=3, inband=inband, blocks=blocks), seed)
 
 
 @orders(4, 40)
