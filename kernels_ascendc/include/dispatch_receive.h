@@ -121,8 +121,7 @@ private:
     // many these are.
     __aicore__ inline int64_t LeaveOutSilent(const Share& places) {
         int64_t rows = 0;
-        const bool has_silent = flags_.LookForSilent();
-        for (int64_t place = places.first; has_silent && place < places.last; ++place) {
+        for (int64_t place = places.first; flags_.HasSilent() && place < places.last; ++place) {
             if (flags_.IsSilent(place)) {
                 rows += left_.At(place);
                 left_.Set(place, 0);
@@ -179,6 +178,7 @@ private:
             const Piece& piece = pieces_[i];
             flags_.LoadStamps(flags_.StampOf(piece.place, piece.row), piece.first, piece.count);
         }
+        flags_.LookForSilent();  // while they come
         if (flags_.CountSet(num_stamps_) > 0) {
             for (int64_t i = 0; i < num_pieces_; ++i) {
                 TakeRowsOf(pieces_[i], us);

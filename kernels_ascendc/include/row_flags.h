@@ -65,6 +65,11 @@ public:
         return silent_.Look();
     }
 
+    // As of the last look.
+    __aicore__ inline bool HasSilent() const {
+        return silent_.HasAny();
+    }
+
     __aicore__ inline bool IsSilent(int64_t place) const {
         return silent_.Has(SourceAt(place));
     }

@@ -214,6 +214,11 @@ OTHER_SCHEMES = (
         _RECEIVING,
     ),
     Mutant(
+        "masks not looked at where rows are taken",
+        (without(DISPATCH_RECEIVE, "        flags_.LookForSilent();  // while they come\n"),),
+        _RECEIVING,
+    ),
+    Mutant(
         "no rows waited for where they are taken once a rank is masked",
         (
             Patch(
