@@ -26,6 +26,7 @@ HEADERS = {
 }
 # Where nothing but one word is read and written.
 ALONE = {
+    "launch_settings.h": "whether masks have changed: nothing of a rank counts that is masked meanwhile",
     "nic.h": "when to stop: a ring is behind it, as behind a post",
     "trace.h": "a number is taken; the launch's end is behind what is written",
     "wait_control.h": "whether waits are to end",

@@ -16,6 +16,7 @@ from moe_triton.core.abi import words_of
 from moe_triton.core.errors import CommunicationTimeoutError
 from moe_triton.core.kernel import AscendCKernel, TritonKernel
 from moe_triton.core.plan import Launch, Placeholder, Plan, Stream, Value, launch
+from moe_triton.core.reach import NUM_CHANGES_WORDS
 from moe_triton.core.region import REGION_DIMS, Region, packed, region_of
 from moe_triton.layout import NUM_ZONES, SLOT_ALIGN, STATUS_ENTRY_BYTES, align, entry_per_rank
 from moe_triton.rendezvous.meeting import Meeting
@@ -62,9 +63,10 @@ class Wires:
         device = backend.device
         self._received = torch.zeros(self.num_ranks, dtype=torch.int32, device=device)
         self._report = torch.zeros(self._blocks, ascendc.REPORT_WORDS, dtype=torch.int32, device=device)
+        words = [*self._window.peers, *[0] * NUM_CHANGES_WORDS]
         self._fixed = {
             "window": self._window.tensor(),
-            "peers": torch.tensor(self._window.peers, dtype=torch.int64, device=device),
+            "peers": torch.tensor(words, dtype=torch.int64, device=device),
             "received": self._received,
             "report": self._report,
         }
