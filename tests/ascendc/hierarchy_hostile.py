@@ -14,7 +14,7 @@ from .case import WrongResultError
 from .hierarchy import HierarchyWorld
 from .hierarchy_case import HierarchyCase, Received
 from .library import Library, Phase
-from .memory import Guarded
+from .memory import Guarded, across_lines
 
 SHORT_US = 100_000
 
@@ -296,7 +296,7 @@ def _check_gone_in_combine(library: Library, case: GoneCase, seed: int) -> None:
 def _reopened(world: HierarchyWorld) -> HierarchyWorld:
     """With NICs again, which have been closed to have everything delivered."""
     world.nics = world.make_nics()
-    world.tables = [table.copy() for table in world.tables]
+    world.tables = [across_lines(table.tolist()) for table in world.tables]
     for table, words in zip(world.tables, world.nics.words, strict=True):
         table[:] = words
     return world
