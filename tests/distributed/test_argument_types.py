@@ -73,6 +73,7 @@ ODD: dict[str, list[Any]] = {
     "str | None": [3, True, 2.5, *TEXTS[1:]],
     "Outputs": [None, 3, True, 2.5, *TEXTS],
     "Product": [None, 3, True, 2.5, *TEXTS],
+    "OnLost": [None, 3, True, 2.5, *TEXTS],
     "Tuning | None": [3, True, "fast", *NOT_FINITE],
     "TracePath | None": [3, True, *NOT_FINITE, *(t for t in TEXTS if t not in ("64", "\udcff"))],
     "RanksPerServer": [
