@@ -255,3 +255,25 @@ def test_a_process_that_can_start_no_thread(monkeypatch: pytest.MonkeyPatch) -> 
     watcher = Watcher()
     assert not watcher.do(lambda: None)
     assert watcher._wake == watcher._woken == -1
+
+
+def test_a_thread_that_begins_may_collect_garbage(watcher: Watcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[bool] = []
+    done: list[str] = []
+    start = threading.Thread.start
+
+    def collect_first(thread: threading.Thread) -> None:
+        if thread.name == "moe_triton deaths":
+            collecting = threading.Thread(
+                target=watcher.do_if_there, args=(lambda: done.append("dropped"),), daemon=True
+            )
+            start(collecting)
+            collecting.join(seconds(10))
+            begun.append(not collecting.is_alive())
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", collect_first)
+    assert watcher.do(lambda: done.append("asked"))
+    until(lambda: len(done) == 2)
+    assert begun == [True]
+    assert done == ["asked", "dropped"]

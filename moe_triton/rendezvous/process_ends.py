@@ -395,9 +395,19 @@ class Watcher:
     def do(self, job: Callable[[], None]) -> bool:
         """Has a job done on the thread. Returns False if this process can start no thread."""
         with self._lock:
-            if self._thread is None and not self._start():
-                return False
+            beginning = self._prepare() if self._thread is None else None
             self._later(job)
+        if beginning is None:
+            return True
+        try:
+            # Without the lock: this waits for the thread, which may collect garbage as it begins, and
+            # then calls `do_if_there`.
+            beginning.start()
+        except RuntimeError:
+            with self._lock:
+                self._stop()
+                self._jobs.remove(job)
+            return False
         return True
 
     def do_if_there(self, job: Callable[[], None]) -> None:
@@ -411,16 +421,11 @@ class Watcher:
         with contextlib.suppress(OSError):  # full, of what wakes it up
             os.write(self._wake, b"!")
 
-    def _start(self) -> bool:
+    def _prepare(self) -> threading.Thread:
         self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._woken, selectors.EVENT_READ, self._drain)
         self._thread = threading.Thread(target=self._run, name="moe_triton deaths", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError:
-            self._stop()
-            return False
-        return True
+        return self._thread
 
     def _stop(self) -> None:
         self._thread = None
