@@ -75,7 +75,7 @@ class MaskedRun:
         Raises:
             BufferStateError: the scheme, or this kind of call, cannot go on without them.
         """
-        ran = [phase for phases in executable.ran for phase in phases]
+        ran = [launch for phases in executable.ran for launch in phases]
         kernels = {launch.kernel.name for launch in ran}
         # What an operator in one piece begins with may come late, and so may what counts a call's rows.
         is_early = not ran and (operator == "combine" or phase in _BEGINNING)
