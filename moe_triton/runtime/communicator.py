@@ -179,6 +179,10 @@ class Communicator(Calling):
         self._has_dead = True
         self._executables.stop_calls()
 
+    def accept_calls(self) -> None:
+        """No rank is dead that takes part. Python does all calls, as it does where ranks are masked."""
+        self._has_dead = False
+
     def _check_open(self) -> None:
         is_first = self._has_dead and not (self._closed or self._forked or self._broken)
         if is_first and (refusal := self.participants.losses.refusal()) is not None:

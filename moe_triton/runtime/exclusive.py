@@ -30,22 +30,28 @@ class Exclusive(ABC):
         self._broken = ""
         _alive.add(self)
 
-    def alone(self, body: Callable[..., None], *arguments: Any) -> None:
+    def alone(self, body: Callable[..., None], *arguments: Any, beside_dead: bool = False) -> None:
         """Runs a body while no other thread is inside.
+
+        Args:
+            body: what runs.
+            arguments: of it.
+            beside_dead: it may run where a rank is dead.
 
         Raises:
             BufferStateError: closed, broken or in use.
         """
         me, lock, holder = get_ident(), self._lock, self._holder
         if lock.locked():
-            self._check_open()
+            if not (beside_dead and self.is_whole):
+                self._check_open()
             raise BufferStateError("another thread is inside this buffer; calls must not overlap")
         # A signal handler may run between any two calls, and may close. It finds the lock either free or held
         # by a known thread: `with` leaves no gap between taking the lock and its `try`.
         with lock:
             holder.value = me
             try:
-                if self._closed or self._broken or self._has_dead:
+                if self._closed or self._broken or (self._has_dead and not beside_dead):
                     self._check_open()
                 body(*arguments)
             finally:
@@ -74,6 +80,11 @@ class Exclusive(ABC):
     def is_usable(self) -> bool:
         """Whether it is open and not broken, and no rank is dead."""
         return not (self._closed or self._broken or self._has_dead)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is open and not broken, dead ranks or not."""
+        return not (self._closed or self._broken)
 
     @property
     def is_busy(self) -> bool:

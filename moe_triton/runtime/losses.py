@@ -22,6 +22,7 @@ from moe_triton.core.threads import in_thread
 from moe_triton.rendezvous.deaths import Gone, Watch
 from moe_triton.rendezvous.notes import Notes
 from moe_triton.runtime.diagnosis import awaited_ranks
+from moe_triton.runtime.masks import Masks
 from moe_triton.schemes.rank_context import RankContext
 
 REMEDY = "Rebuild the buffer without those that are lost."
@@ -42,6 +43,7 @@ class Losses:
         waits: of its calls.
         counts: runs of each operator that have ended.
         notes: of its rank.
+        masks: of its ranks.
     """
 
     def __init__(
@@ -51,7 +53,9 @@ class Losses:
         waits: Waits,
         counts: Mapping[str, int],
         notes: Notes,
+        masks: Masks,
     ) -> None:
+        self._masks = masks
         self._context, self._waits, self._counts, self._notes = context, waits, counts, notes
         self._watches = dict(zip(("expert", "tensor"), watches, strict=False))
         self._asking: futures.Future[dict[int, tuple[int, ...]]] | None = None
@@ -73,13 +77,22 @@ class Losses:
         if gone.has_ended:
             self._waits.alarm()
 
+    def dead(self) -> dict[str, tuple[int, ...]]:
+        """Who is dead and not masked, by group, where anybody is."""
+        found = {group: self._unmasked(group, watch.dead()) for group, watch in self._watches.items()}
+        return {group: tuple(dead) for group, dead in found.items() if dead}
+
+    def _unmasked(self, group: str, gone: Mapping[int, Gone]) -> dict[int, Gone]:
+        """Those that calls need: masks are of the expert-parallel group."""
+        masked = self._masks.masked if group == "expert" else frozenset()
+        return {rank: each for rank, each in gone.items() if rank not in masked}
+
     def refusal(self) -> RankLostError | None:
         """What a call raises that begins now, if a rank is dead; this rank's last word is said then."""
-        for group, watch in self._watches.items():
-            if dead := watch.dead():
-                lost = _Lost(self._context, watch, group, tuple(dead))
-                self._last_word("calls", group, lost.ranks)
-                return lost.error("call", sum(self._counts.values()), 0)
+        for group, dead in self.dead().items():
+            lost = _Lost(self._context, self._watches[group], group, dead)
+            self._last_word("calls", group, dead)
+            return lost.error("call", sum(self._counts.values()), 0)
         return None
 
     def note(self, waiting: Waiting) -> tuple[str, list[int]]:
@@ -95,7 +108,8 @@ class Losses:
         self._answered.set()
         if not ranks:
             return
-        gone = {rank: each for rank, each in self._watches[group].gone().items() if each.has_ended}
+        known = self._unmasked(group, self._watches[group].gone())
+        gone = {rank: each for rank, each in known.items() if each.has_ended}
         if not gone:
             return
         lost, said = tuple(rank for rank in ranks if rank in gone), ""

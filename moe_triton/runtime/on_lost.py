@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from concurrent import futures
 from typing import Literal
 
 from moe_triton.backends.waits import Waiting, Waits
 from moe_triton.core.errors import CommunicationTimeoutError, RankMaskedError
-from moe_triton.core.threads import in_thread
+from moe_triton.core.threads import Deadline, in_thread
 from moe_triton.rendezvous.masked_sets import MaskedSets
-from moe_triton.rendezvous.notes import Notes
+from moe_triton.rendezvous.notes import Culprits, Notes
 from moe_triton.runtime.diagnosis import awaited_ranks, group_of
 from moe_triton.runtime.masks import Masks
 from moe_triton.schemes.rank_context import RankContext
@@ -28,6 +29,8 @@ KERNELS_WAIT = 2.0
 """Time-outs after which kernels give up by themselves, and a second: who waits behind a third has two."""
 KERNELS_WAIT_MORE_S = 1.0
 STORE_ANSWERS_S = 1.0
+# How often its answer is looked for.
+_LONGEST_LOOK_S = 0.05
 FOLLOWED_S = 0.2
 """How often sets are looked at that others have named."""
 
@@ -76,11 +79,15 @@ class OnLostRanks:
         ranks = [rank for rank in ranks if rank not in self._masks.masked and rank != self._context.rank]
         asking = in_thread(lambda: self._decide(ranks), "missing ranks")
         try:
-            asking.result(STORE_ANSWERS_S)
+            _answer_of(asking)
         except Exception as error:  # a store whose host is gone never answers
-            why = f"ranks cannot agree on who is missing, as the group's store does not answer ({error!r})"
-            operator, zone = waiting.plan.operator, waiting.plan.zone
-            unsettled = CommunicationTimeoutError(operator, 0, zone, ranks, f"{why}.")
+            answers = f"the group's store does not answer ({type(error).__name__})"
+            detail = f"ranks cannot agree on who is missing, as {answers}. "
+            culprits = Culprits.unknown(ranks, answers, detail)
+            at = waiting.plan.operator, 0, waiting.plan.zone
+            unsettled = CommunicationTimeoutError(
+                *at, ranks, culprits.said, uncertain_ranks=culprits.uncertain, uncertainty=culprits.why
+            )
             self._waits.stop(lambda: unsettled)
 
     def lost(self, rank: int, why: str) -> None:
@@ -128,3 +135,19 @@ class OnLostRanks:
         while not self._ending.wait(FOLLOWED_S):
             with self._lock:
                 self._apply(self._sets.follow())
+
+
+def _answer_of(asking: futures.Future[None]) -> None:
+    """Waits for what the store says, which may come later where this process was stopped meanwhile.
+
+    Raises:
+        TimeoutError: it says nothing.
+    """
+    deadline = Deadline(STORE_ANSWERS_S)
+    while True:
+        left = deadline.left()
+        try:
+            return asking.result(min(max(left, 0.0), _LONGEST_LOOK_S))
+        except futures.TimeoutError:
+            if left <= 0 or asking.done():
+                raise

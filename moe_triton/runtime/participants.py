@@ -36,6 +36,10 @@ class Calling(Exclusive):
     def refuse_calls(self) -> None:
         """A rank is dead: calls are refused from now on. From any thread."""
 
+    @abstractmethod
+    def accept_calls(self) -> None:
+        """No rank is dead that takes part: calls are not refused any more. From any thread."""
+
 
 class Participants:
     """The ranks of one communicator.
@@ -89,7 +93,7 @@ class Participants:
             sets: of masked ranks, where calls go on without those that do not come.
         """
         notes, waits, timeout_s = of_waits
-        self.losses = Losses(self._context, watches, waits, counts, notes)
+        self.losses = Losses(self._context, watches, waits, counts, notes, self._masks)
         if sets is not None:
             self._on_lost = OnLostRanks(self._context, self._masks, sets, *of_waits)
             waits.give_up_after(timeout_s, self._on_lost.missing)
@@ -110,7 +114,8 @@ class Participants:
                 self._on_lost.lost(gone.rank, gone.sign)
             return
         self.losses.hear(gone)
-        if gone.state == "dead" and (calling := self._calling()) is not None:
+        is_needed = gone.state == "dead" and gone.rank not in self._masks.masked
+        if is_needed and (calling := self._calling()) is not None:
             # A call that is under way goes on, for it may need nothing of that rank.
             calling.refuse_calls()
 
@@ -141,21 +146,31 @@ class Participants:
         calling = self._owner()
         if not calling.is_busy:
             try:
-                calling.alone(self._update_mask, rank, masked)
+                # Whoever is dead can be masked: calls are refused until then.
+                calling.alone(self._update_mask, rank, masked, beside_dead=masked)
                 return
             except BufferStateError:
-                if not (masked and calling.is_busy and calling.is_usable):  # a call has begun in between
+                if not (masked and calling.is_busy and calling.is_whole):  # a call has begun in between
                     raise
         if not masked:
             raise BufferStateError(
                 "a call is under way, and who was masked has missed it. Un-mask between calls."
             )
         self._masks.update(rank, True)
+        self._accept_without_dead()
 
     def _update_mask(self, rank: int, masked: bool) -> None:
         self._prepare_to_mask()
         self._masks.update(rank, masked)
         self._learn_masks()
+        self._accept_without_dead()
+
+    def _accept_without_dead(self) -> None:
+        """Calls need nobody who is dead and masked."""
+        calling = self._owner()
+        calling.accept_calls()
+        if self._on_lost is None and self.losses.dead():  # also one that has died since
+            calling.refuse_calls()
 
     def clean_mask(self) -> None:
         """Un-masks all ranks; see `moe_triton.EPBuffer.clean_mask`.
@@ -169,6 +184,7 @@ class Participants:
         self._prepare_to_mask()
         self._masks.clean()
         self._learn_masks()
+        self._accept_without_dead()
 
     def _prepare_to_mask(self) -> None:
         recapture = "Construct a buffer without the rank, and capture with it."

@@ -200,7 +200,7 @@ def _change(name: str, ranks: Collection[int], masked: bool) -> None:
     if not masked:
         registry.check_unmaskable(name, ranks)
     # One that is broken refuses every call, until the group's windows are given back.
-    usable = [(place, made) for place, made in registry.windows(name) if made.is_usable]
+    usable = [(place, made) for place, made in registry.windows(name) if made.is_whole]
     changes = [
         (rank, number, made)
         for place, made in usable
@@ -242,7 +242,7 @@ def _alike(name: str, members: tuple[int, ...] | None, topk: int, num_experts: i
         ArgumentError: they differ, or the call was in none.
         BufferStateError: there is none.
     """
-    found = [made for place, made in registry.windows(name) if place.members == members and made.is_usable]
+    found = [made for place, made in registry.windows(name) if place.members == members and made.is_whole]
     if not found:
         raise BufferStateError(
             f"no call of the group {name!r} has run, or none with this elastic_info, or its windows are "

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Callable
+from concurrent import futures
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,8 +17,10 @@ import torch
 import torch.distributed as dist
 
 from moe_triton import ArgumentError, BufferStateError, ConfigMismatchError, EPBuffer, Tuning
+from moe_triton.core.threads import Deadline
 from moe_triton.processes import RankFailedError, run_ranks
-from tests.chaos import survivors
+from moe_triton.runtime import on_lost
+from moe_triton.tools.selftest.cases import wrong_received
 from tests.distributed.cases import Case, inputs_of, small_case
 from tests.distributed.masked import Masked, rounds_of_each_kind, rounds_with_masks
 from tests.distributed.workers import expected_round, make_buffer, one_round
@@ -91,6 +98,49 @@ def test_who_does_not_come_is_masked(scheme: str, in_between: bool) -> None:
     of = Masked(case, (2,), 2, in_between, by_itself=True)
     options = {"on_lost": "mask", "timeout_s": seconds(1.0)}
     assert run_ranks(rounds_with_masks, 4, (of, options)) == [[]] * 4
+
+
+def rounds_once_one_has_died(rank: int, num_ranks: int, of: Masked) -> list[str]:
+    """What differs where a rank has died between two rounds, and is masked by hand when that is known."""
+    case, wrong, (gone,) = of.case, [], of.gone
+    with make_buffer(case) as buffer:
+        for number in range(case.rounds):
+            if number == of.before:
+                if rank == gone:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                while buffer.health()[gone].state != "dead":
+                    time.sleep(0.001)
+                buffer.update_mask(gone, True)
+            output, sums = one_round(buffer, case, inputs_of(case, rank, number), None)
+            received, expected = of.expected(number)
+            wrong += wrong_received(output, received[rank])
+            wrong += [] if torch.equal(sums, expected[rank]) else [f"round {number}: sums"]
+    return wrong
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_who_has_died_can_be_masked_by_hand(scheme: str) -> None:
+    """Calls are refused while a rank is dead, and not any more once it is masked."""
+    of = Masked(small_case(3, scheme, rounds=5, weights=True), (1,), before=3)
+    results = run_ranks(rounds_once_one_has_died, 3, (of,), timeout_s=seconds(60.0), allow_failures=True)
+    assert isinstance(results.pop(1), RankFailedError)
+    assert results == [[]] * 2
+
+
+def test_a_store_has_time_to_answer_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock goes on while a machine is paused, and the store's host is paused with it."""
+    asking, looks = futures.Future[None](), 0
+
+    def clock() -> float:
+        nonlocal looks
+        looks += 1
+        if looks == 4:
+            asking.set_result(None)
+        return 0.0 if looks < 3 else 60.0
+
+    monkeypatch.setattr(on_lost, "Deadline", partial(Deadline, clock=clock))
+    on_lost._answer_of(asking)
+    assert looks == 4
 
 
 def bad_masks(rank: int, num_ranks: int) -> list[str]:
@@ -177,11 +227,6 @@ def other_on_lost(rank: int, num_ranks: int) -> str:
 def test_ranks_have_one_way() -> None:
     for text in run_ranks(other_on_lost, 2):
         assert "on_lost" in text
-
-
-@pytest.mark.parametrize("seed", [1, 5, 7])
-def test_survivors_of_chaos(seed: int) -> None:
-    assert survivors.run(survivors.trial(seed)) == []
 
 
 @pytest.mark.parametrize(("scheme", "victim"), [("fullmesh_v1", 0), ("fullmesh_v2", 2), ("fullmesh", 0)])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +19,7 @@ import torch.distributed as dist
 from moe_triton import ArgumentError, BufferStateError, ConfigMismatchError
 from moe_triton import torch_npu_ops as ops
 from moe_triton.core.config import Product
-from moe_triton.processes import RankGroup
+from moe_triton.processes import RankFailedError, RankGroup, run_ranks
 from moe_triton.rendezvous.meeting import shared_store_of
 from moe_triton.runtime import communicator
 from moe_triton.torch_npu_ops import registry
@@ -224,6 +226,35 @@ def test_a_wait_goes_on_without_who_is_masked(
     ranks: Groups, product: Product, kind: str, dispatches: bool
 ) -> None:
     assert ranks(3).run(masked_while_waiting, product, kind, 1, dispatches) == [[]] * 3
+
+
+def masked_when_dead(rank: int, num_ranks: int) -> list[str]:
+    """What differs where rank 2 has died between two rounds, and is masked when that is known."""
+    r = make_round(rank, num_ranks)
+    layer, gone = Layer("V2", r), r.ids >= 2 * LOCAL_EXPERTS
+    ops.configure(relaxed=True, timeout_s=seconds(20.0))
+    for _ in range(3):
+        expected = layer.both(torch.where(gone | (rank == 2), -1, r.ids))
+    layer.both(r.ids)
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    name = r.group[0]
+    while all(made.is_usable for _, made in registry.windows(name)):
+        time.sleep(0.001)
+    assert not ops.lost(name, r.ids).any()
+    ops.update_mask(name, 2, True)
+    same = [all(map(torch.equal, layer.both(r.ids), expected)) for _ in range(3)]
+    wrong = [] if all(same) else [f"rounds without it: {same}"]
+    if not torch.equal(ops.lost(name, r.ids), gone):
+        wrong.append("lost")
+    ops.release(name)
+    return wrong
+
+
+def test_who_has_died_can_be_masked() -> None:
+    results = run_ranks(masked_when_dead, 3, timeout_s=seconds(60.0), allow_failures=True)
+    assert isinstance(results.pop(2), RankFailedError)
+    assert results == [[]] * 2
 
 
 def masked_while_made(rank: int, num_ranks: int) -> bool:
