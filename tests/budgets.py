@@ -34,7 +34,7 @@ BUDGETS_S: Mapping[str, tuple[float, float]] = {
     "tests/balance": (40, 150),
     "tests/benchmarks": (50, 30),
     "tests/build": (95, 240),
-    "tests/chaos": (5, 30),
+    "tests/chaos": (20, 30),
     "tests/cli": (55, 30),
     "tests/distributed": (345, 830),
     "tests/kernels": (75, 110),

@@ -34,10 +34,10 @@ def live_through(rank: int, num_ranks: int, trial: Trial, prefix: str) -> Accoun
     life = Life(rank, trial)
     life.run()
     gc.collect()  # errors that are raised while another one is handled keep its frames, and what these held
-    return Account(tuple(life.errors), tuple(life.wrong), tuple(_held(prefix)))
+    return Account(tuple(life.errors), tuple(life.wrong), tuple(held(prefix)))
 
 
-def _held(prefix: str) -> list[str]:
+def held(prefix: str) -> list[str]:
     """Windows that this process still has open or mapped; other threads may close files meanwhile."""
     held = [line for line in Path("/proc/self/maps").read_text().splitlines() if prefix in line]
     for descriptor in Path("/proc/self/fd").iterdir():
