@@ -112,6 +112,7 @@ bench: $(VENV)/.installed $(VENV)/.bench
 	$(BIN)/python -m benchmarks.balance
 	$(BIN)/python -m benchmarks.serving
 	$(BIN)/python -m benchmarks.moves
+	$(BIN)/python -m benchmarks.lost_ranks
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.python_time
 	$(BIN)/python -m benchmarks.trace_overhead

@@ -222,7 +222,7 @@ def main() -> int:
         for seed, each in pool.map(_of_seed, seeds):
             found.append((seed, each))
             for text in each.said:
-                console.print(f"trial {seed}: {text}", markup=False, highlight=False)
+                print(f"trial {seed}: {text}", flush=True)
     took = time.monotonic() - began
     columns = "strike", "functions", "scheme", "lost ranks"
     for title, part in (("Each kind", slice(4)), ("By strike", slice(1)), ("By scheme", slice(1, 4))):
