@@ -190,7 +190,8 @@ class Masks:
 
     def learn(self) -> State:
         """Has calls go by what is masked now. For the thread that is in a call, or where none is."""
-        now = self._now
+        with self._lock:  # kernels have seen a change before it is noted here, and it has to be learned
+            now = self._now
         if now.word == self.known.word:
             return now
         config, paths = self._paths.config, self._paths

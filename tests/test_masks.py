@@ -1,0 +1,46 @@
+"""What is known of masks while another thread changes them."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+
+from moe_triton.core.config import Config
+from moe_triton.runtime.masks import Masks, Paths, State
+from moe_triton.schemes.rank_context import OPERATORS
+
+RANKS = 4
+
+
+class Watched:
+    """A table of peers; another thread learns of a change as soon as kernels can see it."""
+
+    def __init__(self) -> None:
+        self._words = torch.zeros(RANKS + 2, dtype=torch.int64)
+        self.device = self._words.device
+        self.learned: list[State] = []
+        self.thread = threading.Thread(target=lambda: self.learned.append(self.masks.learn()))
+        self.masks: Masks
+
+    def tolist(self) -> list[int]:
+        return self._words.tolist()
+
+    def __setitem__(self, place: int, word: Any) -> None:
+        self._words[place] = word
+        if place == RANKS:
+            self.thread.start()
+            self.thread.join(0.2)  # as much of it as can be now
+
+
+def test_a_change_that_kernels_have_seen_is_learned() -> None:
+    """A call whose kernels went on without a rank would otherwise take its results for summed."""
+    config = Config(RANKS, 4, 64, 2, 2 * RANKS, scheme="fullmesh_v1", relaxed=True)
+    words = Watched()
+    words.masks = Masks(words, Paths(config, 0, False), dict.fromkeys(OPERATORS, 0), lambda: None)  # type: ignore[arg-type]
+    words.masks.update(2, True)
+    words.thread.join()
+    assert words.learned == [words.masks.known]
+    assert words.masks.known.masked == {2}
+    assert words.masks.marked(torch.tensor([[0, 4], [5, 7]])).tolist() == [[0, -6], [-7, 7]]
