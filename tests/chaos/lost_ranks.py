@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from moe_triton import CommunicationTimeoutError, MoeTritonError, reference
+from moe_triton import CommunicationTimeoutError, MoeTritonError, RankMaskedError, reference
 from moe_triton.backends.cpu import window
 from moe_triton.processes import tell
 from moe_triton.rendezvous import meeting
@@ -132,7 +132,8 @@ class Life:
                     self._note(error)
                     if self.is_victim and (self.rank == self.trial.victims[0] or len(self.met) > 1):
                         break
-                    if len(self.met) > len(self.trial.victims):  # nobody was hit: it is told as it is
+                    # Who was not hit, or has nobody to go on with, is told of as it is.
+                    if len(self.met) > len(self.trial.victims) or isinstance(error, RankMaskedError):
                         break
                     layer.close()
                     layer, number = self._begin_again(number)
@@ -339,7 +340,26 @@ class Checked:
             is_right = (_bits(sums) == _bits(without)).all(1) | (_bits(sums) == _bits(whole)).all(1)
             if is_right.all():
                 return []
-        return [text]
+        return [f"{text}; {self._what_sums_are()}"]
+
+    def _what_sums_are(self) -> str:
+        """Which entries wrong sums are without, where they are sums at all."""
+        lost, said = self.round.lost[1], []
+        for token, right in enumerate(self.sums_without(lost)):
+            have = self.round.sums[token : token + 1]
+            if torch.equal(_bits(have), _bits(right[None])):
+                continue
+            tried = torch.cartesian_prod(*[torch.tensor([False, True])] * lost.shape[1]).view(
+                -1, lost.shape[1]
+            )
+            without = [
+                each.tolist()
+                for each in tried
+                if torch.equal(_bits(have), _bits(self.sums_without(each.expand_as(lost))[token : token + 1]))
+            ]
+            ids = self.round.inputs.topk_idx[token].tolist()
+            said.append(f"token {token} of experts {ids} is without {without}, not {lost[token].tolist()}")
+        return "; ".join(said)
 
     def wrong_marks(self) -> list[str]:
         """Entries that are marked and need not be, or the other way round, once masks are settled."""

@@ -77,7 +77,7 @@ class Hand:
     def __init__(self, of: Trial, group: RankGroup) -> None:
         self._trial, self._group = of, group
         self._done: set[int] = set()
-        self._is_continued = False
+        self._is_to_go_on = False
         self.struck: list[float] = []
 
     def hear(self, rank: int, said: object) -> None:
@@ -86,8 +86,8 @@ class Hand:
         word = said[0]
         if word == STRIKE:
             self._strike(said[1])
-        elif word == CONTINUE and not self._is_continued:
-            self._is_continued = True
+        elif word == CONTINUE and not self._is_to_go_on:
+            self._is_to_go_on = True
             self._send(signal.SIGCONT, self._trial.victims[:1])
         elif word == DONE:
             self._done.add(rank)
@@ -108,6 +108,8 @@ class Hand:
             time.sleep(trial.delay_s or 0.0)
             is_stopped = trial.what.how == "stop" and number == 0
             self._send(signal.SIGSTOP if is_stopped else signal.SIGKILL, [trial.victims[number]])
+        if self._is_to_go_on:  # who masks by hand waits for nothing, and may have been heard first
+            self._send(signal.SIGCONT, trial.victims[:1])
         self.struck.append(time.monotonic())
 
     def _send(self, what: signal.Signals, ranks: Iterable[int]) -> None:
