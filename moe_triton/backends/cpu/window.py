@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
+import functools
 import mmap
 import os
 import re
@@ -28,6 +30,9 @@ from moe_triton.rendezvous.meeting import Meeting, values_of
 PREFIX = "moe_triton-"
 # Behind each window: the doorbell that its rank sleeps on until flags arrive (`doorbell.h`).
 DOORBELL_BYTES = 4096
+# Far enough behind that, on the same page: where the memory of each renewed place is, 8 bytes each.
+RENEWED_AT, MAX_PLACES = 2048, 64
+_WORD_BYTES = 8
 SUFFIX = re.compile(r"\d+-[0-9a-f]{24}")
 # Suffix of a window's name until it is locked; until then it takes no memory.
 UNLOCKED = ".new"
@@ -57,6 +62,7 @@ class SharedWindow:
             would be killed later.
         has_pages: whether all pages are mapped now, so that no later access waits for that: about 0.2 s for a
             GB of the own window, and half of that for one of a peer's.
+        spare_bytes: that parts of it may be `renew`-ed with. They are addresses, and no memory until then.
 
     Raises:
         WindowError: a rank could not get its memory, or a peer's file is not what it should be.
@@ -64,10 +70,18 @@ class SharedWindow:
     """
 
     def __init__(
-        self, num_bytes: int, meeting: Meeting, private_bytes: int = 0, *, has_pages: bool = False
+        self,
+        num_bytes: int,
+        meeting: Meeting,
+        private_bytes: int = 0,
+        *,
+        has_pages: bool = False,
+        spare_bytes: int = 0,
     ) -> None:
         self._meeting, self._has_pages = meeting, has_pages
+        self._spare = Spare(num_bytes, spare_bytes)
         self._views: list[torch.Tensor] = []
+        self._file = -1
         folder, failure = _chosen_folder()
         remove_stale(folder)
         name = f"{PREFIX}{os.getuid()}-{secrets.token_hex(12)}"
@@ -96,24 +110,26 @@ class SharedWindow:
         self.peers = tuple(view.data_ptr() for view in self._views)
 
     def _build(self, num_bytes: int, path: Path, paths: list[Path], shortage: str) -> None:
-        meeting = self._meeting
+        meeting, spare = self._meeting, self._spare
         failure, fd = "", -1
         try:
             # Before any rank takes memory: a process that touches a page of a full tmpfs is killed.
             raise_together(meeting, shortage, "there is room for windows")
             try:
-                fd = _create(path, num_bytes)
+                fd = _create(path, spare)
             except WindowError as error:
                 failure = str(error)
             raise_together(meeting, failure, "the window is made")
             try:
                 if self._has_pages:
-                    self._views = [_map(each, num_bytes, _advice(each == path)) for each in paths]
+                    self._views = [_map(each, spare, _advice(each == path)) for each in paths]
                 else:
-                    self._views = [_map(each, num_bytes) for each in paths]
+                    self._views = [_map(each, spare) for each in paths]
             except (OSError, WindowError) as error:
                 failure = f"cannot map a peer's window: {error}"
             raise_together(meeting, failure, "the windows are mapped")
+            if spare.num_bytes:
+                self._file, fd = fd, -1
         finally:
             if fd >= 0:
                 os.close(fd)
@@ -130,9 +146,20 @@ class SharedWindow:
         """Waits for every rank of the group."""
         self._meeting.exchange({}, "barrier")
 
+    def renew(self, number: int, at: int, num_bytes: int, keeps: bool) -> None:
+        """See `moe_triton.backends.base.RenewedWindow`."""
+        self._spare.renew(self._file, self.base, number, at, num_bytes, keeps)
+
+    def follow(self, rank: int, number: int, at: int, num_bytes: int) -> None:
+        """See `moe_triton.backends.base.RenewedWindow`."""
+        self._spare.follow(rank, self._views[rank].data_ptr(), number, at, num_bytes)
+
     def close(self) -> None:
         """Drops the mappings; the memory goes with the last rank that drops it."""
         self._views = []
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
 
 class QueuedWindow(SharedWindow):
@@ -144,7 +171,7 @@ class QueuedWindow(SharedWindow):
         settings: of the emulated NIC.
         link: that messages to other servers go over, or None.
         log: of what that carries, or None.
-        has_pages: see `SharedWindow`.
+        has_pages, spare_bytes: see `SharedWindow`.
 
     Attributes:
         nic: what carries out posts.
@@ -161,8 +188,9 @@ class QueuedWindow(SharedWindow):
         log: NativeTraceLog | None = None,
         *,
         has_pages: bool = False,
+        spare_bytes: int = 0,
     ) -> None:
-        super().__init__(num_bytes, meeting, private_bytes, has_pages=has_pages)
+        super().__init__(num_bytes, meeting, private_bytes, has_pages=has_pages, spare_bytes=spare_bytes)
         mapped, rank = self.peers, meeting.rank
         self.nic = Nic(queues, rank, mapped, num_bytes, settings, link, log)
         # Of a buffer that is dropped, or that the process ends with: posts are read from memory that goes.
@@ -225,18 +253,109 @@ def remove_stale(folder: Path) -> None:
             os.close(fd)
 
 
-def _create(path: Path, num_bytes: int) -> int:
+class Spare:
+    """Room for other memory, behind each window and its doorbell, in the same file.
+
+    Another mapping of it takes the place of a part of the window, at its addresses: who still writes to the
+    memory that was there before writes where nobody reads. A rank that has done so with its own window
+    says in a word where in the file that part is now, and its peers follow it before they write there again.
+
+    Args:
+        window_bytes: of a window.
+        num_bytes: of the room.
+    """
+
+    def __init__(self, window_bytes: int, num_bytes: int) -> None:
+        self.window_bytes, self.num_bytes = window_bytes, num_bytes
+        self._begin = -(-(window_bytes + DOORBELL_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._used = 0
+        self._followed: dict[tuple[int, int], int] = {}
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes of a file that are memory from its beginning on: window and doorbell."""
+        return self.window_bytes + DOORBELL_BYTES
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of a file, of which most may be holes."""
+        return self._begin + self.num_bytes if self.num_bytes else self.reserved_bytes
+
+    def renew(self, file: int, base: int, number: int, at: int, num_bytes: int, keeps: bool) -> None:
+        """Puts other memory in the place of a part of this rank's window."""
+        to = self._begin + self._used
+        if self._used + num_bytes > self.num_bytes:
+            raise WindowError(
+                f"the memory of a part of the window has been replaced {MAX_RENEWALS} times, for ranks that were masked "
+                f"and may still write there. Construct a new buffer without them."
+            )
+        try:
+            os.posix_fallocate(file, to, num_bytes)
+            if keeps:
+                ctypes.memmove(base + to, base + at, num_bytes)
+            _map_again(base, to, at, num_bytes)
+        except OSError as error:
+            raise WindowError(
+                f"ranks that are masked may still write to this rank's window, and there is no memory for {num_bytes} "
+                f"bytes of it in another place: {error.strerror}. End them, or enlarge /dev/shm; then construct a new "
+                f"buffer."
+            ) from error
+        self._used += num_bytes
+        self._word(base, number).value = to
+
+    def follow(self, rank: int, base: int, number: int, at: int, num_bytes: int) -> None:
+        """Does the same with a peer's window, if that rank has."""
+        to = self._word(base, number).value
+        if to == self._followed.get((rank, number), 0):
+            return
+        last = self.file_bytes - num_bytes
+        if not self._begin <= to <= last or (to - self._begin) % mmap.PAGESIZE:
+            raise WindowError(f"rank {rank} says that a part of its window is {to} bytes into a file, where none can be")
+        try:
+            _map_again(base, to, at, num_bytes)
+        except OSError as error:
+            raise WindowError(f"cannot follow rank {rank} to the new memory of its window: {error.strerror}") from error
+        self._followed[rank, number] = to
+
+    def _word(self, base: int, number: int) -> ctypes.c_int64:
+        assert 0 <= number < MAX_PLACES
+        return ctypes.c_int64.from_address(base + self.window_bytes + RENEWED_AT + _WORD_BYTES * number)
+
+
+def _map_again(base: int, what: int, at: int, num_bytes: int) -> None:
+    """Maps a part of a window's file that is mapped already a second time, in the place of another part.
+
+    Raises:
+        OSError: as mremap(2).
+    """
+    maymove, fixed = 1, 2
+    found = _libc().mremap(base + what, 0, num_bytes, maymove | fixed, base + at)
+    if found != base + at:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    library = ctypes.CDLL(None, use_errno=True)
+    library.mremap.restype = ctypes.c_void_p
+    sizes = ctypes.c_size_t, ctypes.c_size_t
+    library.mremap.argtypes = ctypes.c_void_p, *sizes, ctypes.c_int, ctypes.c_void_p
+    return library
+
+
+def _create(path: Path, spare: Spare) -> int:
     try:
         fd = _create_locked(path)
     except OSError as error:
         raise WindowError(f"cannot create a window in {path.parent}: {error}") from error
     try:
         # Reserves the pages: running out of memory later would be a SIGBUS inside a kernel.
-        os.posix_fallocate(fd, 0, num_bytes + DOORBELL_BYTES)
+        os.posix_fallocate(fd, 0, spare.reserved_bytes)
+        os.ftruncate(fd, spare.file_bytes)
     except OSError as error:
         os.close(fd)
         raise WindowError(
-            f"cannot reserve {num_bytes} bytes for a window: {error.strerror}. {REMEDY}"
+            f"cannot reserve {spare.window_bytes} bytes for a window: {error.strerror}. {REMEDY}"
         ) from error
     except BaseException:
         os.close(fd)
@@ -286,8 +405,8 @@ def _shortage(
     return ""
 
 
-def _map(path: Path, num_bytes: int, advice: int | None = None) -> torch.Tensor:
-    size = num_bytes + DOORBELL_BYTES
+def _map(path: Path, spare: Spare, advice: int | None = None) -> torch.Tensor:
+    size = spare.file_bytes
     fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         status = os.fstat(fd)
@@ -306,7 +425,7 @@ def _map(path: Path, num_bytes: int, advice: int | None = None) -> torch.Tensor:
         with contextlib.suppress(OSError):  # an older kernel: pages are mapped as they are touched
             mapping.madvise(advice)
     # The tensor keeps the mapping alive.
-    return torch.frombuffer(mapping, dtype=torch.uint8, count=num_bytes)
+    return torch.frombuffer(mapping, dtype=torch.uint8, count=spare.window_bytes)
 
 
 def _advice(is_own: bool) -> int:
