@@ -179,7 +179,7 @@ class EPBuffer(Owner, Uncopied):
         self._communicator = Communicator(meeting, order, exchange)
         self.config, self.rank = self._communicator.config, meeting.rank
         self.layout, self._backend = self._communicator.layout, self._communicator.backend
-        self._communicator.owns_ids, self._queried = True, frozenset[int]()
+        self._communicator.participants.owns_ids, self._queried = True, frozenset[int]()
         self._id = next(_buffer_ids)
         self._latest_dtype: torch.dtype | None = None
         try:
@@ -302,7 +302,7 @@ class EPBuffer(Owner, Uncopied):
             1
             >>> buffer.update_mask(1 - buffer.rank, False)
         """
-        self._communicator.update_mask(check_integer("rank", rank), check_flag("masked", masked))
+        self._communicator.participants.update_mask(check_integer("rank", rank), check_flag("masked", masked))
 
     def query_mask(self, out: torch.Tensor | None = None) -> torch.Tensor:
         """Which ranks are masked.
@@ -356,7 +356,7 @@ class EPBuffer(Owner, Uncopied):
             >>> buffer.query_mask().tolist()
             [0, 0]
         """
-        self._communicator.clean_mask()
+        self._communicator.participants.clean_mask()
 
     def leave(self, name: str, text: str) -> None:
         """Leaves a text for the other ranks, in place of what this rank has left under that name before.
@@ -407,7 +407,7 @@ class EPBuffer(Owner, Uncopied):
             >>> [each.state for each in buffer.health()]
             ['alive', 'alive']
         """
-        return self._communicator.health()
+        return self._communicator.participants.health()
 
     def tuning_source(self, dtype: torch.dtype = torch.bfloat16) -> dict[str, str]:
         """Which settings plain calls on tokens of ``dtype`` run with, by name, and who says so.

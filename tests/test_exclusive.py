@@ -29,11 +29,11 @@ def test_a_call_inside_a_call_is_refused() -> None:
 
     def inside() -> None:
         with pytest.raises(BufferStateError, match="must not overlap"):
-            thing._alone(lambda: None)
+            thing.alone(lambda: None)
         with pytest.raises(BufferStateError, match="must not overlap"):
             thing.check_usable()
 
-    thing._alone(inside)
+    thing.alone(inside)
     thing.check_usable()
 
 
@@ -45,12 +45,12 @@ def test_closing_inside_a_call_gives_back_at_its_end() -> None:
             thing.close()
             assert thing.given_back == 0
 
-    thing._alone(inside)
+    thing.alone(inside)
     assert thing.given_back == 1
     thing.close()
     assert thing.given_back == 1
     with pytest.raises(BufferStateError, match="closed"):
-        thing._alone(lambda: None)
+        thing.alone(lambda: None)
 
 
 def test_closing_waits_for_the_thread_inside() -> None:
@@ -62,7 +62,7 @@ def test_closing_waits_for_the_thread_inside() -> None:
         leave.wait(WITHIN_S)
         seen.append(thing.given_back)
 
-    thread = threading.Thread(target=thing._alone, args=(body,))
+    thread = threading.Thread(target=thing.alone, args=(body,))
     thread.start()
     assert inside.wait(WITHIN_S)
     closers = [threading.Thread(target=thing.close) for _ in range(3)]
@@ -81,7 +81,7 @@ def test_closing_waits_for_the_thread_inside() -> None:
 
 def for_ever(thing: Thing) -> None:
     while True:
-        thing._alone(lambda: None)
+        thing.alone(lambda: None)
 
 
 class Alarm(Exception):  # noqa: N818

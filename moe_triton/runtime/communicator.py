@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from multiprocessing.util import Finalize
-from threading import get_ident
 from typing import Literal, NoReturn
 
 import torch
@@ -23,18 +22,16 @@ from moe_triton.backends.waits import Waiting
 from moe_triton.core.ascendc import REPORT_MASKED, REPORT_MISMATCH
 from moe_triton.core.endings import at_end
 from moe_triton.core.errors import (
-    ArgumentError,
     BufferStateError,
     CommunicationTimeoutError,
     RankLostError,
 )
 from moe_triton.core.handle import DispatchHandle
-from moe_triton.core.health import RankHealth
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.plan import BEGINNING, ENDING
 from moe_triton.core.records import CALL_HEADER
-from moe_triton.operators.variants import DispatchVariant, Variant
-from moe_triton.rendezvous.deaths import Gone, Watch
+from moe_triton.operators.variants import Variant
+from moe_triton.rendezvous.deaths import Watch
 from moe_triton.rendezvous.masked_sets import MaskedSets
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.rendezvous.notes import Notes, noted_after_s
@@ -42,14 +39,11 @@ from moe_triton.rendezvous.stores import Store, below, read_key
 from moe_triton.runtime.buffer_calls import BufferCalls
 from moe_triton.runtime.construction import Order, Prepared, prepare
 from moe_triton.runtime.diagnosis import Run, failure, note_of, patience_s, tell_of
-from moe_triton.runtime.exclusive import Exclusive
 from moe_triton.runtime.executables import Executables, Phase, PlanCalls, PlanMemory, call_bytes
 from moe_triton.runtime.in_flight import InFlight, UnreadRuns
 from moe_triton.runtime.local_launches import LocalLaunches
-from moe_triton.runtime.losses import Losses
-from moe_triton.runtime.masked_run import MaskedRun
 from moe_triton.runtime.masks import Masks, Paths
-from moe_triton.runtime.on_lost import OnLostRanks
+from moe_triton.runtime.participants import Calling, Participants
 from moe_triton.runtime.peer_memory import OutBytes, PeerMemory, Wanted
 from moe_triton.runtime.rounds import Rounds
 from moe_triton.runtime.traces import Trace
@@ -74,7 +68,7 @@ def bell_of(count: int) -> int:
     return count % _BELL_MASK + 1
 
 
-class Communicator(Exclusive):
+class Communicator(Calling):
     """Runs dispatch, combine and barriers of one rank. Collective: every rank makes the same calls.
 
     Args:
@@ -93,11 +87,7 @@ class Communicator(Exclusive):
     on_long_wait: Callable[[Waiting], None] | None = None
     """Called when a wait lasts, and again each time that it has doubled."""
 
-    owns_ids = False
-    """Whether the ids that combine is given are the library's own copies, in which masks may leave marks."""
-
     _write_at_end: Finalize | None = None
-    _lost_ranks: OnLostRanks | None = None
 
     def __init__(self, meeting: Meeting, order: Order, exchange: Meeting | None = None) -> None:
         meetings = [meeting, exchange] if exchange else [meeting]
@@ -117,11 +107,10 @@ class Communicator(Exclusive):
             made.pop_all()
         if self._trace:
             self._write_at_end = at_end(self, self._trace.close)
-        self._losses = Losses(self.context, watches, self._waits, self.counts, self._notes)
+        of_waits = self._notes, self._waits, self._timeout_s
+        sets = MaskedSets(meeting.store, self.config.num_ranks) if self._on_lost == "mask" else None
+        self.participants.begin(watches, reached, of_waits, self.counts, sets)
         self._tell_of_waits()
-        if self._on_lost == "mask":
-            self._lost_ranks = self._go_on_without_lost_ranks()
-        self._watch(watches, reached)
         if self._unread is not None:
             self._meet()
 
@@ -155,7 +144,6 @@ class Communicator(Exclusive):
         self._local = LocalLaunches(self.backend, blocks)
         self._last: dict[str, Executable] = {}
         self._in_flight = InFlight(self.scheme.rounds.shared)
-        self._is_in_graph = False
         self.bells = self._make_bells()
         self._call_words: dict[int, torch.Tensor] = {}
         self._unread = UnreadRuns() if self.backend.is_asynchronous else None
@@ -163,6 +151,8 @@ class Communicator(Exclusive):
         of_group_ranks = meetings[0].rank, meetings[0].num_ranks
         self._notes = Notes(meetings[0].store, *of_group_ranks, self.backend.waits.are_seen)
         super().__init__(self.backend.waits)
+        of_calls = self._fixed, self._executables, self._in_flight
+        self.participants = Participants(self, self.scheme, self.masks, *of_calls)
 
     def _make_bells(self) -> list[memoryview]:
         """Words that calls in rounds ring: in this rank's window, and where posts are relayed in those of its
@@ -179,50 +169,22 @@ class Communicator(Exclusive):
         words = (window[place : place + _WORD_BYTES] for window in windows for place in places)
         return [word.numpy().data.cast("i") for word in words]
 
-    def _watch(self, watches: Sequence[Watch], reached: Sequence[bool]) -> None:
-        """Has calls refused and waits ended that need a rank which is lost."""
-        me = weakref.ref(self)
+    def settle(self) -> None:
+        """Waits for what this rank has started, if that runs by itself."""
+        if self._unread is not None:
+            self._look_back(wait=True)
 
-        def hear(gone: Gone) -> None:
-            if (communicator := me()) is not None:
-                communicator._hear(gone)
-
-        for watch, reach_all in zip(watches, reached, strict=True):
-            watch.listen(hear)
-            watch.begin(reach_all)
-
-    def _hear(self, gone: Gone) -> None:
-        """A rank has gone. Called on the thread that has noticed it."""
-        if self._lost_ranks is not None:
-            if gone.is_lost:
-                self._lost_ranks.lost(gone.rank, gone.sign)
-            return
-        self._losses.hear(gone)
-        if gone.state == "dead":
-            # A call that is under way goes on, for it may need nothing of that rank.
-            self._has_dead = True
-            self._executables.stop_calls()
+    def refuse_calls(self) -> None:
+        """A rank is dead: who calls is told of it."""
+        self._has_dead = True
+        self._executables.stop_calls()
 
     def _check_open(self) -> None:
         is_first = self._has_dead and not (self._closed or self._forked or self._broken)
-        if is_first and (refusal := self._losses.refusal()) is not None:
+        if is_first and (refusal := self.participants.losses.refusal()) is not None:
             self._give_up_for("calls", refusal)
             raise refusal
         super()._check_open()
-
-    def health(self) -> tuple[RankHealth, ...]:
-        """What this rank knows of each one; see `moe_triton.EPBuffer.health`.
-
-        Raises:
-            BufferStateError: closed, or of the process that this one was forked from.
-        """
-        if self._closed or self._forked:
-            super()._check_open()
-        found = list(self._losses.health(self.is_busy and self._holder.value != get_ident()))
-        for rank, (why, since_s) in sorted(self.masks.reasons.items()):
-            sign = f"{why}; {found[rank].sign}" if found[rank].state in ("dead", "left") else why
-            found[rank] = RankHealth(rank, "masked", since_s, sign)
-        return tuple(found)
 
     def _meet(self) -> None:
         """Checks that flags reach every peer, and compiles the barrier that a graph may need."""
@@ -244,7 +206,7 @@ class Communicator(Exclusive):
             BufferStateError: closed, broken, in use by another thread, or halves out of order.
             CommunicationTimeoutError: a rank's data did not come in time; the communicator is then broken.
         """
-        self._alone(self._run, variant, bindings, phase)
+        self.alone(self._run, variant, bindings, phase)
 
     def _run(self, variant: Variant, bindings: Bindings, phase: Phase) -> None:
         operator = operator_of(variant)
@@ -281,7 +243,7 @@ class Communicator(Exclusive):
             BufferStateError: closed, broken or in use by another thread; or a call is not waited for yet.
             CommunicationTimeoutError: a rank's data did not come in time; the communicator is then broken.
         """
-        self._alone(self._run_phase, run)
+        self.alone(self._run_phase, run)
 
     def _run_phase(self, run: PhaseRun) -> None:
         variant, bindings, phase, zone = run
@@ -313,7 +275,7 @@ class Communicator(Exclusive):
             BufferStateError: closed, broken or in use by another thread; or a call is not waited for yet.
             CommunicationTimeoutError: a rank's data did not come in time; the communicator is then broken.
         """
-        self._alone(self._run_phases, phases)
+        self.alone(self._run_phases, phases)
 
     def _run_phases(self, phases: Sequence[PhaseRun]) -> None:
         if self._unread is None and len(phases) > 1 and self._run_in_turn(phases):
@@ -345,7 +307,7 @@ class Communicator(Exclusive):
         try:
             code = report()
             if code == REPORT_MASKED:
-                code = self._go_on(operator, last.executable, last.bindings)
+                code = self.participants.go_on(operator, last.executable, last.bindings)
             if code:
                 self._fail(Run(operator, number, last.bindings), last.executable, code)
             if ran[0] + 1 < len(phases):  # which ranks were masked before, or after
@@ -416,7 +378,7 @@ class Communicator(Exclusive):
             BufferStateError: closed, broken or in use by another thread.
             CommunicationTimeoutError: a rank did not come; the communicator is then broken.
         """
-        self._alone(self._barrier, timeout_us)
+        self.alone(self._barrier, timeout_us)
 
     def _barrier(self, timeout_us: int | None) -> None:
         self.last_use = next(_clock)
@@ -431,12 +393,11 @@ class Communicator(Exclusive):
             BufferStateError: closed, broken or in use by another thread; or a row had an invalid origin.
             CommunicationTimeoutError: a rank's data did not come in time; the communicator is then broken.
         """
-        self._alone(self._synchronize)
+        self.alone(self._synchronize)
 
     def _synchronize(self) -> None:
         self.last_use = next(_clock)
-        if self._unread is not None:
-            self._look_back(wait=True)
+        self.settle()
 
     def _look_back(self, wait: bool = False) -> None:
         """Raises what earlier runs have reported in the meantime."""
@@ -452,68 +413,6 @@ class Communicator(Exclusive):
         except BaseException as error:
             self._give_up_for("a wait for the device", error)
             raise
-
-    def update_mask(self, rank: int, masked: bool) -> None:
-        """Masks a rank, or un-masks it; see `moe_triton.EPBuffer.update_mask`.
-
-        Raises:
-            ArgumentError: there is no such rank, it is this one, or masks are not for this buffer.
-            BufferStateError: closed, broken or in use by another thread; or the rank has missed rounds.
-        """
-        if self.context.exchange_rank is not None:
-            rule = "of tensor-parallel ranks one cannot go on without the other"
-            raise ArgumentError("rank", rank, rule, "Construct the buffer without tp_group.")
-        if not self.is_busy:
-            try:
-                self._alone(self._update_mask, rank, masked)
-                return
-            except BufferStateError:
-                if not (masked and self.is_busy and self.is_usable):  # a call has begun in between
-                    raise
-        if not masked:
-            raise BufferStateError(
-                "a call is under way, and who was masked has missed it. Un-mask between calls."
-            )
-        self.masks.update(rank, True)
-
-    def _update_mask(self, rank: int, masked: bool) -> None:
-        self._prepare_to_mask()
-        self.masks.update(rank, masked)
-        self._learn_masks()
-
-    def _learn_masks(self) -> None:
-        """From now on calls go by what is masked."""
-        self._executables.suspend_calls(bool(self.masks.learn().masked))
-
-    def clean_mask(self) -> None:
-        """Un-masks all ranks; see `moe_triton.EPBuffer.clean_mask`.
-
-        Raises:
-            BufferStateError: closed, broken or in use by another thread; or a rank has missed rounds.
-        """
-        self._alone(self._clean_mask)
-
-    def _clean_mask(self) -> None:
-        self._prepare_to_mask()
-        self.masks.clean()
-        self._learn_masks()
-
-    def _prepare_to_mask(self) -> None:
-        """Nothing that runs, or is to run again, may find other masks than it began with.
-
-        Raises:
-            BufferStateError: a call is sent and not waited for, or a graph has captured one.
-        """
-        if self._in_flight.variants:
-            sent = ", ".join(sorted(self._in_flight.variants))
-            raise BufferStateError(f"a call ({sent}) is not waited for yet. Wait for it first.")
-        if self._is_in_graph:
-            raise BufferStateError(
-                "graphs have captured calls of this buffer, which read the ids of their capture. Construct a "
-                "buffer without the rank, and capture with it."
-            )
-        if self._unread is not None:
-            self._look_back(wait=True)
 
     def digest_ids(self, ids: torch.Tensor, mask: torch.Tensor | None) -> int | None:
         """What stands for ids, whatever masks have made of them; None where the host does not read any."""
@@ -560,7 +459,7 @@ class Communicator(Exclusive):
         Raises:
             BufferStateError: closed, broken or in use by another thread.
         """
-        self._alone(self._local.run, kernel, arguments)
+        self.alone(self._local.run, kernel, arguments)
 
     def _full_wait(self, timeout_us: int | None = None) -> None:
         self._rounds.begin("barrier")
@@ -578,35 +477,15 @@ class Communicator(Exclusive):
         try:
             code = executable.run(bindings)
             if code == REPORT_MASKED:
-                code = self._go_on(operator, executable, bindings)
+                code = self.participants.go_on(operator, executable, bindings)
         finally:
             if turn:
                 self._rounds.end(operator, code == 0, capturing)
         if self._unread is not None:
-            self._is_in_graph |= capturing
+            self._in_flight.is_captured |= capturing
             self._unread.add(executable, operator, number, bindings)
         elif code:
             self._fail(Run(operator, number, bindings), executable, code)
-
-    def _go_on(self, operator: str, executable: Executable, bindings: Bindings) -> int:
-        """Brings a run to its end in which ranks were masked; returns what `Executable.run` does."""
-        of_run = self.scheme, self.masks, self._fixed, bindings
-        run = MaskedRun(*of_run, self._executables.key_of(executable)[0], owns_ids=self.owns_ids)
-        while True:
-            self._learn_masks()
-            variant, zone, phase, _ = self._executables.key_of(executable)
-            mending = run.mending(operator, executable, phase)
-            if mending is not None:
-                assert isinstance(variant, DispatchVariant)
-                executable = self._executables.operator(variant, zone, mending, 1)
-                code = executable.run(run.bindings)
-            else:
-                code = executable.resume(run.bindings)
-            if code != REPORT_MASKED:
-                break
-        if code == 0:
-            run.end(operator)
-        return code
 
     def make_calls(self, buffer_id: int) -> BufferCalls | None:
         """The native calls of a buffer, or None if the back end has none.
@@ -667,7 +546,7 @@ class Communicator(Exclusive):
         try:
             code = report()
             if code == REPORT_MASKED:
-                code = self._go_on(operator, executable, addresses)
+                code = self.participants.go_on(operator, executable, addresses)
             if code == 0:
                 return True
             self._fail(Run(operator, number, bindings), executable, code)
@@ -765,7 +644,7 @@ class Communicator(Exclusive):
     @property
     def is_idle(self) -> bool:
         """Whether nothing is pending and no graph has captured addresses of its memory."""
-        return not (self._in_flight.variants or self._is_in_graph)
+        return self._in_flight.is_none
 
     def durations_us(self, operator: str) -> dict[str, float]:
         """Microseconds that each step of this rank's last dispatch or combine took.
@@ -788,23 +667,14 @@ class Communicator(Exclusive):
         """
         if self._trace is None or self._closed:
             raise BufferStateError("there is no trace: the buffer was made without one, or is closed")
-        self._alone(self._trace.write)
+        self.alone(self._trace.write)
 
     def scratch_bytes(self) -> int:
         """Private memory that plans have needed so far, in bytes."""
         return self.memory.private_bytes()
 
-    def _go_on_without_lost_ranks(self) -> OnLostRanks:
-        """Has ranks masked that do not come."""
-        sets = MaskedSets(self._meetings[0].store, self.config.num_ranks)
-        of_waits = self._notes, self._waits, self._timeout_s
-        lost = OnLostRanks(self.context, self.masks, sets, *of_waits)
-        self._waits.give_up_after(self._timeout_s, lost.missing)
-        return lost
-
     def _give_back(self) -> None:
-        if self._lost_ranks is not None:
-            self._lost_ranks.close()
+        self.participants.stop_masking()
         if self._unread is not None:
             self.backend.synchronize()  # running kernels use the memory that is released here
         self.bells.clear()
@@ -816,7 +686,7 @@ class Communicator(Exclusive):
         for window in self._windows:
             window.close()
         self.backend.close()
-        self._losses.close()
+        self.participants.close()
         for meeting in self._meetings:
             meeting.leave()
         if self._trace:
@@ -835,7 +705,7 @@ class Communicator(Exclusive):
         def note(waiting: Waiting) -> None:
             communicator = me()
             if communicator is not None:
-                communicator._losses.note(waiting)
+                communicator.participants.losses.note(waiting)
                 note_of(communicator.context, waiting, communicator.counts, communicator._notes)
 
         def tell(waiting: Waiting) -> None:

@@ -30,7 +30,7 @@ class Exclusive(ABC):
         self._broken = ""
         _alive.add(self)
 
-    def _alone(self, body: Callable[..., None], *arguments: Any) -> None:
+    def alone(self, body: Callable[..., None], *arguments: Any) -> None:
         """Runs a body while no other thread is inside.
 
         Raises:
@@ -61,6 +61,15 @@ class Exclusive(ABC):
         if self._broken:
             raise BufferStateError(f"the buffer is broken: {self._broken}. Rebuild it on every rank.")
 
+    def check_here(self) -> None:
+        """Checks that it is open, whether broken or not.
+
+        Raises:
+            BufferStateError: closed, or of the process that this one was forked from.
+        """
+        if self._closed or self._forked:
+            Exclusive._check_open(self)
+
     @property
     def is_usable(self) -> bool:
         """Whether it is open and not broken, and no rank is dead."""
@@ -70,6 +79,11 @@ class Exclusive(ABC):
     def is_busy(self) -> bool:
         """Whether a thread is inside."""
         return self._lock.locked()
+
+    @property
+    def is_busy_elsewhere(self) -> bool:
+        """Whether another thread than this one is inside."""
+        return self._lock.locked() and self._holder.value != get_ident()
 
     @property
     def state(self) -> str:
@@ -83,7 +97,7 @@ class Exclusive(ABC):
             BufferStateError: it is.
         """
         if self._closed or self._broken or self._has_dead or self._lock.locked():
-            self._alone(lambda: None)
+            self.alone(lambda: None)
 
     def close(self) -> None:
         """Gives everything back. Closing again does nothing.

@@ -22,10 +22,12 @@ class InFlight:
 
     Attributes:
         variants: by operator, what each was set up for.
+        is_captured: whether a graph has captured calls.
     """
 
     def __init__(self, shared: Collection[str] = ()) -> None:
         self._shared = shared
+        self.is_captured = False
         self.variants: dict[str, Variant] = {}
         self._in_graph: dict[str, bool] = {}
 
@@ -64,6 +66,11 @@ class InFlight:
             )
         else:
             del self.variants[operator]
+
+    @property
+    def is_none(self) -> bool:
+        """Whether nothing is pending and no graph has captured calls."""
+        return not (self.variants or self.is_captured)
 
 
 REMEDY = "Call wait() on what it returned first."

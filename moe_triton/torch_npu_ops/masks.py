@@ -14,7 +14,6 @@ from torch import Tensor
 from moe_triton.core.checks import check_flag, check_integer, check_tensor, contiguous, not_plain_error
 from moe_triton.core.errors import ArgumentError, BufferStateError
 from moe_triton.runtime.communicator import Communicator
-from moe_triton.schemes.rank_context import OPERATORS
 from moe_triton.torch_npu_ops import registry, settings
 from moe_triton.torch_npu_ops.elastic import members_of, words_of
 
@@ -212,7 +211,7 @@ def _change(name: str, ranks: Collection[int], masked: bool) -> None:
         _check_change(name, made, rank, number, masked)
     # What fails from here on is an earlier call, which the next try does not find any more.
     for _, number, made in changes:
-        made.update_mask(number, masked)
+        made.participants.update_mask(number, masked)
     registry.note_masked(name, ranks, masked)
 
 
@@ -222,7 +221,9 @@ def _check_change(name: str, made: Communicator, rank: int, number: int, masked:
     Raises:
         ArgumentError, BufferStateError: see `update_mask`.
     """
-    _check_quiet(name, made)
+    recapture = "Call npu_moe_distribute_buffer_reset, pass elastic_info, and capture anew."
+    end = "Call {}_teardown before masks change.".format
+    made.participants.check_quiet(f"the group {name!r}", end, recapture)
     try:
         made.masks.check(number, masked)
     except ArgumentError as error:  # of shared experts
@@ -232,26 +233,6 @@ def _check_change(name: str, made: Communicator, rank: int, number: int, masked:
             f"a call of the group {name!r} is under way, and rank {rank} has missed it. Un-mask between "
             f"calls."
         )
-
-
-def _check_quiet(name: str, made: Communicator) -> None:
-    """Checks that nothing of a window has begun that would find other masks than it began with.
-
-    Raises:
-        BufferStateError: it has.
-    """
-    if made.is_idle:
-        return
-    for operator in OPERATORS:
-        if made.in_flight(operator):
-            raise BufferStateError(
-                f"a {operator} of the group {name!r} is set up and not yet torn down. Call "
-                f"{operator}_teardown before masks change."
-            )
-    raise BufferStateError(
-        f"graphs have captured calls of the group {name!r}, which read the ids of their capture. Call "
-        f"npu_moe_distribute_buffer_reset, pass elastic_info, and capture anew."
-    )
 
 
 def _alike(name: str, members: tuple[int, ...] | None, topk: int, num_experts: int | None) -> Communicator:

@@ -259,7 +259,7 @@ def communicator(place: Place) -> Communicator:
     tallies.since = tallies.since or f"{meeting.number} of {meeting.members}"
     made.on_long_wait = partial(_watch_call, place, chosen)
     for rank in _masked_at(place):  # meanwhile, by another thread
-        made.update_mask(place.members.index(rank) if place.members else rank, True)
+        made.participants.update_mask(place.members.index(rank) if place.members else rank, True)
     _environments[place.group_ep] = environment
     return made
 

@@ -179,7 +179,7 @@ def leave(rank: int, num_ranks: int) -> Any:
     if rank == 2:
         multiprocessing.util._exit_function()  # type: ignore[attr-defined]
         os._exit(0)
-    losses = buffer._communicator._losses
+    losses = buffer._communicator.participants.losses
     watch = losses._watches["expert"]
     until(lambda: sum(gone.has_ended for gone in watch.gone().values()) == 2)
     health = buffer.health()
@@ -235,7 +235,7 @@ def shared(rank: int, num_ranks: int) -> Any:
     """Buffers and torch_npu's functions of one group: what there is for it, and what they say of a death."""
     case, before = small_case(num_ranks), _watching()
     one = make_buffer(case, timeout_s=TIMEOUT_S)
-    process_of = one._communicator._losses._watches["expert"]._held.peers[1 - rank]
+    process_of = one._communicator.participants.losses._watches["expert"]._held.peers[1 - rank]
     assert process_of
     until(lambda: process_of.process is not None and process_of.process.sign != "")
     with_one = _watching()

@@ -36,7 +36,7 @@ def leftovers(prefix: str) -> list[str]:
 
 def unwatched(buffer: EPBuffer) -> EPBuffer:
     """The same as where nobody sees that a rank dies: it is missed after a time-out only."""
-    buffer._communicator._losses.close()
+    buffer._communicator.participants.losses.close()
     return buffer
 
 

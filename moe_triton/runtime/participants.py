@@ -1,0 +1,232 @@
+"""Which ranks take part in a communicator's calls: who is masked, who has gone, and what calls do then."""
+
+from __future__ import annotations
+
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+
+from moe_triton.backends.base import Bindings, Executable
+from moe_triton.backends.waits import Waits
+from moe_triton.core.ascendc import REPORT_MASKED
+from moe_triton.core.errors import ArgumentError, BufferStateError
+from moe_triton.core.health import RankHealth
+from moe_triton.operators.variants import DispatchVariant
+from moe_triton.rendezvous.deaths import Gone, Watch
+from moe_triton.rendezvous.masked_sets import MaskedSets
+from moe_triton.rendezvous.notes import Notes
+from moe_triton.runtime.exclusive import Exclusive
+from moe_triton.runtime.executables import Executables
+from moe_triton.runtime.in_flight import InFlight
+from moe_triton.runtime.losses import Losses
+from moe_triton.runtime.masked_run import MaskedRun
+from moe_triton.runtime.masks import Masks
+from moe_triton.runtime.on_lost import OnLostRanks
+from moe_triton.schemes.scheme import Scheme
+
+
+class Calling(Exclusive):
+    """What runs the calls of some ranks, as far as these need it."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Waits for the outcome of what has been started, where that is not known yet."""
+
+    @abstractmethod
+    def refuse_calls(self) -> None:
+        """A rank is dead: calls are refused from now on. From any thread."""
+
+
+class Participants:
+    """The ranks of one communicator.
+
+    Args:
+        calling: the communicator, which holds this.
+        scheme: of it.
+        masks: of its ranks.
+        fixed: what placeholders hold in every run.
+        executables: of its plans.
+        in_flight: its pending calls.
+
+    Attributes:
+        losses: who is lost, once calls may begin.
+        owns_ids: whether the ids that combine is given are the library's own copies, in which masks may leave
+            marks.
+    """
+
+    losses: Losses
+    owns_ids = False
+    _on_lost: OnLostRanks | None = None
+
+    def __init__(
+        self,
+        calling: Calling,
+        scheme: Scheme,
+        masks: Masks,
+        fixed: Bindings,
+        executables: Executables,
+        in_flight: InFlight,
+    ) -> None:
+        self._calling = weakref.ref(calling)
+        self._scheme, self._context, self._masks = scheme, scheme.context, masks
+        self._fixed, self._executables, self._in_flight = fixed, executables, in_flight
+
+    def begin(
+        self,
+        watches: Sequence[Watch],
+        reached: Sequence[bool],
+        of_waits: tuple[Notes, Waits, float],
+        counts: Mapping[str, int],
+        sets: MaskedSets | None,
+    ) -> None:
+        """Hears of deaths from now on: calls are refused and waits ended that need a rank which is lost.
+
+        Args:
+            watches: of the communicator's groups.
+            reached: whether each of them reaches all of its ranks.
+            of_waits: notes of this rank's and its peers', its own, and seconds after which a rank is missed.
+            counts: runs of each operator that have ended.
+            sets: of masked ranks, where calls go on without those that do not come.
+        """
+        notes, waits, timeout_s = of_waits
+        self.losses = Losses(self._context, watches, waits, counts, notes)
+        if sets is not None:
+            self._on_lost = OnLostRanks(self._context, self._masks, sets, *of_waits)
+            waits.give_up_after(timeout_s, self._on_lost.missing)
+        me = weakref.ref(self)
+
+        def hear(gone: Gone) -> None:
+            if (participants := me()) is not None:
+                participants._hear(gone)
+
+        for watch, reach_all in zip(watches, reached, strict=True):
+            watch.listen(hear)
+            watch.begin(reach_all)
+
+    def _hear(self, gone: Gone) -> None:
+        """A rank has gone. Called on the thread that has noticed it."""
+        if self._on_lost is not None:
+            if gone.is_lost:
+                self._on_lost.lost(gone.rank, gone.sign)
+            return
+        self.losses.hear(gone)
+        if gone.state == "dead" and (calling := self._calling()) is not None:
+            # A call that is under way goes on, for it may need nothing of that rank.
+            calling.refuse_calls()
+
+    def health(self) -> tuple[RankHealth, ...]:
+        """What this rank knows of each one; see `moe_triton.EPBuffer.health`.
+
+        Raises:
+            BufferStateError: closed, or of the process that this one was forked from.
+        """
+        calling = self._owner()
+        calling.check_here()
+        found = list(self.losses.health(calling.is_busy_elsewhere))
+        for rank, (why, since_s) in sorted(self._masks.reasons.items()):
+            sign = f"{why}; {found[rank].sign}" if found[rank].state in ("dead", "left") else why
+            found[rank] = RankHealth(rank, "masked", since_s, sign)
+        return tuple(found)
+
+    def update_mask(self, rank: int, masked: bool) -> None:
+        """Masks a rank, or un-masks it; see `moe_triton.EPBuffer.update_mask`.
+
+        Raises:
+            ArgumentError: there is no such rank, it is this one, or masks are not for this buffer.
+            BufferStateError: closed, broken or in use by another thread; or the rank has missed rounds.
+        """
+        if self._context.exchange_rank is not None:
+            rule = "of tensor-parallel ranks one cannot go on without the other"
+            raise ArgumentError("rank", rank, rule, "Construct the buffer without tp_group.")
+        calling = self._owner()
+        if not calling.is_busy:
+            try:
+                calling.alone(self._update_mask, rank, masked)
+                return
+            except BufferStateError:
+                if not (masked and calling.is_busy and calling.is_usable):  # a call has begun in between
+                    raise
+        if not masked:
+            raise BufferStateError(
+                "a call is under way, and who was masked has missed it. Un-mask between calls."
+            )
+        self._masks.update(rank, True)
+
+    def _update_mask(self, rank: int, masked: bool) -> None:
+        self._prepare_to_mask()
+        self._masks.update(rank, masked)
+        self._learn_masks()
+
+    def clean_mask(self) -> None:
+        """Un-masks all ranks; see `moe_triton.EPBuffer.clean_mask`.
+
+        Raises:
+            BufferStateError: closed, broken or in use by another thread; or a rank has missed rounds.
+        """
+        self._owner().alone(self._clean_mask)
+
+    def _clean_mask(self) -> None:
+        self._prepare_to_mask()
+        self._masks.clean()
+        self._learn_masks()
+
+    def _prepare_to_mask(self) -> None:
+        recapture = "Construct a buffer without the rank, and capture with it."
+        self.check_quiet("this buffer", lambda _: "Wait for it first.", recapture)
+        self._owner().settle()
+
+    def check_quiet(self, of: str, end: Callable[[str], str], recapture: str) -> None:
+        """Checks that nothing has begun, or is to run again, that would find other masks than it began with.
+
+        Args:
+            of: whose calls these are.
+            end: says how an operator is ended that is set up.
+            recapture: what to do about graphs.
+
+        Raises:
+            BufferStateError: something has.
+        """
+        for operator in sorted(self._in_flight.variants):
+            raise BufferStateError(f"a {operator} of {of} is set up and not yet torn down. {end(operator)}")
+        if self._in_flight.is_captured:
+            raise BufferStateError(
+                f"graphs have captured calls of {of}, which read the ids of their capture. {recapture}"
+            )
+
+    def _learn_masks(self) -> None:
+        """From now on calls go by what is masked."""
+        self._executables.suspend_calls(bool(self._masks.learn().masked))
+
+    def go_on(self, operator: str, executable: Executable, bindings: Bindings) -> int:
+        """Brings a run to its end in which ranks were masked; returns what `Executable.run` does."""
+        of_run = self._scheme, self._masks, self._fixed, bindings
+        run = MaskedRun(*of_run, self._executables.key_of(executable)[0], owns_ids=self.owns_ids)
+        while True:
+            self._learn_masks()
+            variant, zone, phase, _ = self._executables.key_of(executable)
+            mending = run.mending(operator, executable, phase)
+            if mending is not None:
+                assert isinstance(variant, DispatchVariant)
+                executable = self._executables.operator(variant, zone, mending, 1)
+                code = executable.run(run.bindings)
+            else:
+                code = executable.resume(run.bindings)
+            if code != REPORT_MASKED:
+                break
+        if code == 0:
+            run.end(operator)
+        return code
+
+    def stop_masking(self) -> None:
+        """Nobody is masked any more for what others say."""
+        if self._on_lost is not None:
+            self._on_lost.close()
+
+    def close(self) -> None:
+        """Nobody is watched any more."""
+        self.losses.close()
+
+    def _owner(self) -> Calling:
+        calling = self._calling()
+        assert calling is not None  # it holds this
+        return calling
