@@ -134,10 +134,13 @@ class Wandering(NamedTuple):
     num_bytes: int
     is_output: bool = False
 
-    @property
-    def is_whole_pages(self) -> bool:
-        """Whether nothing else shares a page with them."""
-        return not any(each % PAGE_BYTES for each in (self.first, self.stride, self.num_bytes))
+    def offset(self, zone: int) -> int:
+        """Bytes from the window's start to those of a zone."""
+        return self.first + zone * self.stride
+
+    def is_whole_pages(self, page_bytes: int) -> bool:
+        """Whether nothing else shares a page of so many bytes with them."""
+        return not any(each % page_bytes for each in (self.first, self.stride, self.num_bytes))
 
 
 class CallRegions(NamedTuple):

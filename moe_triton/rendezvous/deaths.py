@@ -501,6 +501,14 @@ class Watch:
         """Who of them is dead."""
         return {rank: gone for rank, gone in self.gone().items() if gone.state == "dead"}
 
+    def is_quiet(self, rank: int) -> bool:
+        """Whether a rank certainly writes nothing any more: it has ended, or has closed its buffers."""
+        if (peer := self._held.peers[rank]) is None:
+            return False
+        peer.look()
+        gone = peer.gone
+        return gone is not None and gone.is_certain and (gone.has_ended or gone.state == "left")
+
     def health(self) -> list[RankHealth]:
         """What is known of each rank."""
         return [self._health_of(number) for number in range(len(self._held.peers))]

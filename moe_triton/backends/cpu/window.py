@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
-import functools
 import mmap
 import os
 import re
@@ -19,6 +17,7 @@ import torch
 from moe_triton.backends.cpu.nic import Nic, NicSettings
 from moe_triton.backends.cpu.paced_link import PacedLink
 from moe_triton.backends.cpu.room import Limit, available_memory, cgroup_limits
+from moe_triton.backends.cpu.spare import Spare
 from moe_triton.backends.cpu.trace_log import NativeTraceLog
 from moe_triton.core import shared_memory
 from moe_triton.core.endings import at_end
@@ -28,11 +27,6 @@ from moe_triton.rendezvous.agreement import raise_together
 from moe_triton.rendezvous.meeting import Meeting, values_of
 
 PREFIX = "moe_triton-"
-# Behind each window: the doorbell that its rank sleeps on until flags arrive (`doorbell.h`).
-DOORBELL_BYTES = 4096
-# Far enough behind that, on the same page: where the memory of each renewed place is, 8 bytes each.
-RENEWED_AT, MAX_PLACES = 2048, 64
-_WORD_BYTES = 8
 SUFFIX = re.compile(r"\d+-[0-9a-f]{24}")
 # Suffix of a window's name until it is locked; until then it takes no memory.
 UNLOCKED = ".new"
@@ -68,6 +62,8 @@ class SharedWindow:
         WindowError: a rank could not get its memory, or a peer's file is not what it should be.
         CommunicationTimeoutError: a rank did not come.
     """
+
+    page_bytes = mmap.PAGESIZE
 
     def __init__(
         self,
@@ -251,96 +247,6 @@ def remove_stale(folder: Path) -> None:
             pass
         finally:
             os.close(fd)
-
-
-class Spare:
-    """Room for other memory, behind each window and its doorbell, in the same file.
-
-    Another mapping of it takes the place of a part of the window, at its addresses: who still writes to the
-    memory that was there before writes where nobody reads. A rank that has done so with its own window
-    says in a word where in the file that part is now, and its peers follow it before they write there again.
-
-    Args:
-        window_bytes: of a window.
-        num_bytes: of the room.
-    """
-
-    def __init__(self, window_bytes: int, num_bytes: int) -> None:
-        self.window_bytes, self.num_bytes = window_bytes, num_bytes
-        self._begin = -(-(window_bytes + DOORBELL_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._used = 0
-        self._followed: dict[tuple[int, int], int] = {}
-
-    @property
-    def reserved_bytes(self) -> int:
-        """Bytes of a file that are memory from its beginning on: window and doorbell."""
-        return self.window_bytes + DOORBELL_BYTES
-
-    @property
-    def file_bytes(self) -> int:
-        """Bytes of a file, of which most may be holes."""
-        return self._begin + self.num_bytes if self.num_bytes else self.reserved_bytes
-
-    def renew(self, file: int, base: int, number: int, at: int, num_bytes: int, keeps: bool) -> None:
-        """Puts other memory in the place of a part of this rank's window."""
-        to = self._begin + self._used
-        if self._used + num_bytes > self.num_bytes:
-            raise WindowError(
-                f"the memory of a part of the window has been replaced {MAX_RENEWALS} times, for ranks that were masked "
-                f"and may still write there. Construct a new buffer without them."
-            )
-        try:
-            os.posix_fallocate(file, to, num_bytes)
-            if keeps:
-                ctypes.memmove(base + to, base + at, num_bytes)
-            _map_again(base, to, at, num_bytes)
-        except OSError as error:
-            raise WindowError(
-                f"ranks that are masked may still write to this rank's window, and there is no memory for {num_bytes} "
-                f"bytes of it in another place: {error.strerror}. End them, or enlarge /dev/shm; then construct a new "
-                f"buffer."
-            ) from error
-        self._used += num_bytes
-        self._word(base, number).value = to
-
-    def follow(self, rank: int, base: int, number: int, at: int, num_bytes: int) -> None:
-        """Does the same with a peer's window, if that rank has."""
-        to = self._word(base, number).value
-        if to == self._followed.get((rank, number), 0):
-            return
-        last = self.file_bytes - num_bytes
-        if not self._begin <= to <= last or (to - self._begin) % mmap.PAGESIZE:
-            raise WindowError(f"rank {rank} says that a part of its window is {to} bytes into a file, where none can be")
-        try:
-            _map_again(base, to, at, num_bytes)
-        except OSError as error:
-            raise WindowError(f"cannot follow rank {rank} to the new memory of its window: {error.strerror}") from error
-        self._followed[rank, number] = to
-
-    def _word(self, base: int, number: int) -> ctypes.c_int64:
-        assert 0 <= number < MAX_PLACES
-        return ctypes.c_int64.from_address(base + self.window_bytes + RENEWED_AT + _WORD_BYTES * number)
-
-
-def _map_again(base: int, what: int, at: int, num_bytes: int) -> None:
-    """Maps a part of a window's file that is mapped already a second time, in the place of another part.
-
-    Raises:
-        OSError: as mremap(2).
-    """
-    maymove, fixed = 1, 2
-    found = _libc().mremap(base + what, 0, num_bytes, maymove | fixed, base + at)
-    if found != base + at:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    library = ctypes.CDLL(None, use_errno=True)
-    library.mremap.restype = ctypes.c_void_p
-    sizes = ctypes.c_size_t, ctypes.c_size_t
-    library.mremap.argtypes = ctypes.c_void_p, *sizes, ctypes.c_int, ctypes.c_void_p
-    return library
 
 
 def _create(path: Path, spare: Spare) -> int:
