@@ -110,10 +110,11 @@ def test_peers_are_followed_in_every_place() -> None:
 
 def test_places_that_share_pages_take_a_rank_that_has_ended() -> None:
     quiet: set[int] = set()
-    made, window = renewals(RESULTS._replace(num_bytes=5000), is_quiet=quiet.__contains__)
+    made, window = renewals(is_quiet=quiet.__contains__)
+    window.page_bytes = 1 << 16
     made.learn(frozenset({LOST}))
     with pytest.raises(
-        BufferStateError, match=r"rank\(s\) \[2\] are masked, and may still live.*a multiple of 16"
+        BufferStateError, match=r"rank\(s\) \[2\] are masked, and may still live.*pages of 65536 bytes"
     ):
         made.behind("combine", 0)
     quiet.add(LOST)
@@ -137,10 +138,9 @@ def wandering_of(layout: Layout) -> tuple[list[range], list[range]]:
     return places, others
 
 
-@given(configs, st.sampled_from(["fullmesh_v1", "fullmesh_v2", "direct"]))
-def test_places_of_buffers_fill_pages_and_share_none(config: Config, scheme: str) -> None:
-    of_buffer = replace(config, scheme=scheme, is_of_buffer=True)
-    layout = layout_of(of_buffer)
+@given(configs, st.sampled_from(["fullmesh_v1", "fullmesh_v2", "direct"]), st.booleans())
+def test_places_fill_pages_and_share_none(config: Config, scheme: str, is_of_buffer: bool) -> None:
+    layout = layout_of(replace(config, scheme=scheme, is_of_buffer=is_of_buffer))
     assert layout.wandering
     assert all(each.is_whole_pages(PAGE_BYTES) for each in layout.wandering)
     places, others = wandering_of(layout)

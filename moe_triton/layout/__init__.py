@@ -252,7 +252,7 @@ class Layout(ABC):
             return None
         table = WORD_BYTES * c.num_max_tokens_per_rank * c.num_topk
         dims = packed(align(table, SLOT_ALIGN), self.num_zones, c.num_ranks, 2)
-        return region_of("row_tables", self.state_bytes + self.data_bytes, table, *dims)
+        return region_of("row_tables", self._data_end, table, *dims)
 
     @property
     def tables(self) -> tuple[Region, ...]:
@@ -262,8 +262,11 @@ class Layout(ABC):
     @property
     def in_bytes(self) -> int:
         """The part of a window that peers write: it comes first."""
-        without = self.state_bytes + self.data_bytes
-        return without if self.row_tables is None else align(self.row_tables.end, SLOT_ALIGN)
+        return self._data_end if self.row_tables is None else align(self.row_tables.end, SLOT_ALIGN)
+
+    @property
+    def _data_end(self) -> int:
+        return self.state_bytes + self.num_zones * self.zone_bytes
 
     @property
     def out_bytes(self) -> int:

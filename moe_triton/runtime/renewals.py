@@ -72,7 +72,7 @@ class Renewals:
             zone: of its run.
 
         Raises:
-            BufferStateError: the places share pages with others.
+            BufferStateError: the places share pages with others, which are larger than usual.
             WindowError: there is no other memory.
         """
         due = [i for i, each in self._due if each == zone and operator in self._wandering[i].operators]
@@ -105,9 +105,8 @@ class Renewals:
         if not places.is_whole_pages(self._window.page_bytes):
             raise BufferStateError(
                 f"rank(s) {sorted(self._suspects)} are masked, and may still live and write where other "
-                f"ranks' bytes come. That part of the window shares pages of {self._window.page_bytes} bytes "
-                f"with others, and cannot have other memory. End them before the next call, or have slots "
-                f"that fill pages: a multiple of 16 tokens for num_max_tokens_per_rank."
+                f"ranks' bytes come. This machine has pages of {self._window.page_bytes} bytes, of which "
+                f"others share some, so that there can be no other memory. End them before the next call."
             )
         number, at = self._number(i, zone), places.offset(zone)
         self._window.renew(number, at, places.num_bytes, places.is_output)

@@ -94,30 +94,30 @@ class WindowLayout(Layout):
         """Bytes from one combine slot to the next."""
         return align(2 * self.config.hidden, SLOT_ALIGN)
 
-    @cached_property
-    def combine_zone_bytes(self) -> int:
-        """Bytes of the combine slots of one zone."""
+    @property
+    def _combine_bytes(self) -> int:
         c = self.config
-        return self._whole_pages(c.num_max_tokens_per_rank * c.num_results_per_token * self.combine_stride)
-
-    @cached_property
-    def dispatch_zone_bytes(self) -> int:
-        """Bytes of the dispatch slots of one zone."""
-        c = self.config
-        rows = c.num_local_experts * c.num_max_tokens_per_rank * c.num_ranks
-        return self._whole_pages(rows * self.slot_stride)
-
-    def _whole_pages(self, num_bytes: int) -> int:
-        """Bytes of slots, with what is left of their last page: in windows of torch_npu's functions nothing.
-
-        Those have the published size. With a multiple of 8 tokens slots fill their pages anyway.
-        """
-        return align(num_bytes, PAGE_BYTES if self.config.is_of_buffer else SLOT_ALIGN)
+        return c.num_max_tokens_per_rank * c.num_results_per_token * self.combine_stride
 
     @property
+    def _dispatch_bytes(self) -> int:
+        c = self.config
+        return c.num_local_experts * c.num_max_tokens_per_rank * c.num_ranks * self.slot_stride
+
+    @cached_property
+    def combine_zone_bytes(self) -> int:
+        """Bytes of the combine slots of one zone, with what is left of their last page."""
+        return align(self._combine_bytes, PAGE_BYTES)
+
+    @cached_property
     def zone_bytes(self) -> int:
         """Bytes from one zone to the next."""
-        return self.combine_zone_bytes + self.dispatch_zone_bytes
+        return self.combine_zone_bytes + align(self._dispatch_bytes, PAGE_BYTES)
+
+    @property
+    def data_bytes(self) -> int:
+        """What HCCL_BUFFSIZE has to cover, by its formula: slots alone."""
+        return self.num_zones * (self._combine_bytes + self._dispatch_bytes)
 
     @property
     def dispatch_base(self) -> int:
@@ -282,11 +282,20 @@ class ExpertSlotsLayout(WindowLayout):
         return self.slot_stride
 
     @property
-    def zone_bytes(self) -> int:
-        """Bytes from one zone to the next."""
+    def _zone_slots_bytes(self) -> int:
         c = self.config
         slots = c.num_ranks * c.num_local_experts + c.num_topk + 1
         return c.num_max_tokens_per_rank * self.slot_stride * slots
+
+    @cached_property
+    def zone_bytes(self) -> int:
+        """Bytes from one zone to the next."""
+        return align(self._zone_slots_bytes, PAGE_BYTES)
+
+    @property
+    def data_bytes(self) -> int:
+        """What HCCL_BUFFSIZE has to cover, by its formula: slots alone."""
+        return self.num_zones * self._zone_slots_bytes
 
     @property
     def wandering(self) -> tuple[Wandering, ...]:
