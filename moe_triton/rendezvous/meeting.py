@@ -133,8 +133,8 @@ class Meeting:
         """The group, while it exists; None for this process alone."""
         return None if self._group is None else self._group()
 
-    def store(self) -> Store:
-        """A store for the ranks of this attempt only.
+    def store(self, number: int | None = None) -> Store:
+        """A store for the ranks of this attempt only; or of an earlier one of the same ranks, by its number.
 
         Raises:
             RuntimeError: this rank has left.
@@ -142,7 +142,7 @@ class Meeting:
         attempt, ours = self._attempt, self._store
         if attempt is None or ours is None:
             raise RuntimeError("this rank has left the meeting")
-        return below(ours, f"left/{attempt.number}")
+        return below(ours, f"left/{attempt.number if number is None else number}")
 
     @property
     def number(self) -> int:

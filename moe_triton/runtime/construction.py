@@ -53,6 +53,8 @@ class Order:
         tuning: how operators are cut into parts; None for the defaults.
         trace: file for a trace of all ranks, None for none.
         environment: HCCL's variables.
+        agreed_at: number of an earlier meeting of the same ranks, for whose communicator and this one they
+            agree together on who is masked; None for this one's own.
     """
 
     config: Callable[[], Config]
@@ -64,6 +66,7 @@ class Order:
     tuning: Tuning | None = None
     trace: TracePath | None = None
     environment: Mapping[str, str] = field(default_factory=read_environment)
+    agreed_at: int | None = None
 
 
 FROM_CONTEXT = "posts", "post_parts", "message_tokens", "return_pieces"
@@ -293,7 +296,7 @@ def _checked_on_lost(
     on_lost = check_choice("on_lost", value, ON_LOST)
     if on_lost == "raise":
         return on_lost
-    remedy = "Pass on_lost='raise', and construct a buffer without those that are lost (lost_ranks)."
+    remedy = "Pass on_lost='raise', and go on without those that are lost by lost_ranks or elastic_info."
     if has_exchange:
         rule = "of tensor-parallel ranks one cannot go on without the other"
         raise ArgumentError("on_lost", value, rule, remedy)
