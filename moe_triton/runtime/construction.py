@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -22,7 +23,7 @@ from moe_triton.core.kept_memory import kept_bytes
 from moe_triton.core.records import PROTOCOL_VERSION
 from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.rendezvous.agreement import KERNELS, agree
-from moe_triton.rendezvous.deaths import Watch
+from moe_triton.rendezvous.deaths import Gone, Watch
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.runtime.on_lost import KERNELS_WAIT, KERNELS_WAIT_MORE_S, ON_LOST, OnLost
 from moe_triton.runtime.traces import TraceFile, TracePath
@@ -191,6 +192,7 @@ def prepare(order: Order, meeting: Meeting, exchange: Meeting | None, watches: S
     Raises:
         MoeTritonError: this rank cannot be constructed. The others have not been told yet.
         ConfigMismatchError: another rank cannot be constructed, or settings differ.
+        RankLostError: a rank has died that is known here.
         CommunicationTimeoutError: a rank did not arrive.
     """
     prepared = check(order, meeting, exchange)
@@ -204,8 +206,17 @@ def prepare(order: Order, meeting: Meeting, exchange: Meeting | None, watches: S
         settings_of.append((exchange, settings))
     servers = prepared.config.topology.servers, TENSOR_SERVERS
     for (one, compared), watch, of_server in zip(settings_of, watches, servers, strict=False):
+        for gone in watch.known_before().values():
+            one.lose(gone.rank, gone.in_words)
         watch.take(agree(one, compared, beside=watch.offer()), of_server)
+        watch.listen(partial(_give_up_without, one))
     return prepared
+
+
+def _give_up_without(meeting: Meeting, gone: Gone) -> None:
+    """A rank has gone while others construct, or later, when nobody meets any more."""
+    if gone.is_lost:
+        meeting.lose(gone.rank, gone.in_words)
 
 
 def check_tuning(tuning: Tuning, config: Config, blocks: int, capabilities: Capabilities) -> None:
