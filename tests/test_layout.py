@@ -20,6 +20,7 @@ from moe_triton.layout import (
     BLOCK_BYTES,
     BLOCK_DATA_BYTES,
     NUM_ZONES,
+    PAGE_BYTES,
     SLOT_ALIGN,
     STAMP,
     UB_ALIGN,
@@ -304,7 +305,7 @@ def test_direct_has_room_for_what_any_rank_can_receive(config: Config) -> None:
     received = {rank: config.receive_capacity(rank) for rank in range(config.num_ranks)}
     assert layout.capacity == max(received.values())
     rows, stamps = layout.capacity * 2 * config.hidden, layout.capacity * 32
-    assert layout.data_bytes == NUM_ZONES * (2 * align(rows, 512) + align(stamps, 512))
+    assert layout.data_bytes == NUM_ZONES * (2 * align(rows, PAGE_BYTES) + align(stamps, PAGE_BYTES))
     assert layout.window_bytes == layout.state_bytes + layout.data_bytes
     assert layout.num_entries == config.num_shared_ranks + config.num_experts
 

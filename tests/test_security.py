@@ -13,6 +13,7 @@ import torch
 
 from moe_triton import EPBuffer
 from moe_triton.backends.cpu import window
+from moe_triton.backends.cpu.spare import DOORBELL_BYTES, Spare
 from moe_triton.backends.cpu.window import PREFIX, SharedWindow
 from moe_triton.core import shared_memory
 from moe_triton.core.errors import WindowError
@@ -32,7 +33,7 @@ def windows_of_a_buffer(rank: int, num_ranks: int) -> tuple[set[int], set[int], 
         links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
         mapped = [link for link in links if str(link.readlink()).startswith(f"/dev/shm/{PREFIX}")]
         states = [link.stat() for link in mapped]
-        assert len(states) == num_ranks
+        assert len({state.st_ino for state in states}) == num_ranks
         layout, memory = buffer.layout, buffer._communicator._windows[0].tensor()
         data = memory[len(memory) - layout.data_bytes :]
         return (
@@ -78,14 +79,14 @@ def test_a_name_that_is_no_windows_is_neither_opened_nor_removed(
 
 @pytest.mark.parametrize("change", [{"mode": 0o640}, {"link": True}])
 def test_a_file_that_is_not_as_windows_are_is_not_mapped(change: dict[str, int], tmp_path: Path) -> None:
-    path, size = tmp_path / "file", 4096 + window.DOORBELL_BYTES
+    path, size = tmp_path / "file", 4096 + DOORBELL_BYTES
     path.write_bytes(bytes(size))
     path.chmod(change.get("mode", 0o600))
     if "link" in change:
         (tmp_path / "link").symlink_to(path)
         path = tmp_path / "link"
     with pytest.raises((WindowError, OSError)):
-        window._map(path, 4096)
+        window._map(path, Spare(4096, 0))
 
 
 def test_the_tests_that_the_page_names_exist() -> None:

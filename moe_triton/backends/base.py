@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -46,6 +46,38 @@ class Window(Protocol):
 
     def close(self) -> None:
         """Gives the memory back. May be called twice."""
+
+
+@runtime_checkable
+class RenewedWindow(Protocol):
+    """A window whose parts can have other memory, at the same addresses."""
+
+    page_bytes: int
+    """What begins and ends of parts have to be multiples of."""
+
+    def renew(self, number: int, at: int, num_bytes: int, keeps: bool) -> None:
+        """Puts other memory in the place of a part of this rank's window: zeros, or what is there now.
+
+        Args:
+            number: of the part, which peers know it by.
+            at: where it begins in the window.
+            num_bytes: of it.
+            keeps: whether its bytes stay.
+
+        Raises:
+            WindowError: there is no memory, or no address behind the window is free any more.
+        """
+
+    def follow(self, rank: int, number: int, at: int, num_bytes: int) -> None:
+        """Maps what a peer has put in the place of a part of its window; nothing if it has not.
+
+        Args:
+            rank: whose window.
+            number, at, num_bytes: as that rank has renewed it.
+
+        Raises:
+            WindowError: it cannot be mapped, or is no such memory.
+        """
 
 
 class HostPosts(Protocol):
@@ -321,6 +353,7 @@ class Backend(Protocol):
         queues: Queues | None = None,
         log: TraceLog | None = None,
         private_bytes: int = 0,
+        spare_bytes: int = 0,
     ) -> Window:
         """Makes this rank's window and maps every peer's, or a queue to it.
 
@@ -330,6 +363,8 @@ class Backend(Protocol):
             queues: to peers that are not written to directly; None for none.
             log: of `make_trace_log`, to trace what an emulated link carries.
             private_bytes: that this rank's calls will take besides.
+            spare_bytes: of other memory that parts of it may need one day, where they can have any
+                (`RenewedWindow`).
         """
 
     def make_side_window(

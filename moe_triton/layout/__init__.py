@@ -22,7 +22,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import torch
 
@@ -39,6 +39,8 @@ ORIGIN, STAMP = records.ORIGIN, records.STAMP
 UB_ALIGN, WORD_BYTES, FLAG_BITS = records.UB_ALIGN, records.WORD_BYTES, records.FLAG_BITS
 BLOCK_BYTES, BLOCK_DATA_BYTES = records.BLOCK_BYTES, records.BLOCK_DATA_BYTES
 SLOT_ALIGN = 512
+PAGE_BYTES = 4096
+"""Of memory that can be replaced by other memory at its address."""
 NUM_ZONES = 2
 STATUS_ENTRY_BYTES, CALL_WORD = STATUS_ENTRY.num_bytes, STATUS_ENTRY.word("call")
 STAMP_BYTES = STAMP.num_bytes
@@ -115,6 +117,32 @@ def entry_per_rank(
     return region_of("dispatch_status", base, entry, *dims, name=name)
 
 
+class Wandering(NamedTuple):
+    """Places that are now one rank's to write and now another one's, in each zone.
+
+    Attributes:
+        operators: in whose rounds they are written.
+        first: bytes from the window's start to those of zone 0.
+        stride: bytes from one zone to the next.
+        num_bytes: of a zone.
+        is_output: what has come there is the user's until the operator's next run but one.
+    """
+
+    operators: tuple[Literal["dispatch", "combine"], ...]
+    first: int
+    stride: int
+    num_bytes: int
+    is_output: bool = False
+
+    def offset(self, zone: int) -> int:
+        """Bytes from the window's start to those of a zone."""
+        return self.first + zone * self.stride
+
+    def is_whole_pages(self, page_bytes: int) -> bool:
+        """Whether nothing else shares a page of so many bytes with them."""
+        return not any(each % page_bytes for each in (self.first, self.stride, self.num_bytes))
+
+
 class CallRegions(NamedTuple):
     """What ranks say before a call in rounds (docs/protocol.md, "Rounds of one call").
 
@@ -153,7 +181,9 @@ class Layout(ABC):
     @property
     def state_bytes(self) -> int:
         """Bytes in front of the data."""
-        return self.entries_bytes + (self._call_zone_bytes * self.num_zones if self.calls else 0)
+        if not self.calls:
+            return self.entries_bytes
+        return align(self.entries_bytes + self._call_zone_bytes * self.num_zones, PAGE_BYTES)
 
     @cached_property
     def calls(self) -> CallRegions | None:
@@ -203,6 +233,11 @@ class Layout(ABC):
         """All of them."""
 
     @property
+    def wandering(self) -> tuple[Wandering, ...]:
+        """Places that have no writer of their own: everything else is always the same rank's to write."""
+        return ()
+
+    @property
     def data_bytes(self) -> int:
         """What HCCL_BUFFSIZE has to cover."""
         return self.num_zones * self.zone_bytes
@@ -217,7 +252,7 @@ class Layout(ABC):
             return None
         table = WORD_BYTES * c.num_max_tokens_per_rank * c.num_topk
         dims = packed(align(table, SLOT_ALIGN), self.num_zones, c.num_ranks, 2)
-        return region_of("row_tables", self.state_bytes + self.data_bytes, table, *dims)
+        return region_of("row_tables", self._data_end, table, *dims)
 
     @property
     def tables(self) -> tuple[Region, ...]:
@@ -227,8 +262,11 @@ class Layout(ABC):
     @property
     def in_bytes(self) -> int:
         """The part of a window that peers write: it comes first."""
-        without = self.state_bytes + self.data_bytes
-        return without if self.row_tables is None else align(self.row_tables.end, SLOT_ALIGN)
+        return self._data_end if self.row_tables is None else align(self.row_tables.end, SLOT_ALIGN)
+
+    @property
+    def _data_end(self) -> int:
+        return self.state_bytes + self.num_zones * self.zone_bytes
 
     @property
     def out_bytes(self) -> int:

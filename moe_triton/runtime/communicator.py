@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from multiprocessing.util import Finalize
 from typing import Literal, NoReturn
 
@@ -45,6 +45,7 @@ from moe_triton.runtime.local_launches import LocalLaunches
 from moe_triton.runtime.masks import Masks, Paths
 from moe_triton.runtime.participants import Calling, Participants
 from moe_triton.runtime.peer_memory import OutBytes, PeerMemory, Wanted
+from moe_triton.runtime.renewals import spare_bytes
 from moe_triton.runtime.rounds import Rounds
 from moe_triton.runtime.traces import Trace
 from moe_triton.runtime.turns import WHOLE, PhaseRun, operator_of, turns_of
@@ -108,8 +109,9 @@ class Communicator(Calling):
         if self._trace:
             self._write_at_end = at_end(self, self._trace.close)
         of_waits = self._notes, self._waits, self._timeout_s
-        sets = MaskedSets(meeting.store, self.config.num_ranks) if self._on_lost == "mask" else None
-        self.participants.begin(watches, reached, of_waits, self.counts, sets)
+        open_sets = partial(meeting.store, order.agreed_at)
+        sets = MaskedSets(open_sets, self.config.num_ranks) if self._on_lost == "mask" else None
+        self.participants.begin(watches, reached, of_waits, self.counts, sets, self._windows[0])
         self._tell_of_waits()
         if self._unread is not None:
             self._meet()
@@ -131,7 +133,9 @@ class Communicator(Calling):
         private_bytes = call_bytes(self.scheme)
         for spec in self.scheme.windows:
             meeting = of_group[spec.peers.group]
-            window = self.backend.make_window(spec.window_bytes, meeting, spec.queues, log, private_bytes)
+            spare = 0 if self._windows else spare_bytes(self.layout)
+            of_window = spec.queues, log, private_bytes, spare
+            window = self.backend.make_window(spec.window_bytes, meeting, *of_window)
             made.callback(window.close)
             self._windows.append(window)
         self.memory = PlanMemory(self.scheme, self._windows, self.backend.device)
@@ -282,7 +286,8 @@ class Communicator(Calling):
         self.alone(self._run_phases, phases)
 
     def _run_phases(self, phases: Sequence[PhaseRun]) -> None:
-        if self._unread is None and len(phases) > 1 and self._run_in_turn(phases):
+        is_quick = self._unread is None and not self.masks.masked
+        if is_quick and len(phases) > 1 and self._run_in_turn(phases):
             return
         for each in phases:
             if each.phase == WHOLE:
@@ -314,6 +319,8 @@ class Communicator(Calling):
                 code = self.participants.go_on(operator, last.executable, last.bindings)
             if code:
                 self._fail(Run(operator, number, last.bindings), last.executable, code)
+            if last.ends:
+                self.participants.behind(last.executable)
             if ran[0] + 1 < len(phases):  # which ranks were masked before, or after
                 self._run_phases(phases[ran[0] + 1 :])
                 return True
@@ -478,6 +485,7 @@ class Communicator(Calling):
     def _execute(self, operator: Operator, executable: Executable, bindings: Bindings, *, turn: bool) -> None:
         number, code = self.counts[operator], None
         capturing = self.backend.is_capturing()
+        self.participants.before()
         try:
             code = executable.run(bindings)
             if code == REPORT_MASKED:
@@ -490,6 +498,8 @@ class Communicator(Calling):
             self._unread.add(executable, operator, number, bindings)
         elif code:
             self._fail(Run(operator, number, bindings), executable, code)
+        elif turn and operator != "barrier":
+            self.participants.behind(executable)
 
     def make_calls(self, buffer_id: int) -> BufferCalls | None:
         """The native calls of a buffer, or None if the back end has none.
@@ -552,6 +562,7 @@ class Communicator(Calling):
             if code == REPORT_MASKED:
                 code = self.participants.go_on(operator, executable, addresses)
             if code == 0:
+                self.participants.behind(executable)
                 return True
             self._fail(Run(operator, number, bindings), executable, code)
         except BaseException as error:

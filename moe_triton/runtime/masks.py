@@ -88,7 +88,10 @@ class Masks:
     Attributes:
         known: what the running call, or the next one, goes by.
         reasons: why each rank is masked, and since when, as ``time.time()`` has it.
+        on_masked: called with each rank that is masked from now on, and why, by whom that does it.
     """
+
+    on_masked: Callable[[int, str], None] | None = None
 
     def __init__(
         self, words: torch.Tensor, paths: Paths, counts: Mapping[str, int], fence: Callable[[], None]
@@ -155,6 +158,8 @@ class Masks:
             else:
                 del self._since[rank], self.reasons[rank]
             self._change(self.masked ^ {rank})
+        if masked and self.on_masked is not None:
+            self.on_masked(rank, why)
 
     def clean(self) -> None:
         """Un-masks all ranks.

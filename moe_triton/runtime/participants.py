@@ -6,12 +6,12 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
-from moe_triton.backends.base import Bindings, Executable
+from moe_triton.backends.base import Bindings, Executable, RenewedWindow, Window
 from moe_triton.backends.waits import Waits
 from moe_triton.core.ascendc import REPORT_MASKED
 from moe_triton.core.errors import ArgumentError, BufferStateError
 from moe_triton.core.health import RankHealth
-from moe_triton.operators.variants import DispatchVariant
+from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.rendezvous.deaths import Gone, Watch
 from moe_triton.rendezvous.masked_sets import MaskedSets
 from moe_triton.rendezvous.notes import Notes
@@ -22,6 +22,8 @@ from moe_triton.runtime.losses import Losses
 from moe_triton.runtime.masked_run import MaskedRun
 from moe_triton.runtime.masks import Masks
 from moe_triton.runtime.on_lost import OnLostRanks
+from moe_triton.runtime.renewals import Renewals
+from moe_triton.runtime.turns import operator_of
 from moe_triton.schemes.scheme import Scheme
 
 
@@ -54,11 +56,14 @@ class Participants:
 
     Attributes:
         losses: who is lost, once calls may begin.
+        renewals: of places in the window that wander; None where there are none, or windows cannot have other
+            memory.
         owns_ids: whether the ids that combine is given are the library's own copies, in which masks may leave
             marks.
     """
 
     losses: Losses
+    renewals: Renewals | None = None
     owns_ids = False
     _on_lost: OnLostRanks | None = None
 
@@ -82,6 +87,7 @@ class Participants:
         of_waits: tuple[Notes, Waits, float],
         counts: Mapping[str, int],
         sets: MaskedSets | None,
+        window: Window,
     ) -> None:
         """Hears of deaths from now on: calls are refused and waits ended that need a rank which is lost.
 
@@ -91,8 +97,13 @@ class Participants:
             of_waits: notes of this rank's and its peers', its own, and seconds after which a rank is missed.
             counts: runs of each operator that have ended.
             sets: of masked ranks, where calls go on without those that do not come.
+            window: of the scheme's own.
         """
         notes, waits, timeout_s = of_waits
+        layout = self._scheme.layout
+        if layout.wandering and isinstance(window, RenewedWindow):
+            of_zones = layout.wandering, layout.num_zones
+            self.renewals = Renewals(window, *of_zones, self._context.rank, watches[0].is_quiet)
         self.losses = Losses(self._context, watches, waits, counts, notes, self._masks)
         if sets is not None:
             self._on_lost = OnLostRanks(self._context, self._masks, sets, *of_waits)
@@ -211,7 +222,32 @@ class Participants:
 
     def _learn_masks(self) -> None:
         """From now on calls go by what is masked."""
-        self._executables.suspend_calls(bool(self._masks.learn().masked))
+        masked = self._masks.learn().masked
+        self._executables.suspend_calls(bool(masked))
+        if self.renewals is not None:
+            self.renewals.learn(masked)
+            self.before()
+
+    def before(self) -> None:
+        """A run begins: it finds places where peers have them now.
+
+        Raises:
+            WindowError: they cannot be mapped.
+        """
+        if self.renewals is not None and (masked := self._masks.known.masked):
+            self.renewals.before(set(range(self._context.config.num_ranks)) - masked - {self._context.rank})
+
+    def behind(self, executable: Executable) -> None:
+        """A run of a dispatch or a combine has ended well.
+
+        Raises:
+            BufferStateError: the window's places share pages with others.
+            WindowError: there is no other memory for them.
+        """
+        if self.renewals is not None and self._masks.known.masked:
+            variant, zone, _, _ = self._executables.key_of(executable)
+            assert isinstance(variant, (DispatchVariant, CombineVariant))
+            self.renewals.behind(operator_of(variant), zone)
 
     def go_on(self, operator: str, executable: Executable, bindings: Bindings) -> int:
         """Brings a run to its end in which ranks were masked; returns what `Executable.run` does."""

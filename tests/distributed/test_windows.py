@@ -17,6 +17,7 @@ import torch.distributed as dist
 from moe_triton import CommunicationTimeoutError, ConfigMismatchError, WindowError
 from moe_triton.backends.cpu import window
 from moe_triton.backends.cpu.room import Limit
+from moe_triton.backends.cpu.spare import DOORBELL_BYTES, Spare
 from moe_triton.backends.cpu.window import UNLOCKED, SharedWindow, _create_locked
 from moe_triton.core.shared_memory import USUAL as SHM
 from moe_triton.core.shared_memory import VARIABLE
@@ -135,9 +136,9 @@ def of_another_size(rank: int, num_ranks: int, change: int) -> str:
     if rank == 1:
         real = window._create
 
-        def create(name: str, num_bytes: int) -> int:
-            made = real(name, num_bytes)
-            os.ftruncate(made, num_bytes + window.DOORBELL_BYTES + change)
+        def create(name: Path, spare: Spare) -> int:
+            made = real(name, spare)
+            os.ftruncate(made, spare.file_bytes + change)
             return made
 
         window._create = create
@@ -149,7 +150,7 @@ def of_another_size(rank: int, num_ranks: int, change: int) -> str:
 @pytest.mark.parametrize("change", [-1, 4096])
 def test_the_size_of_a_peers_window_is_checked(change: int) -> None:
     for said in run_ranks(of_another_size, 2, (change,)):
-        expected = NUM_BYTES + window.DOORBELL_BYTES
+        expected = NUM_BYTES + DOORBELL_BYTES
         assert f"{expected + change} bytes" in said
         assert f"{expected} bytes" in said
 

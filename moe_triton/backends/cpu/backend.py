@@ -132,15 +132,17 @@ class CpuBackend:
         queues: Queues | None = None,
         log: TraceLog | None = None,
         private_bytes: int = 0,
+        spare_bytes: int = 0,
     ) -> SharedWindow:
         """Maps the windows of all ranks, files in shared memory; where there are queues it emulates a NIC."""
         # Who waits so long for a rank waits no longer for what that rank compiles.
         name = f"rank {meeting.rank} of {meeting.num_ranks}"
         self._patience = self._patience or (meeting.timeout_s, name)
         if queues is None:
-            return SharedWindow(num_bytes, meeting, private_bytes)
+            return SharedWindow(num_bytes, meeting, private_bytes, spare_bytes=spare_bytes)
         assert log is None or isinstance(log, NativeTraceLog)
-        window = QueuedWindow(num_bytes, meeting, private_bytes, queues, self._device, self._link, log)
+        of_nic = queues, self._device, self._link, log
+        window = QueuedWindow(num_bytes, meeting, private_bytes, *of_nic, spare_bytes=spare_bytes)
         self._nic = window.nic
         return window
 

@@ -17,6 +17,7 @@ import torch
 from moe_triton.backends.cpu.nic import Nic, NicSettings
 from moe_triton.backends.cpu.paced_link import PacedLink
 from moe_triton.backends.cpu.room import Limit, available_memory, cgroup_limits
+from moe_triton.backends.cpu.spare import Spare
 from moe_triton.backends.cpu.trace_log import NativeTraceLog
 from moe_triton.core import shared_memory
 from moe_triton.core.endings import at_end
@@ -26,8 +27,6 @@ from moe_triton.rendezvous.agreement import raise_together
 from moe_triton.rendezvous.meeting import Meeting, values_of
 
 PREFIX = "moe_triton-"
-# Behind each window: the doorbell that its rank sleeps on until flags arrive (`doorbell.h`).
-DOORBELL_BYTES = 4096
 SUFFIX = re.compile(r"\d+-[0-9a-f]{24}")
 # Suffix of a window's name until it is locked; until then it takes no memory.
 UNLOCKED = ".new"
@@ -57,17 +56,28 @@ class SharedWindow:
             would be killed later.
         has_pages: whether all pages are mapped now, so that no later access waits for that: about 0.2 s for a
             GB of the own window, and half of that for one of a peer's.
+        spare_bytes: that parts of it may be `renew`-ed with. They are addresses, and no memory until then.
 
     Raises:
         WindowError: a rank could not get its memory, or a peer's file is not what it should be.
         CommunicationTimeoutError: a rank did not come.
     """
 
+    page_bytes = mmap.PAGESIZE
+
     def __init__(
-        self, num_bytes: int, meeting: Meeting, private_bytes: int = 0, *, has_pages: bool = False
+        self,
+        num_bytes: int,
+        meeting: Meeting,
+        private_bytes: int = 0,
+        *,
+        has_pages: bool = False,
+        spare_bytes: int = 0,
     ) -> None:
         self._meeting, self._has_pages = meeting, has_pages
+        self._spare = Spare(num_bytes, spare_bytes)
         self._views: list[torch.Tensor] = []
+        self._file = -1
         folder, failure = _chosen_folder()
         remove_stale(folder)
         name = f"{PREFIX}{os.getuid()}-{secrets.token_hex(12)}"
@@ -96,24 +106,26 @@ class SharedWindow:
         self.peers = tuple(view.data_ptr() for view in self._views)
 
     def _build(self, num_bytes: int, path: Path, paths: list[Path], shortage: str) -> None:
-        meeting = self._meeting
+        meeting, spare = self._meeting, self._spare
         failure, fd = "", -1
         try:
             # Before any rank takes memory: a process that touches a page of a full tmpfs is killed.
             raise_together(meeting, shortage, "there is room for windows")
             try:
-                fd = _create(path, num_bytes)
+                fd = _create(path, spare)
             except WindowError as error:
                 failure = str(error)
             raise_together(meeting, failure, "the window is made")
             try:
                 if self._has_pages:
-                    self._views = [_map(each, num_bytes, _advice(each == path)) for each in paths]
+                    self._views = [_map(each, spare, _advice(each == path)) for each in paths]
                 else:
-                    self._views = [_map(each, num_bytes) for each in paths]
+                    self._views = [_map(each, spare) for each in paths]
             except (OSError, WindowError) as error:
                 failure = f"cannot map a peer's window: {error}"
             raise_together(meeting, failure, "the windows are mapped")
+            if spare.num_bytes:
+                self._file, fd = fd, -1
         finally:
             if fd >= 0:
                 os.close(fd)
@@ -130,9 +142,20 @@ class SharedWindow:
         """Waits for every rank of the group."""
         self._meeting.exchange({}, "barrier")
 
+    def renew(self, number: int, at: int, num_bytes: int, keeps: bool) -> None:
+        """See `moe_triton.backends.base.RenewedWindow`."""
+        self._spare.renew(self._file, self.base, number, at, num_bytes, keeps)
+
+    def follow(self, rank: int, number: int, at: int, num_bytes: int) -> None:
+        """See `moe_triton.backends.base.RenewedWindow`."""
+        self._spare.follow(rank, self._views[rank].data_ptr(), number, at, num_bytes)
+
     def close(self) -> None:
         """Drops the mappings; the memory goes with the last rank that drops it."""
         self._views = []
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
 
 class QueuedWindow(SharedWindow):
@@ -144,7 +167,7 @@ class QueuedWindow(SharedWindow):
         settings: of the emulated NIC.
         link: that messages to other servers go over, or None.
         log: of what that carries, or None.
-        has_pages: see `SharedWindow`.
+        has_pages, spare_bytes: see `SharedWindow`.
 
     Attributes:
         nic: what carries out posts.
@@ -161,8 +184,9 @@ class QueuedWindow(SharedWindow):
         log: NativeTraceLog | None = None,
         *,
         has_pages: bool = False,
+        spare_bytes: int = 0,
     ) -> None:
-        super().__init__(num_bytes, meeting, private_bytes, has_pages=has_pages)
+        super().__init__(num_bytes, meeting, private_bytes, has_pages=has_pages, spare_bytes=spare_bytes)
         mapped, rank = self.peers, meeting.rank
         self.nic = Nic(queues, rank, mapped, num_bytes, settings, link, log)
         # Of a buffer that is dropped, or that the process ends with: posts are read from memory that goes.
@@ -225,18 +249,19 @@ def remove_stale(folder: Path) -> None:
             os.close(fd)
 
 
-def _create(path: Path, num_bytes: int) -> int:
+def _create(path: Path, spare: Spare) -> int:
     try:
         fd = _create_locked(path)
     except OSError as error:
         raise WindowError(f"cannot create a window in {path.parent}: {error}") from error
     try:
         # Reserves the pages: running out of memory later would be a SIGBUS inside a kernel.
-        os.posix_fallocate(fd, 0, num_bytes + DOORBELL_BYTES)
+        os.posix_fallocate(fd, 0, spare.reserved_bytes)
+        os.ftruncate(fd, spare.file_bytes)
     except OSError as error:
         os.close(fd)
         raise WindowError(
-            f"cannot reserve {num_bytes} bytes for a window: {error.strerror}. {REMEDY}"
+            f"cannot reserve {spare.window_bytes} bytes for a window: {error.strerror}. {REMEDY}"
         ) from error
     except BaseException:
         os.close(fd)
@@ -286,8 +311,8 @@ def _shortage(
     return ""
 
 
-def _map(path: Path, num_bytes: int, advice: int | None = None) -> torch.Tensor:
-    size = num_bytes + DOORBELL_BYTES
+def _map(path: Path, spare: Spare, advice: int | None = None) -> torch.Tensor:
+    size = spare.file_bytes
     fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         status = os.fstat(fd)
@@ -306,7 +331,7 @@ def _map(path: Path, num_bytes: int, advice: int | None = None) -> torch.Tensor:
         with contextlib.suppress(OSError):  # an older kernel: pages are mapped as they are touched
             mapping.madvise(advice)
     # The tensor keeps the mapping alive.
-    return torch.frombuffer(mapping, dtype=torch.uint8, count=num_bytes)
+    return torch.frombuffer(mapping, dtype=torch.uint8, count=spare.window_bytes)
 
 
 def _advice(is_own: bool) -> int:

@@ -127,6 +127,7 @@ class NpuBackend:
         queues: Queues | None = None,
         log: TraceLog | None = None,
         private_bytes: int = 0,
+        spare_bytes: int = 0,
     ) -> NpuWindow:
         """Makes a window that peers can write to. A device without memory says so itself, and kills nobody.
 

@@ -2,8 +2,8 @@
 
 Sizes in bytes; A is what a dispatch can deliver to any rank at most::
 
-    state   zone 0 {counts of every source, entries}, zone 1 {the same}, Align512
-    data    zone 0 {rows, scales; results; stamps}, zone 1 {the same}
+    state   zone 0 {counts of every source, entries}, zone 1 {the same}, Align4096
+    data    zone 0 {rows, scales; results; stamps}, each Align4096, zone 1 {the same}
 
 A row's place is its place in the output: where it starts follows from the counts of all ranks, which each
 rank sends to all others before any row. A stamp is 32 bytes, int32 (source rank, token, k), the fp32 routing
@@ -18,6 +18,7 @@ from typing import ClassVar
 
 from moe_triton.core.region import Region, region_of
 from moe_triton.layout import (
+    PAGE_BYTES,
     SLOT_ALIGN,
     STAMP_BYTES,
     STATUS_ENTRY_BYTES,
@@ -25,6 +26,7 @@ from moe_triton.layout import (
     WORD_BYTES,
     Layout,
     SlotLayout,
+    Wandering,
     align,
     entry_per_rank,
 )
@@ -92,7 +94,7 @@ class DirectLayout(Layout):
     @property
     def entries_bytes(self) -> int:
         """Counts and entries of both zones."""
-        return self.num_zones * self._state_zone_bytes
+        return align(self.num_zones * self._state_zone_bytes, PAGE_BYTES)
 
     @cached_property
     def row_bytes(self) -> int:
@@ -101,12 +103,16 @@ class DirectLayout(Layout):
 
     @cached_property
     def _region_bytes(self) -> int:
-        return align(self.capacity * self.row_bytes, SLOT_ALIGN)
+        return align(self.capacity * self.row_bytes, PAGE_BYTES)
+
+    @property
+    def _stamps_bytes(self) -> int:
+        return align(self.capacity * STAMP_BYTES, PAGE_BYTES)
 
     @cached_property
     def zone_bytes(self) -> int:
         """Bytes from one zone to the next."""
-        return 2 * self._region_bytes + align(self.capacity * STAMP_BYTES, SLOT_ALIGN)
+        return 2 * self._region_bytes + self._stamps_bytes
 
     def rows(self, itemsize: int = 2) -> Region:
         """Dispatched rows of ``itemsize`` bytes an element, in the order of the output."""
@@ -130,6 +136,12 @@ class DirectLayout(Layout):
     def _indexed(self, name: str, base: int, stride: int) -> Region:
         dims = (self.num_zones, self.zone_bytes), (self.capacity, stride)
         return region_of("indexed_slots", base, stride, *dims, name=name)
+
+    @property
+    def wandering(self) -> tuple[Wandering, ...]:
+        """Rows and stamps: where they lie follows from everybody's counts."""
+        rows = Wandering(("dispatch",), self.state_bytes, self.zone_bytes, self._region_bytes, is_output=True)
+        return rows, rows._replace(first=self.stamps.base, num_bytes=self._stamps_bytes)
 
     @property
     def regions(self) -> tuple[Region, ...]:

@@ -26,6 +26,7 @@ from moe_triton.core.region import Region, packed, region_of
 from moe_triton.layout import (
     BLOCK_BYTES,
     BLOCK_DATA_BYTES,
+    PAGE_BYTES,
     SLOT_ALIGN,
     STAMP_BYTES,
     STATE_COMBINE_OFFSET,
@@ -34,6 +35,7 @@ from moe_triton.layout import (
     WORD_BYTES,
     Layout,
     SlotLayout,
+    Wandering,
     align,
     entry_per_rank,
 )
@@ -63,14 +65,14 @@ class WindowLayout(Layout):
         """How far into a zone's state combine's entries begin, behind those of dispatch."""
         c = self.config
         entries = max(c.experts_on(rank) for rank in (0, c.num_ranks - 1)) * c.num_ranks
-        return max(STATE_COMBINE_OFFSET, align(STATUS_ENTRY_BYTES * entries, SLOT_ALIGN))
+        return max(STATE_COMBINE_OFFSET, align(STATUS_ENTRY_BYTES * entries, PAGE_BYTES))
 
     @cached_property
     def _barrier_offset(self) -> int:
         """How far into it those of barriers begin."""
         c = self.config
         entries = STATUS_ENTRY_BYTES * c.num_max_tokens_per_rank * c.num_results_per_token
-        return max(STATE_BARRIER_OFFSET, align(self._combine_offset + entries, SLOT_ALIGN))
+        return max(STATE_BARRIER_OFFSET, align(self._combine_offset + entries, PAGE_BYTES))
 
     @cached_property
     def _state_zone_stride(self) -> int:
@@ -80,7 +82,7 @@ class WindowLayout(Layout):
     @cached_property
     def entries_bytes(self) -> int:
         """Entries of both zones."""
-        return max(STATE_BYTES, align(self.num_zones * self._state_zone_stride, SLOT_ALIGN))
+        return max(STATE_BYTES, align(self.num_zones * self._state_zone_stride, PAGE_BYTES))
 
     @cached_property
     def slot_stride(self) -> int:
@@ -92,22 +94,35 @@ class WindowLayout(Layout):
         """Bytes from one combine slot to the next."""
         return align(2 * self.config.hidden, SLOT_ALIGN)
 
-    @cached_property
-    def combine_zone_bytes(self) -> int:
-        """Bytes of the combine slots of one zone."""
+    @property
+    def _combine_bytes(self) -> int:
         c = self.config
         return c.num_max_tokens_per_rank * c.num_results_per_token * self.combine_stride
 
-    @cached_property
-    def dispatch_zone_bytes(self) -> int:
-        """Bytes of the dispatch slots of one zone."""
+    @property
+    def _dispatch_bytes(self) -> int:
         c = self.config
         return c.num_local_experts * c.num_max_tokens_per_rank * c.num_ranks * self.slot_stride
+
+    @cached_property
+    def combine_zone_bytes(self) -> int:
+        """Bytes of the combine slots of one zone, with what is left of their last page."""
+        return align(self._combine_bytes, PAGE_BYTES)
+
+    @cached_property
+    def dispatch_zone_bytes(self) -> int:
+        """Bytes of the dispatch slots of one zone, with what is left of their last page."""
+        return align(self._dispatch_bytes, PAGE_BYTES)
 
     @property
     def zone_bytes(self) -> int:
         """Bytes from one zone to the next."""
         return self.combine_zone_bytes + self.dispatch_zone_bytes
+
+    @property
+    def data_bytes(self) -> int:
+        """What HCCL_BUFFSIZE has to cover, by its formula: slots alone."""
+        return self.num_zones * (self._combine_bytes + self._dispatch_bytes)
 
     @property
     def dispatch_base(self) -> int:
@@ -198,6 +213,15 @@ class WindowLayout(Layout):
         return self.out_flags.end - self.in_bytes if self._posts else 0
 
     @property
+    def wandering(self) -> tuple[Wandering, ...]:
+        """What combines write: a result's place is that of its token and k, whichever rank it comes from."""
+        zones, begin = self._state_zone_stride, self._combine_offset
+        return (
+            Wandering(("combine",), self.state_bytes, self.zone_bytes, self.combine_zone_bytes),
+            Wandering(("combine",), begin, zones, self._barrier_offset - begin),
+        )
+
+    @property
     def regions(self) -> tuple[Region, ...]:
         """All of them."""
         slots = self.dispatch_slots, self.combine_slots
@@ -263,11 +287,25 @@ class ExpertSlotsLayout(WindowLayout):
         return self.slot_stride
 
     @property
-    def zone_bytes(self) -> int:
-        """Bytes from one zone to the next."""
+    def _zone_slots_bytes(self) -> int:
         c = self.config
         slots = c.num_ranks * c.num_local_experts + c.num_topk + 1
         return c.num_max_tokens_per_rank * self.slot_stride * slots
+
+    @cached_property
+    def zone_bytes(self) -> int:
+        """Bytes from one zone to the next."""
+        return align(self._zone_slots_bytes, PAGE_BYTES)
+
+    @property
+    def data_bytes(self) -> int:
+        """What HCCL_BUFFSIZE has to cover, by its formula: slots alone."""
+        return self.num_zones * self._zone_slots_bytes
+
+    @property
+    def wandering(self) -> tuple[Wandering, ...]:
+        """All data: what is one rank's to write in a dispatch is another one's in a combine."""
+        return (Wandering(("dispatch", "combine"), self.state_bytes, self.zone_bytes, self.zone_bytes),)
 
     @property
     def dispatch_base(self) -> int:

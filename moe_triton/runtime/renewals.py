@@ -1,0 +1,115 @@
+"""Other memory for places where a masked rank may still write, while others' bytes come there.
+
+Most of a window has places that are always the same rank's to write, and nobody looks at a masked rank's.
+But some wander (`moe_triton.layout.Wandering`): a combine's results by token and k, direct's rows. A rank
+that was stopped between two writes there may go on when another rank's bytes are in that place. So, unless
+it has certainly ended, each rank puts other memory in the place of these parts of its window, once in every
+zone.
+
+When: behind the first run in the zone from the mask on, before anything that tells peers that the zone is
+free. Until then nobody but the masked rank writes there; from then on whoever learns that the zone is free
+can see that its memory is another one, and follows (docs/protocol.md, "Late writes").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from moe_triton.backends.base import RenewedWindow
+from moe_triton.core.errors import BufferStateError
+from moe_triton.layout import Layout, Wandering
+
+MAX_RENEWALS = 7
+"""Times that the places of a window can have other memory: addresses are kept free for so many."""
+
+
+def spare_bytes(layout: Layout) -> int:
+    """Bytes of addresses behind a window that its places may need."""
+    once = sum(each.num_bytes for each in layout.wandering) * layout.num_zones
+    return once * min(layout.config.num_ranks - 1, MAX_RENEWALS)
+
+
+class Renewals:
+    """What a rank does about late writes.
+
+    Args:
+        window: its own, and its view of its peers'.
+        wandering: places in it.
+        num_zones: of each.
+        rank: this one.
+        is_quiet: whether a rank certainly writes nothing any more.
+    """
+
+    def __init__(
+        self,
+        window: RenewedWindow,
+        wandering: Sequence[Wandering],
+        num_zones: int,
+        rank: int,
+        is_quiet: Callable[[int], bool],
+    ) -> None:
+        self._window, self._rank, self._is_quiet = window, rank, is_quiet
+        self._wandering, self._num_zones = wandering, num_zones
+        self._suspects: set[int] = set()
+        self._masked: frozenset[int] = frozenset()
+        self._due: set[tuple[int, int]] = set()
+
+    def learn(self, masked: frozenset[int]) -> None:
+        """Takes in who is masked from now on."""
+        newly = masked - self._masked
+        self._suspects = (self._suspects | newly) & masked
+        self._masked = masked
+        if newly:
+            self._due = {(i, zone) for i in range(len(self._wandering)) for zone in range(self._num_zones)}
+        if not self._suspects:
+            self._due.clear()
+
+    def behind(self, operator: str, zone: int) -> None:
+        """A run has ended, and peers have not been told yet that its zone is free.
+
+        Args:
+            operator: which one.
+            zone: of its run.
+
+        Raises:
+            BufferStateError: the places share pages with others, which are larger than usual.
+            WindowError: there is no other memory.
+        """
+        due = [i for i, each in self._due if each == zone and operator in self._wandering[i].operators]
+        if not due:
+            return
+        self._suspects = {rank for rank in self._suspects if not self._is_quiet(rank)}
+        if not self._suspects:
+            self._due.clear()
+        for i in due:
+            if (i, zone) in self._due:
+                self._due.remove((i, zone))
+                self._renew(i, zone)
+
+    def before(self, peers: Collection[int]) -> None:
+        """Follows peers to what they have renewed, before this rank writes there.
+
+        Args:
+            peers: that it writes to.
+
+        Raises:
+            WindowError: that memory cannot be mapped.
+        """
+        for rank in peers:
+            for i, each in enumerate(self._wandering):
+                for zone in range(self._num_zones):
+                    self._window.follow(rank, self._number(i, zone), each.offset(zone), each.num_bytes)
+
+    def _renew(self, i: int, zone: int) -> None:
+        places = self._wandering[i]
+        if not places.is_whole_pages(self._window.page_bytes):
+            raise BufferStateError(
+                f"rank(s) {sorted(self._suspects)} are masked, and may still live and write where other "
+                f"ranks' bytes come. This machine has pages of {self._window.page_bytes} bytes, of which "
+                f"others share some, so that there can be no other memory. End them before the next call."
+            )
+        number, at = self._number(i, zone), places.offset(zone)
+        self._window.renew(number, at, places.num_bytes, places.is_output)
+
+    def _number(self, i: int, zone: int) -> int:
+        return i * self._num_zones + zone
