@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from moe_triton.core.config import Config
+from moe_triton.core.reach import CHANGES_SHIFT
 from moe_triton.runtime.masks import Masks, Paths, State
 from moe_triton.schemes.rank_context import OPERATORS
 
@@ -21,6 +22,7 @@ class Watched:
         self._words = torch.zeros(RANKS + 2, dtype=torch.int64)
         self.device = self._words.device
         self.learned: list[State] = []
+        self.unnoticed: list[int] = []
         self.thread = threading.Thread(target=lambda: self.learned.append(self.masks.learn()))
         self.masks: Masks
 
@@ -29,7 +31,10 @@ class Watched:
 
     def __setitem__(self, place: int, word: Any) -> None:
         self._words[place] = word
-        if place == RANKS:
+        count, known = self._words[RANKS:].tolist()
+        if place < RANKS and count == known:
+            self.unnoticed.append(place)
+        if place == RANKS and count % 2**CHANGES_SHIFT > 0 and not self.learned:
             self.thread.start()
             self.thread.join(0.2)  # as much of it as can be now
 
@@ -43,4 +48,8 @@ def test_a_change_that_kernels_have_seen_is_learned() -> None:
     words.thread.join()
     assert words.learned == [words.masks.known]
     assert words.masks.known.masked == {2}
-    assert words.masks.marked(torch.tensor([[0, 4], [5, 7]])).tolist() == [[0, -6], [-7, 7]]
+    # Kernels that saw a word of a rank have run in calls that stop, then and when one more is masked.
+    words.masks.update(3, True)
+    assert words.unnoticed == []
+    words.masks.learn()
+    assert words.masks.marked(torch.tensor([[0, 4], [5, 7]])).tolist() == [[0, -6], [-7, -9]]

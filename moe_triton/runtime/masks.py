@@ -179,16 +179,23 @@ class Masks:
         return tuple(self._counts[operator] for operator in OPERATORS)
 
     def _change(self, masked: frozenset[int]) -> None:
-        """Writes what has changed, and behind that the word that says so."""
+        """Writes what has changed, and before and behind that the word that says so.
+
+        Where a rank is masked already, kernels look at the words of ranks: those that have seen a part of a
+        change have to end in a run that stops.
+        """
         num_ranks, paths = self._paths.config.num_ranks, self._paths
         if not self._plain:
             self._plain = self._words.tolist()
+        one = 1 << CHANGES_SHIFT
+        self._words[num_ranks] = self._now.word + one
+        self._fence()
         for peer in range(num_ranks):
             word = masked_word(self._plain[peer], peer in masked, paths.is_silent(peer, masked))
             if word != self._plain[peer]:
                 self._words[peer] = self._plain[peer] = word
-        changes = (self._now.word >> CHANGES_SHIFT) + 1
-        now = State(masked, changes << CHANGES_SHIFT | len(masked))
+        changes = (self._now.word >> CHANGES_SHIFT) + 2
+        now = State(masked, changes * one + len(masked))
         self._fence()
         self._words[num_ranks] = now.word
         self._now = now

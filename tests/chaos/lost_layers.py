@@ -152,6 +152,11 @@ class NamedLayer:
             to_new = [left.index(each) if each in left else -1 for each in range(size)]
             words = [1, len(left), 0, config.num_experts, *to_new, *left, *[-1] * (size - len(left))]
             self._common["elastic_info"] = torch.tensor(words, dtype=torch.int32)
+        # Ranks make a window together, and hear there what cannot be.
+        x, ids = torch.zeros(1, config.hidden).bfloat16(), torch.zeros(1, config.num_topk, dtype=torch.int32)
+        weights = {"expert_scales": ids.float()} if config.scheme == "hierarchy" else {}
+        plan = ops.npu_moe_distribute_dispatch_v2.plan(x, ids, *self._group, **weights, **self._common)
+        assert plan.communicator.is_usable
 
     def dispatch(self, inputs: Inputs) -> tuple[torch.Tensor, Any]:
         named = {"expert_scales": inputs.topk_weights} if self.case.config.scheme == "hierarchy" else {}
