@@ -74,14 +74,29 @@ class OnLostRanks:
         if not ranks or group_of(self._context, waiting.launch):
             return
         ranks = [rank for rank in ranks if rank not in self._masks.masked and rank != self._context.rank]
+        try:
+            self.missing_ranks(ranks, waiting.plan.operator, waiting.plan.zone)
+        except CommunicationTimeoutError as error:
+            unsettled = error
+            self._waits.stop(lambda: unsettled)
+
+    def missing_ranks(self, ranks: Sequence[int], operator: str, zone: int) -> None:
+        """Masks ranks that have not come or answered in time, or those who hold them up.
+
+        Args:
+            ranks: that were waited for.
+            operator: in whose call.
+            zone: of it.
+
+        Raises:
+            CommunicationTimeoutError: ranks cannot agree on it.
+        """
         asking = in_thread(lambda: self._decide(ranks), "missing ranks")
         try:
             asking.result(STORE_ANSWERS_S)
         except Exception as error:  # a store whose host is gone never answers
             why = f"ranks cannot agree on who is missing, as the group's store does not answer ({error!r})"
-            operator, zone = waiting.plan.operator, waiting.plan.zone
-            unsettled = CommunicationTimeoutError(operator, 0, zone, ranks, f"{why}.")
-            self._waits.stop(lambda: unsettled)
+            raise CommunicationTimeoutError(operator, 0, zone, ranks, f"{why}.") from error
 
     def lost(self, rank: int, why: str) -> None:
         """A rank has ended, which is certain: it is masked here at once, and in the next set.
