@@ -115,6 +115,7 @@ class EPBuffer(Owner, Uncopied):
         ConfigMismatchError: ranks disagree, or another one cannot be constructed; it names fields and ranks.
         WindowError: no memory for the window.
         ToolchainError: something that the back end needs is missing.
+        RankLostError: a rank has died in the construction; it names it.
         CommunicationTimeoutError: a rank did not come; it names the missing ranks.
 
     Examples:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from moe_triton.rendezvous import deaths
-from moe_triton.rendezvous.deaths import ITSELF, NOT_WATCHED, Gone, Watch
+from moe_triton.rendezvous.deaths import BY_ENTRANCE, ITSELF, NOT_WATCHED, Gone, Watch
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.rendezvous.process_ends import BY_PIDFD
 from tests.patience import seconds
@@ -100,3 +100,24 @@ def test_an_entrance_that_is_gone(watches: list[Watch]) -> None:
     watches[1].take(offers, (0, 0))
     watches[1].begin()
     assert signs(watches[1]) == [NOT_WATCHED, ITSELF]
+
+
+@pytest.mark.parametrize("ended", [0, 1])
+def test_who_has_ended_before_anybody_has_connected_is_dead(watches: list[Watch], ended: int) -> None:
+    """Also where it is the one that would connect."""
+    offers = [watch.offer() for watch in watches]
+    entrance, other = watches[ended]._held.entrance, watches[1 - ended]
+    assert entrance
+    entrance.listener.close()  # as the end of its process does, which leaves the name
+    other.take(offers, (0, 0))
+    assert [(rank, gone.sign) for rank, gone in other.dead().items()] == [(ended, BY_ENTRANCE)]
+    other.begin()
+
+
+def test_ends_are_noticed_before_all_have_come_to_the_end_of_the_construction(watches: list[Watch]) -> None:
+    offers = [watch.offer() for watch in watches]
+    for watch in watches:
+        watch.take(offers, (0, 0))
+    until(lambda: signs(watches[0]) == [ITSELF, BY_PIDFD])
+    until(lambda: signs(watches[1]) == [BY_PIDFD, ITSELF])
+    watches[0].begin()

@@ -57,6 +57,13 @@ def test_the_layer_of_the_page_is_that_of_the_example() -> None:
     assert textwrap.indent(shown, "    ") in example
 
 
+def test_the_steps_of_the_page_are_those_of_the_example() -> None:
+    example = Path(ROOT, "examples", "survivors.py").read_text(encoding="utf-8")
+    shown = page("lost-ranks.md").split("\n## Requests go on\n")[1].split("\n## ")[0]
+    blocks = re.findall(r"```python\n(.*?)```", shown, flags=re.S)
+    assert [block in example for block in blocks] == [True, True]
+
+
 def test_what_deepep_has_is_called_as_the_page_says() -> None:
     """The second column of its tables names our arguments, methods and outputs."""
     calls = (EPBuffer.__init__, EPBuffer.dispatch, EPBuffer.combine)

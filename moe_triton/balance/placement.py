@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from moe_triton.balance.arguments import MOST_ELEMENTS, check_at_least, check_at_most, check_ids, check_layer
-from moe_triton.core.checks import check_flag, shown
+from moe_triton.core.checks import CPU, check_flag, check_tensor, shown
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
 
 ROUTING_ROWS = 1024
@@ -189,19 +189,25 @@ class Placement:
         }
         return sorted(found)
 
-    def table(self, layer: int, num_columns: int | None = None) -> torch.Tensor:
+    def table(
+        self, layer: int, num_columns: int | None = None, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """The table by which a layer's rows choose a replica: torch_npu's ``npu_moe_update_expert`` takes it.
 
         Args:
             layer: of those that are placed.
             num_columns: F; None for one more than the most replicas of an expert in this layer. Tables of
                 several layers have the same shape where it is given, and no later one needs another kernel.
+            mask: (num_ranks,) int32 on any device, as `moe_triton.EPBuffer.query_mask` has it: 1 for a rank
+                whose slots are left out, 0 for others. The table is as large as without it. None: all slots
+                are in it.
 
         Returns:
             (E, F) int32: how many replicas an expert has, then their slots, ascending, then -1.
 
         Raises:
-            ArgumentError: there is no such layer, or the table has too few columns for it.
+            ArgumentError: there is no such layer, the table has too few columns for it, or an expert has
+                replicas on masked ranks only.
         """
         layer = check_layer(layer, self.num_layers)
         counts = self.logcnt[layer]
@@ -211,12 +217,15 @@ class Placement:
             rule = f"expert {int(counts.argmax())} has {least - 1} replicas in layer {layer}"
             raise ArgumentError("num_columns", columns, rule, f"Pass {least} or more.")
         check_at_most("num_columns", columns, MOST_ELEMENTS // self.num_experts, "columns of so many experts")
+        counts, slots = self._left(layer, mask)
         table = torch.full((self.num_experts, columns), -1, dtype=torch.int32)
         table[:, 0] = counts
-        table[:, 1:least] = self.log2phy[layer, :, : least - 1]
+        table[:, 1:least] = slots[:, : least - 1]
         return table
 
-    def routing_table(self, layer: int, ep_rank: int, num_rows: int = ROUTING_ROWS) -> torch.Tensor:
+    def routing_table(
+        self, layer: int, ep_rank: int, num_rows: int = ROUTING_ROWS, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """The slot for each expert and token on a rank, as vllm-ascend's ``expert_replica_routing_table``.
 
         A rank's token t takes row ``t % num_rows``. The replica is number
@@ -227,12 +236,13 @@ class Placement:
             layer: of those that are placed.
             ep_rank: the rank whose tokens they are.
             num_rows: of the table.
+            mask: see `table`.
 
         Returns:
             (num_rows, E) int32, slots.
 
         Raises:
-            ArgumentError: there is no such layer or rank.
+            ArgumentError: there is no such layer or rank, or an expert has replicas on masked ranks only.
         """
         layer = check_layer(layer, self.num_layers)
         rank = check_at_least("ep_rank", ep_rank, 0)
@@ -243,8 +253,36 @@ class Placement:
         check_at_most("num_rows", num_rows, MOST_ELEMENTS // self.num_experts, "rows of so many experts")
         rows = torch.arange(num_rows)[:, None]
         experts = torch.arange(self.num_experts)
-        replica = (rows + rank + experts) % self.logcnt[layer]
-        return self.log2phy[layer][experts, replica].to(torch.int32)
+        counts, slots = self._left(layer, mask)
+        replica = (rows + rank + experts) % counts
+        return slots[experts, replica].to(torch.int32)
+
+    def _left(self, layer: int, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """How many replicas of each expert are on ranks that take part, (E,), and their slots, (E, X).
+
+        Raises:
+            ArgumentError: an expert has none there, or it is no mask of these ranks.
+        """
+        slots = self.log2phy[layer]
+        if mask is None:
+            return self.logcnt[layer], slots
+        device = mask.device if isinstance(mask, torch.Tensor) else CPU
+        checked = check_tensor("mask", mask, shape=(self.num_ranks,), dtypes=(torch.int32,), device=device)
+        masked = checked.cpu()
+        if not ((masked == 0) | (masked == 1)).all():
+            rule = "it must have 1 for ranks that are masked, and 0 for others"
+            raise ArgumentError("mask", masked.tolist(), rule, "Pass what query_mask returns.")
+        is_left = (slots >= 0) & (masked[self.ranks[slots]] == 0)
+        counts = is_left.sum(dim=1)
+        if not counts.all():
+            expert = int(counts.argmin())
+            ranks = sorted(set(self.ranks[slots[expert][slots[expert] >= 0]].tolist()))
+            found = f"1 for rank(s) {ranks}, the only ones with expert {expert} in layer {layer}"
+            remedy = "Keep two replicas of each expert on different ranks, or load it elsewhere first."
+            raise ArgumentError("mask", found, "every expert must have a replica left", remedy)
+        # Those that are left first, in the order in which they were.
+        in_order = (~is_left).to(torch.int8).sort(dim=1, stable=True).indices
+        return counts, torch.where(is_left, slots, -1).gather(1, in_order)
 
 
 def check_placement(value: object) -> Placement:

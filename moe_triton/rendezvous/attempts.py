@@ -30,6 +30,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Collection
 
 from moe_triton.core.threads import Deadline
 from moe_triton.rendezvous.membership import Membership
@@ -111,22 +112,26 @@ class Attempt:
         """Number of the attempt, once it has been joined."""
         return self._number
 
-    def exchange(self, message: bytes, deadline: Deadline, cancelled: threading.Event) -> list[bytes]:
+    def exchange(
+        self, message: bytes, deadline: Deadline, cancelled: threading.Event, lost: Collection[int] = ()
+    ) -> list[bytes]:
         """Sends a message to every rank and returns all of them, by rank.
 
         Args:
             message: of this rank; all ranks must be in the same round.
             deadline: after which it gives up.
             cancelled: gives the round up when set.
+            lost: ranks for want of which that is; none if this rank goes by itself.
 
         Raises:
-            RoundGivenUpError: by this rank at its deadline; or by another, after the first round.
+            RoundGivenUpError: by this rank at its deadline, or for want of those that are lost; or by
+                another, after the first round.
             RefusedError: by another rank.
             MetElsewhereError: in the first round.
             BadStateError: others write to these keys.
         """
         try:
-            return self._exchange(message, deadline, cancelled)
+            return self._exchange(message, deadline, cancelled, lost)
         except (RoundGivenUpError, RefusedError, MetElsewhereError):
             self._is_over = True
             raise
@@ -173,7 +178,9 @@ class Attempt:
         """Number of ranks that know of a refusal, this one included."""
         return self._add(f"{key}/told", 0)
 
-    def _exchange(self, message: bytes, deadline: Deadline, cancelled: threading.Event) -> list[bytes]:
+    def _exchange(
+        self, message: bytes, deadline: Deadline, cancelled: threading.Event, lost: Collection[int]
+    ) -> list[bytes]:
         while True:
             is_first = self._round == 0
             if is_first:
@@ -183,13 +190,12 @@ class Attempt:
             key = f"{self._number}/{self._round}"
             messages = [f"{key}/{rank}" for rank in range(self._num_ranks)]
             if cancelled.is_set():  # while a store was made: others would take the message for a later one
-                self._found = Culprits((self._rank,))
-                state = self._give_up(key, "left")
+                state = self._give_up_for(key, lost)
             else:
                 self._store.set(messages[self._rank], message)
                 if is_first and self._membership:
                     self._membership.wait()
-                state = self._wait(key, messages, deadline, cancelled)
+                state = self._wait(key, messages, deadline, cancelled, lost)
             if state == DONE:
                 if is_first and self._membership:
                     self._membership.met(self._number)
@@ -209,7 +215,14 @@ class Attempt:
                 if not is_first:
                     raise RoundGivenUpError(by, Culprits(named))
 
-    def _wait(self, key: str, messages: list[str], deadline: Deadline, cancelled: threading.Event) -> str:
+    def _wait(
+        self,
+        key: str,
+        messages: list[str],
+        deadline: Deadline,
+        cancelled: threading.Event,
+        lost: Collection[int],
+    ) -> str:
         """How the round ended; empty if its attempt is not the open one any more."""
         pause = _FIRST_PAUSE_S
         while True:
@@ -229,8 +242,7 @@ class Attempt:
             if left <= 0 and self._knows_who(messages):
                 return self._give_up(key, "raised")
             if cancelled.wait(min(pause, left) if left > 0 else pause):
-                self._found = Culprits((self._rank,))
-                return self._give_up(key, "left")
+                return self._give_up_for(key, lost)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _is_elsewhere(self, messages: list[str], is_last: bool) -> bool:
@@ -258,6 +270,11 @@ class Attempt:
         knows = self._inquiry.look(missing, read, time.monotonic())
         self._found = self._inquiry.found()
         return knows or self._asked.left() <= 0
+
+    def _give_up_for(self, key: str, lost: Collection[int]) -> str:
+        """Gives up at once: for want of ranks that are lost, or if there are none because this one goes."""
+        self._found = Culprits(tuple(sorted(lost)) or (self._rank,))
+        return self._give_up(key, "raised" if lost else "left")
 
     def _give_up(self, key: str, why: State) -> str:
         said = f"{self._rank} {','.join(map(str, self._found.ranks))}"

@@ -52,6 +52,7 @@ NOT_WATCHED = "nothing: it cannot be watched from here"
 IN_STORE = "heartbeats of its server, in the group's store"
 ITSELF = "this process"
 ENDED_OPEN = "its process ended with a buffer open"
+BY_ENTRANCE = "the end of its process, which has left its socket behind"
 # Python runs what delivers posts to others first.
 _LAST = -1
 _PREFIX_CHARACTERS = 16
@@ -84,6 +85,11 @@ class Gone(NamedTuple):
     def is_lost(self) -> bool:
         """Whether it has certainly ended while others counted on it."""
         return self.is_certain and self.has_ended and (self.state == "dead" or self.sign == ENDED_OPEN)
+
+    @property
+    def in_words(self) -> str:
+        """What has become of it, for an error."""
+        return f"is dead ({self.sign})" if self.state == "dead" else f"has left ({self.sign})"
 
 
 class Peer:
@@ -328,9 +334,9 @@ _all: WeakSet[Deaths] = WeakSet()
 class Watch:
     """One buffer's view of the ranks that it was constructed with, by their numbers in its meeting.
 
-    Ranks construct it together: `offer` goes to all of them, `take` takes what all have said, and once all
-    have taken, `begin`. Ranks of one server are watched as processes. Those of others are watched by the end
-    of a connection, as hosts have between them, or heard of in the store.
+    Ranks construct it together: `offer` goes to all of them, `take` takes what all have said, and from then
+    on each end is noticed; once all have taken, `begin`. Ranks of one server are watched as processes. Those
+    of others are watched by the end of a connection, as hosts have between them, or heard of in the store.
 
     Args:
         meeting: the group, or a part of it.
@@ -350,7 +356,7 @@ class Watch:
         self._folder = Path()
         self._watched: list[str] = []
         self._names: list[str] = []
-        self.reaches_all = True
+        self.reaches_all, self._is_watching = True, False
         group = meeting.group
         deaths = Deaths() if group is None else _deaths.setdefault(group, Deaths())
         self._held = _Held(deaths, [None] * meeting.num_ranks)
@@ -397,14 +403,34 @@ class Watch:
                 self._approach(number, offer, peer, board, is_far)
             else:
                 self.reaches_all = False
+        self._is_watching = board is not None and self._watch(board)
+
+    def _watch(self, board: Board) -> bool:
+        """Watches from now on, and lets others in. False if this process can start no thread."""
+        entrance, incoming = self._held.entrance, self._incoming
+
+        def watch() -> None:
+            for process, line in incoming:
+                _watcher.watch(process, line)
+            if entrance is not None:
+                _watcher.admit(entrance, board)
+
+        if not _watcher.do(watch):
+            return False
+        self._incoming = []
+        return True
 
     def _approach(self, number: int, offer: _Offer, peer: Peer, board: Board, is_far: bool) -> None:
         """Connects to a rank, where one of the two does not watch the other yet."""
         own = self._held.entrance.name if self._held.entrance else ""
         if offer.token in self._watched and board.token in offer.watched:
             return
+        try:  # whoever connects here is looked for as well, for it may have ended before
+            line = connect(self._folder, offer.entrance) if offer.entrance else None
+        except ConnectionRefusedError:
+            peer.end("dead", True, BY_ENTRANCE)
+            return
         if offer.entrance and (number < self._number or not own):
-            line = connect(self._folder, offer.entrance)
             if line is not None:
                 try:
                     board.greet(line) if is_far else board.hand_to(line)
@@ -414,33 +440,31 @@ class Watch:
                     self._incoming.append((peer.make_process(is_far), line))
                     return
         elif own:
+            if line is not None:
+                line.close()
             self._incoming.append((peer.make_process(is_far), None))
             return
         self.reaches_all &= not is_far
 
     def begin(self, reach_all: bool = True) -> None:
-        """All ranks have taken: nobody connects any more, and from now on each end is noticed.
+        """All ranks have taken: nobody connects any more.
 
         Args:
             reach_all: what `reaches_all` is on all ranks; if not, servers tell each other in the store.
         """
-        held, board, incoming = self._held, self._board, self._incoming
+        board, entrance, folder = self._board, self._held.entrance, self._folder
         if board is None:
             return
-        entrance, self._incoming = held.entrance, []
         remove_names(self._folder, self._names)  # of all, for one may be killed before it removes its own
         self._names = []
 
-        def begin() -> None:
-            for process, line in incoming:
-                _watcher.watch(process, line)
-            if entrance is not None:
-                _watcher.admit(entrance, board)
-                _remove_stale(folder)
+        def expire(entrance: Entrance) -> None:
+            _watcher.expire(entrance)
+            _remove_stale(folder)
 
-        folder = self._folder
-        if not _watcher.do(begin) and entrance is not None:  # others can watch this process all the same
-            entrance.hand_out(board)
+        is_watching = self._is_watching or self._watch(board)
+        if entrance is not None and not (is_watching and _watcher.do(partial(expire, entrance))):
+            entrance.hand_out(board)  # others can watch this process all the same
             entrance.close()
         if not reach_all:
             self._begin_servers()
@@ -491,6 +515,16 @@ class Watch:
         """
         if (peer := self._held.peers[rank]) is not None:
             peer.end("dead", True, sign, is_certain)
+
+    def known_before(self) -> Mapping[int, Gone]:
+        """Those of its ranks that are lost, as other buffers of the group know before ranks meet."""
+        members, known = self._meeting.members, {}
+        for watch in list(self._held.deaths._watches):
+            for number, gone in watch.gone().items():
+                if gone.is_lost and (member := watch._meeting.members[number]) in members:
+                    rank = members.index(member)
+                    known[rank] = gone._replace(rank=rank)
+        return known
 
     def gone(self) -> Mapping[int, Gone]:
         """Who has gone, by rank."""

@@ -28,6 +28,7 @@ from moe_triton.core.errors import (
     CommunicationTimeoutError,
     ConfigMismatchError,
     MoeTritonError,
+    RankLostError,
     ThreadError,
 )
 from moe_triton.core.threads import Deadline, in_thread
@@ -42,6 +43,8 @@ MAX_MESSAGE_BYTES = 1 << 16
 MAX_REASON = 2000  # characters of one
 # Time for the store's answer after a deadline has passed.
 _GRACE_S = 1.0
+# For another sign of a loss to come here: the store is gone whose host it was, or somebody has given up.
+_NOTICED_S = 0.25
 # How often an exchange is looked at, and its deadline, which moves where this process was stopped.
 _LONGEST_LOOK_S = 0.05
 # How long a refusing rank waits until the others know: its process may host the store, and exit.
@@ -126,6 +129,8 @@ class Meeting:
         self._exchanging: futures.Future[list[bytes]] | None = None
         self._is_over = False
         self._why, self._cancelled = "", threading.Event()
+        self._lost: dict[int, str] = {}  # what has become of whom
+        self._loss = threading.Event()
         self._last: tuple[str, float] | None = None  # purpose and time of the last exchange
 
     @property
@@ -133,8 +138,8 @@ class Meeting:
         """The group, while it exists; None for this process alone."""
         return None if self._group is None else self._group()
 
-    def store(self) -> Store:
-        """A store for the ranks of this attempt only.
+    def store(self, number: int | None = None) -> Store:
+        """A store for the ranks of this attempt only; or of an earlier one of the same ranks, by its number.
 
         Raises:
             RuntimeError: this rank has left.
@@ -142,7 +147,7 @@ class Meeting:
         attempt, ours = self._attempt, self._store
         if attempt is None or ours is None:
             raise RuntimeError("this rank has left the meeting")
-        return below(ours, f"left/{attempt.number}")
+        return below(ours, f"left/{attempt.number if number is None else number}")
 
     @property
     def number(self) -> int:
@@ -173,6 +178,7 @@ class Meeting:
             timeout_s: seconds that it may take; None for the meeting's.
 
         Raises:
+            RankLostError: a rank is lost (`lose`) whose message was not there.
             CommunicationTimeoutError: some ranks sent nothing in time, or the store did not answer.
             ConfigMismatchError: a rank cannot go on, sent an invalid message, or meets for another purpose;
                 or others write to the store.
@@ -206,6 +212,10 @@ class Meeting:
             self.end()
             if self._why:
                 raise ConfigMismatchError(self._why) from None
+            if error.by != self.rank and self._last is not None:
+                self._loss.wait(_NOTICED_S)  # what made the other give up may be seen here a moment later
+            if self._lost and set(error.culprits.ranks) <= set(self._lost):
+                raise self._lost_error(purpose) from None
             detail = f"no message ({purpose}) within {timeout_s:g} s"
             if error.by != self.rank:
                 detail = f"rank {error.by} gave up waiting ({purpose})"
@@ -217,6 +227,8 @@ class Meeting:
             raise _timed_out(culprits.ranks, detail, uncertain_ranks=uncertain, uncertainty=why) from None
         except (futures.TimeoutError, RuntimeError) as error:
             self.end()
+            if self._last is not None and self._loss.wait(_NOTICED_S):
+                raise self._lost_error(purpose) from error
             if (group := self.group) is None or group in _stores:
                 why = (
                     f"does not answer ({purpose}): the process that hosts it, usually that of rank 0, is "
@@ -230,6 +242,14 @@ class Meeting:
             raise _timed_out((), f"the store of the process group {why}") from error
         self._last = purpose, time.monotonic()
         return [_decode(rank, data, purpose) for rank, data in enumerate(received)]
+
+    def _lost_error(self, purpose: str) -> RankLostError:
+        lost = dict(sorted(self._lost.items()))
+        said = "; ".join(f"rank {rank} {why}" for rank, why in lost.items())
+        detail = (
+            f"{said}, while ranks met ({purpose}){self._since()}. Construct it without those that are lost."
+        )
+        return RankLostError("rendezvous", 0, 0, tuple(lost), detail)
 
     def _since(self) -> str:
         """The time since the last exchange, for an error."""
@@ -247,6 +267,17 @@ class Meeting:
         if self._last is None:
             self._why = why
             self._cancelled.set()
+
+    def lose(self, rank: int, why: str) -> None:
+        """Gives up waiting for a rank whose process has ended; `exchange` names it. From any thread.
+
+        Args:
+            rank: its number here.
+            why: what has become of it, behind its name.
+        """
+        self._lost.setdefault(rank, why)
+        self._loss.set()
+        self._cancelled.set()
 
     def refuse(self, error: BaseException) -> None:
         """Tells the other ranks, which wait for this one now or later, why it does not go on.
@@ -305,7 +336,7 @@ class Meeting:
     def _in_time(self, data: bytes, timeout_s: float) -> list[bytes]:
         """Runs an exchange in a thread, since requests to a store whose host has stopped never return."""
         cancelled = self._cancelled = threading.Event()
-        if self._why:
+        if self._why or self._lost:
             cancelled.set()
         deadline = Deadline(timeout_s)
         group = self.group
@@ -317,7 +348,7 @@ class Meeting:
                 futures.wait([left], timeout_s)
             if self._attempt is None:
                 self._attempt = self._make_attempt()
-            return self._attempt.exchange(data, deadline, cancelled)
+            return self._attempt.exchange(data, deadline, cancelled, self._lost)
 
         self._exchanging = in_thread(run, "rendezvous")
         try:

@@ -17,6 +17,7 @@ import contextlib
 import errno
 import fcntl
 import logging
+import math
 import os
 import re
 import secrets
@@ -33,7 +34,7 @@ from pathlib import Path
 
 # Between looks at a lock.
 LOOK_S = 0.05
-# After its construction a rank takes connections for so long: all of them are there by then.
+# After its construction a rank takes connections for so long: all of them have come by then.
 LISTEN_S = 10.0
 
 TOKEN_BYTES = 8
@@ -314,7 +315,11 @@ class Entrance:
 
 
 def connect(folder: Path, name: str) -> socket.socket | None:
-    """A connection to another process of this user, by its entrance's name; None if there is none."""
+    """A connection to another process of this user, by its entrance's name; None if there is none.
+
+    Raises:
+        ConnectionRefusedError: nobody listens there any more, since its process has ended.
+    """
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     line.setblocking(False)
     try:
@@ -322,6 +327,9 @@ def connect(folder: Path, name: str) -> socket.socket | None:
             line.connect(str(folder / name))
             if is_of_this_user(line):
                 return line
+    except ConnectionRefusedError:
+        line.close()
+        raise
     except OSError:
         pass
     line.close()
@@ -467,11 +475,16 @@ class Watcher:
             process.line = None
 
     def admit(self, entrance: Entrance, board: Board) -> None:
-        """Hands this process's board to those that connect."""
-        self._entrances[entrance] = time.monotonic() + LISTEN_S
+        """Hands this process's board to those that connect, until a while after `expire`."""
+        self._entrances[entrance] = math.inf
         self._selector.register(
             entrance.listener, selectors.EVENT_READ, partial(self._let_in, entrance, board)
         )
+
+    def expire(self, entrance: Entrance) -> None:
+        """Nobody connects any more who has not yet."""
+        if entrance in self._entrances:
+            self._entrances[entrance] = time.monotonic() + LISTEN_S
 
     def forget(self, processes: Iterable[OtherProcess], word: bytes = CLOSED) -> None:
         """Watches them no longer, and says so to those of other servers."""

@@ -383,7 +383,23 @@ def taken_ids(
     called: Callable[[str], str],
     keep: bool = False,
 ) -> torch.Tensor:
-    """Ids as kernels read them, int32, once they are below their number and distinct in a row.
+    """Ids as kernels read them, those of masked ranks' experts marked; see `checked_ids`.
+
+    Raises:
+        ArgumentError: an id is not, or a mask of tokens has a True after a False.
+    """
+    return communicator.masks.marked(checked_ids(communicator, ids, mask, num_ids, called, keep))
+
+
+def checked_ids(
+    communicator: Communicator,
+    ids: torch.Tensor,
+    mask: torch.Tensor | None,
+    num_ids: int,
+    called: Callable[[str], str],
+    keep: bool = False,
+) -> torch.Tensor:
+    """Ids in int32, once they are below their number and distinct in a row.
 
     A duplicate is refused for memory's sake: a source has as many slots per expert as it has tokens. A host
     whose device works on reads neither ids nor mask: kernels send no id that names no expert, and take the
@@ -415,7 +431,7 @@ def taken_ids(
         bad = backend.first_bad_id(active, num_ids)
     if bad is not None:
         raise bad_id_error(called("topk_idx"), ids, bad, num_ids)
-    return communicator.masks.marked(taken)
+    return taken
 
 
 def active_entries(communicator: Communicator, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

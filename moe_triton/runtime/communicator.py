@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from multiprocessing.util import Finalize
 from typing import Literal, NoReturn
 
@@ -109,7 +109,7 @@ class Communicator(Calling):
         if self._trace:
             self._write_at_end = at_end(self, self._trace.close)
         of_waits = self._notes, self._waits, self._timeout_s
-        of_sets = meeting.store, self.config.num_ranks, self.rank
+        of_sets = partial(meeting.store, order.agreed_at), self.config.num_ranks, self.rank
         sets = MaskedSets(*of_sets) if self._on_lost == "mask" else None
         self.participants.begin(watches, reached, of_waits, self.counts, sets, self._windows[0])
         self._tell_of_waits()

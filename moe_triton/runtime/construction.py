@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -22,7 +23,7 @@ from moe_triton.core.kept_memory import kept_bytes
 from moe_triton.core.records import PROTOCOL_VERSION
 from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.rendezvous.agreement import KERNELS, agree
-from moe_triton.rendezvous.deaths import Watch
+from moe_triton.rendezvous.deaths import Gone, Watch
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.runtime.on_lost import KERNELS_WAIT, KERNELS_WAIT_MORE_S, ON_LOST, OnLost
 from moe_triton.runtime.traces import TraceFile, TracePath
@@ -53,6 +54,8 @@ class Order:
         tuning: how operators are cut into parts; None for the defaults.
         trace: file for a trace of all ranks, None for none.
         environment: HCCL's variables.
+        agreed_at: number of an earlier meeting of the same ranks, for whose communicator and this one they
+            agree together on who is masked; None for this one's own.
     """
 
     config: Callable[[], Config]
@@ -64,6 +67,7 @@ class Order:
     tuning: Tuning | None = None
     trace: TracePath | None = None
     environment: Mapping[str, str] = field(default_factory=read_environment)
+    agreed_at: int | None = None
 
 
 FROM_CONTEXT = "posts", "post_parts", "message_tokens", "return_pieces"
@@ -188,6 +192,7 @@ def prepare(order: Order, meeting: Meeting, exchange: Meeting | None, watches: S
     Raises:
         MoeTritonError: this rank cannot be constructed. The others have not been told yet.
         ConfigMismatchError: another rank cannot be constructed, or settings differ.
+        RankLostError: a rank has died that is known here.
         CommunicationTimeoutError: a rank did not arrive.
     """
     prepared = check(order, meeting, exchange)
@@ -201,8 +206,17 @@ def prepare(order: Order, meeting: Meeting, exchange: Meeting | None, watches: S
         settings_of.append((exchange, settings))
     servers = prepared.config.topology.servers, TENSOR_SERVERS
     for (one, compared), watch, of_server in zip(settings_of, watches, servers, strict=False):
+        for gone in watch.known_before().values():
+            one.lose(gone.rank, gone.in_words)
         watch.take(agree(one, compared, beside=watch.offer()), of_server)
+        watch.listen(partial(_give_up_without, one))
     return prepared
+
+
+def _give_up_without(meeting: Meeting, gone: Gone) -> None:
+    """A rank has gone while others construct, or later, when nobody meets any more."""
+    if gone.is_lost:
+        meeting.lose(gone.rank, gone.in_words)
 
 
 def check_tuning(tuning: Tuning, config: Config, blocks: int, capabilities: Capabilities) -> None:
@@ -293,7 +307,7 @@ def _checked_on_lost(
     on_lost = check_choice("on_lost", value, ON_LOST)
     if on_lost == "raise":
         return on_lost
-    remedy = "Pass on_lost='raise', and construct a buffer without those that are lost (lost_ranks)."
+    remedy = "Pass on_lost='raise', and go on without those that are lost by lost_ranks or elastic_info."
     if has_exchange:
         rule = "of tensor-parallel ranks one cannot go on without the other"
         raise ArgumentError("on_lost", value, rule, remedy)

@@ -119,7 +119,7 @@ class ExpertMapping:
         made.check_usable()
         if not backend.is_asynchronous:
             num_ids = num_logical + self._num_special
-            ids = arguments.taken_ids(made, ids, active_mask, num_ids, lambda name: name)
+            ids = arguments.checked_ids(made, ids, active_mask, num_ids, lambda name: name)
         mapped = backend.empty(ids.shape, torch.int32)
         kernel, given = mapping_kernel(ids, table, by, backend.name)
         made.run_local(kernel, {**given, "topk_idx": mapped, **self._constants})

@@ -182,13 +182,9 @@ class _Lost:
         """The error of a call."""
         gone, now = self.watch.gone(), time.time()
         lost = sorted({*self.ranks, *self.watch.dead()})
-        each = [f"rank {rank} {_what(gone[rank])}, {now - gone[rank].since_s:.1f} s ago" for rank in lost]
+        each = [f"rank {rank} {gone[rank].in_words}, {now - gone[rank].since_s:.1f} s ago" for rank in lost]
         named = self.context.config.topology.in_words(lost)
         if self.group == "tensor":
             named = f"tensor-parallel rank(s) {lost}"
         detail = f"{'; '.join(each)}. {self.said}{REMEDY}"
         return RankLostError(operator, number, zone, lost, detail, named)
-
-
-def _what(end: Gone) -> str:
-    return f"is dead ({end.sign})" if end.state == "dead" else f"has left ({end.sign})"

@@ -90,9 +90,11 @@ class Masks:
         reasons: why each rank is masked, and since when, as ``time.time()`` has it.
         on_change: is told who is masked, once no launch begins any more that does not go by that. On any
             thread.
+        on_masked: called with each rank that is masked from now on, and why, by whom that does it.
     """
 
     on_change: Callable[[frozenset[int]], None] | None = None
+    on_masked: Callable[[int, str], None] | None = None
 
     def __init__(
         self, words: torch.Tensor, paths: Paths, counts: Mapping[str, int], fence: Callable[[], None]
@@ -159,6 +161,8 @@ class Masks:
             else:
                 del self._since[rank], self.reasons[rank]
             self._change(self.masked ^ {rank})
+        if masked and self.on_masked is not None:
+            self.on_masked(rank, why)
 
     def clean(self) -> None:
         """Un-masks all ranks.

@@ -84,6 +84,9 @@ _environments: dict[str, Mapping[str, str]] = {}
 # Ranks that are masked, and what had run in the group when they were. They go with its windows.
 _masked: dict[str, dict[int, Windows]] = {}
 _queried: dict[str, frozenset[int]] = {}
+# Of each group and its members, the meeting for their first window: in all of theirs they agree together on
+# whom they mask, or two ranks that wait in different ones could mask each other.
+_agreed_at: dict[str, dict[tuple[int, ...] | None, int]] = {}
 
 
 _DIFFERENT = (
@@ -248,6 +251,8 @@ def communicator(place: Place) -> Communicator:
         tuning=chosen.tuning,
         trace=chosen.trace,
         environment=environment,
+        on_lost=chosen.on_lost,
+        agreed_at=_agreed_at.get(place.group_ep, {}).get(place.members),
     )
     with settings.keeping_tables(), _watching(place, group, meeting):
         made = Communicator(meeting, order, exchange)
@@ -255,13 +260,32 @@ def communicator(place: Place) -> Communicator:
     if oldest is not None:
         _close(place.group_ep, kept, oldest)
     kept[place, chosen] = made
+    _agreed_at.setdefault(place.group_ep, {}).setdefault(place.members, meeting.number)
     tallies = _tallies[place.group_ep]
     tallies.since = tallies.since or f"{meeting.number} of {meeting.members}"
     made.on_long_wait = partial(_watch_call, place, chosen)
     for rank in _masked_at(place):  # meanwhile, by another thread
         made.participants.update_mask(place.members.index(rank) if place.members else rank, True)
+    if chosen.on_lost == "mask":
+        made.masks.on_masked = note = partial(_note_lost, place, chosen)
+        for number in made.masks.masked:  # before anybody was told
+            note(number, made.masks.reasons[number][0])
     _environments[place.group_ep] = environment
     return made
+
+
+def _note_lost(place: Place, chosen: settings.Settings, number: int, why: str) -> None:
+    """A window has masked a rank, which has this number there: all of the group's do. From any thread."""
+    name, kept = place.group_ep, _communicators.get(place.group_ep, {})
+    if (place, chosen) not in kept:  # another thread has released the group
+        return
+    rank = place.members[number] if place.members else number
+    _masked.setdefault(name, {}).setdefault(rank, _windows_of(name))
+    for (other, _), each in list(kept.items()):
+        its_number = other.number_of(rank)
+        if its_number is not None and each.is_usable and its_number not in each.masks.masked:
+            with contextlib.suppress(ArgumentError):  # of shared experts: calls there will say so
+                each.masks.update(its_number, True, why)
 
 
 @contextlib.contextmanager
@@ -582,6 +606,7 @@ def release(name: str) -> None:
     _tallies.pop(name, None)
     _masked.pop(name, None)
     _queried.pop(name, None)
+    _agreed_at.pop(name, None)
     communicators = _communicators.pop(name, {})
     if communicators:
         plans.clear()  # they lead to these, and have memory there

@@ -15,6 +15,7 @@ from moe_triton.core.group_sizes import RanksPerServer
 from moe_triton.core.topology import Topology, check_ranks_per_server
 from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.limits import GENERATIONS
+from moe_triton.runtime.on_lost import ON_LOST, OnLost
 from moe_triton.runtime.traces import TraceFile, TracePath
 from moe_triton.tables.kept import Kept, keeping
 
@@ -35,6 +36,7 @@ class Settings:
     trace: str | None = None
     generation: Generation | None = None
     ranks_per_server: RanksPerServer = None
+    on_lost: OnLost = "raise"
 
     def make_backend(self) -> Backend:
         """The back end that these settings name."""
@@ -112,6 +114,7 @@ def configure(
     trace: TracePath | None = None,
     generation: Generation | None = None,
     ranks_per_server: RanksPerServer = None,
+    on_lost: OnLost = "raise",
 ) -> None:
     """Sets what torch_npu's functions have no argument for. Call it before the first of them, on every rank.
 
@@ -132,9 +135,13 @@ def configure(
         ranks_per_server: how many ranks of a group each server has, one number for all, of which the last may
             have fewer, or one for each in the order of the ranks; None for what the product's have: 8 on A2,
             on A3 all ranks, or 16 with hierarchy. The same on every rank.
+        on_lost: what becomes of a rank that does not come within ``timeout_s``: "raise" a
+            `CommunicationTimeoutError` on those that wait for it; or "mask" it inside the call, in all of the
+            group's windows, and go on without it (docs/lost-ranks.md). The same on every rank.
 
     Raises:
-        ArgumentError: a value that no setting has.
+        ArgumentError: a value that no setting has. What a call cannot have, such as on_lost="mask" with
+            tensor parallelism, is refused by that call.
 
     Examples:
         >>> torch_npu.configure(relaxed=True, timeout_s=10)
@@ -155,6 +162,7 @@ def configure(
         None if trace is None else str(TraceFile(trace).path),
         check_choice("generation", generation, GENERATIONS),
         check_ranks_per_server(ranks_per_server),
+        check_choice("on_lost", on_lost, ON_LOST),
     )
     _number = _numbers.setdefault(_current, len(_numbers))
     _tables.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,34 @@ def test_the_tables_hold_the_slots_of_each_expert(placement: Placement) -> None:
             wanted = [found[(row + rank + e) % len(found)] for e, found in enumerate(slots)]
             assert routes[row].tolist() == wanted
     assert placement.log2phy.shape[2] == placement.logcnt.max()
+
+
+@settings(max_examples=60)
+@given(placements(), st.data())
+def test_tables_leave_out_the_slots_of_masked_ranks(placement: Placement, data: st.DataObject) -> None:
+    mask = torch.tensor(
+        data.draw(st.lists(st.booleans(), min_size=placement.num_ranks, max_size=placement.num_ranks))
+    )
+    mask = mask.to(torch.int32)
+    for layer, experts in enumerate(placement.phy2log.tolist()):
+        slots = [
+            [p for p, held in enumerate(experts) if held == e and not mask[placement.rank_of(p)]]
+            for e in range(placement.num_experts)
+        ]
+        if not all(slots):
+            expert = slots.index([])
+            for call in (placement.table, partial(placement.routing_table, ep_rank=0)):
+                with pytest.raises(
+                    ArgumentError, match=f"the only ones with expert {expert} in layer {layer}"
+                ):
+                    call(layer, mask=mask)
+            continue
+        table = placement.table(layer, mask=mask)
+        assert table.shape == placement.table(layer).shape
+        assert table.tolist() == [[len(row), *row, *[-1] * (table.shape[1] - 1 - len(row))] for row in slots]
+        routes = placement.routing_table(layer, 0, 5, mask)
+        for row in range(5):
+            assert routes[row].tolist() == [found[(row + e) % len(found)] for e, found in enumerate(slots)]
 
 
 @settings(max_examples=60)
@@ -162,6 +191,14 @@ def test_what_is_no_placement_is_refused(name: str) -> None:
         (lambda: SMALL.routing_table(0, 3), "ep_rank is 3, but ranks are 0 to 2"),
         (lambda: SMALL.routing_table(-1, 0), "layer is -1, but it must be at least 0"),
         (lambda: SMALL.routing_table(0, 0, 0), "num_rows is 0"),
+        (
+            lambda: SMALL.table(0, mask=torch.tensor([0, 1, 0], dtype=torch.int32)),
+            r"mask is 1 for rank\(s\) \[1\], the only ones with expert 2 in layer 0, but every expert must",
+        ),
+        (lambda: SMALL.table(0, mask=torch.zeros(2).int()), r"mask is of shape \(2,\).*must be \(3\)"),
+        (lambda: SMALL.table(0, mask=torch.arange(3).int()), r"mask is \[0, 1, 2\], but it must have 1 for"),
+        (lambda: SMALL.table(0, mask=torch.zeros(3)), "mask is of dtype torch.float32"),
+        (lambda: SMALL.routing_table(0, 0, mask=[0, 0, 0]), "mask is .* but it must be a torch.Tensor"),
         (lambda: rank_loads(SMALL, torch.ones(2, 5)), r"weight is of shape \(2, 5\).*must be \(2, 4\)"),
         (lambda: rank_loads(SMALL, -torch.ones(2, 4)), "weight is -1.0 for expert 0 in layer 0"),
         (lambda: rank_loads(SMALL, torch.ones(2, 4), "expert"), "mode is 'expert', but it must be one of"),

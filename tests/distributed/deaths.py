@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import multiprocessing.util
 import os
+import select
 import signal
 import threading
 import time
@@ -23,6 +25,8 @@ from moe_triton import torch_npu_ops as ops
 from moe_triton.backends.cpu.paced_link import PacedLink, paced
 from moe_triton.processes import tell
 from moe_triton.rendezvous import deaths as rendezvous_deaths
+from moe_triton.rendezvous import meeting as rendezvous
+from moe_triton.rendezvous.attempts import Attempt
 from moe_triton.rendezvous.deaths import NOT_WATCHED
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.rendezvous.process_ends import BY_SOCKET
@@ -256,6 +260,62 @@ def shared(rank: int, num_ranks: int) -> Any:
         buffer.close()
     until(lambda: _watching() == before)
     return said, with_one, with_four
+
+
+def host_store(rank: int, host: int) -> None:
+    """Has ranks meet over a store in the process of one of them."""
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False) if rank == host else None
+    port = [store.port if store else 0]
+    dist.broadcast_object_list(port, src=host)
+    world = dist.group.WORLD
+    assert world is not None
+    rendezvous._stores[world] = store or dist.TCPStore("localhost", port[0], wait_for_workers=False)
+
+
+def dies_constructing(rank: int, num_ranks: int, dying: int, moment: int | str, hosts: bool) -> Any:
+    """A rank dies in a construction: before it says something for the so-manieth time, or right behind that.
+
+    Args:
+        rank: of this process.
+        num_ranks: of the group.
+        dying: who does.
+        moment: before which exchange; "said" for right behind its first message, while another rank is late.
+        hosts: whether its process hosts the store.
+    """
+    case, pids = small_case(num_ranks), [0] * num_ranks
+    if hosts:
+        host_store(rank, dying)
+    dist.all_gather_object(pids, os.getpid())
+    end = os.pidfd_open(pids[dying])
+    dist.barrier()
+    exchange, exchanges = Meeting.exchange, itertools.count()
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == dying:
+
+            def die_or_exchange(self: Meeting, *given: Any) -> list[dict[str, Any]]:
+                return die() if next(exchanges) == moment else exchange(self, *given)
+
+            patch.setattr(Meeting, "exchange", die_or_exchange)
+            if moment == "said":
+                patch.setattr(Attempt, "_wait", lambda *given: die())
+        elif moment == "said" and rank == (dying + 1) % num_ranks:
+            assert select.select([end], [], [], seconds(20.0))[0]
+        with pytest.raises(CommunicationTimeoutError) as caught:
+            make_buffer(case, timeout_s=seconds(600.0))
+    os.close(end)
+    if not hosts:
+        make_buffer(small_case(num_ranks), timeout_s=TIMEOUT_S, lost_ranks=[dying]).close()
+    error = caught.value
+    return isinstance(error, RankLostError), error.operator, error.missing_ranks, str(error)
+
+
+def known_to_be_dead(rank: int, num_ranks: int) -> Named:
+    """A rank dies, which one buffer of the group notices, and then another one is constructed."""
+    with make_buffer(small_case(num_ranks), timeout_s=TIMEOUT_S) as first:
+        if rank == 1:
+            die()
+        until(lambda: states(first)[1] == "dead")
+        return lost_by(lambda: make_buffer(small_case(num_ranks), timeout_s=TIMEOUT_S))
 
 
 def case_on_servers(num_ranks: int, scheme: str = "fullmesh") -> Case:

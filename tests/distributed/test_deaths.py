@@ -118,3 +118,27 @@ def test_buffers_of_a_group_share_what_they_watch() -> None:
     # An entrance of each construction is open for a while.
     assert with_four[0] == 1
     assert with_four[1] <= with_one[1] + 3
+
+
+@pytest.mark.parametrize(
+    ("dying", "moment", "hosts"),
+    [(2, "said", False), (0, "said", False), (2, 1, False), (0, 2, False), (1, 3, False), (0, 2, True)],
+)
+def test_who_dies_in_a_construction_is_named_at_once(dying: int, moment: int | str, hosts: bool) -> None:
+    """Whoever waits there for it has a time-out that the test does not wait for."""
+    results = survivors(deaths.dies_constructing, 3, dying, moment, hosts)
+    assert len(results) == 2
+    for _, operator, missing, said in results:
+        assert (operator, missing) == ("rendezvous", (dying,)), said
+    # Others may hear first that one has given up.
+    named = [said for is_lost, *_, said in results if is_lost]
+    assert named
+    for said in named:
+        assert f"rank {dying} is dead (the end of its process" in said
+        assert "Construct it without those that are lost." in said
+
+
+def test_who_is_known_to_be_dead_is_not_waited_for_in_a_construction() -> None:
+    for operator, missing, said in survivors(deaths.known_to_be_dead, 3):
+        assert (operator, missing) == ("rendezvous", (1,))
+        assert "rank 1 is dead" in said

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from moe_triton import ArgumentError, BufferStateError, DispatchOutput, EPBuffer
 from moe_triton.balance import Placement
@@ -85,11 +86,20 @@ def contents(output: DispatchOutput, out: torch.Tensor) -> list[torch.Tensor]:
     return [each.clone() for each in (*kept, *received, *weights, out)]
 
 
-def differences(rank: int, num_ranks: int, scheme: str) -> list[str]:
-    """Rounds with a table beside rounds of mapped ids, in every mode; what is not the same to the bit."""
+def differences(rank: int, num_ranks: int, scheme: str, masked: tuple[int, ...] = ()) -> list[str]:
+    """Rounds with a table beside rounds of mapped ids, in every mode; what is not the same to the bit.
+
+    Args:
+        rank: of this process.
+        num_ranks: of the group.
+        scheme: how tokens travel.
+        masked: ranks that the others mask first.
+    """
     wrong = []
     with make(num_ranks, scheme) as buffer:
-        for number, mode in enumerate(REPLICA_BY * 2):
+        for each in set(masked) - {rank}:
+            buffer.update_mask(each, True)
+        for number, mode in enumerate(() if rank in masked else REPLICA_BY * 2):
             x, ids, weights = inputs(rank, number)
             table = table_of(num_ranks, mode, rank)
             given = ids.long() if number % 2 else ids
@@ -107,12 +117,21 @@ def differences(rank: int, num_ranks: int, scheme: str) -> list[str]:
             wrong += [
                 f"{mode}: {n}" for n, (a, b) in enumerate(zip(*made, strict=True)) if not torch.equal(a, b)
             ]
+            if not masked and received.handle.lost.any():
+                wrong.append(f"{mode}: lost")
+        dist.barrier()  # nobody gives memory back while others still go on
     return wrong
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_rounds_with_a_table_are_rounds_of_mapped_ids(ranks: Groups, scheme: str) -> None:
     assert ranks(4).run(differences, scheme) == [[]] * 4
+
+
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "hierarchy"])
+def test_masks_are_of_physical_experts(ranks: Groups, scheme: str) -> None:
+    """Rank 0 holds physical experts whose ids logical ones have as well."""
+    assert ranks(4).run(differences, scheme, (0,)) == [[]] * 4
 
 
 def special_and_masked(rank: int, num_ranks: int) -> list[str]:

@@ -110,9 +110,14 @@ class WindowLayout(Layout):
         return align(self._combine_bytes, PAGE_BYTES)
 
     @cached_property
+    def dispatch_zone_bytes(self) -> int:
+        """Bytes of the dispatch slots of one zone, with what is left of their last page."""
+        return align(self._dispatch_bytes, PAGE_BYTES)
+
+    @property
     def zone_bytes(self) -> int:
         """Bytes from one zone to the next."""
-        return self.combine_zone_bytes + align(self._dispatch_bytes, PAGE_BYTES)
+        return self.combine_zone_bytes + self.dispatch_zone_bytes
 
     @property
     def data_bytes(self) -> int:

@@ -49,7 +49,7 @@ BUFFER_HEADER = """\
 `HCCL_BUFFSIZE` (in MB of 1048576 bytes, {default} where it is not set) bounds the window of a group. Too
 small a value is found before anything is sent, and the message gives the value to set. AlignN(x) is x rounded
 up to a multiple of N; A is what a rank can receive at most. Where no `generation` is chosen and there are two
-formulas, the smaller result counts. On A3 a window takes exactly these bytes, and little more than a megabyte besides,
+formulas, the smaller result counts. On A3 a window takes these bytes, and a little over a megabyte besides,
 but with hierarchy, whose window has two zones of every region ([differences](differences.md#how-it-runs));
 that of an `EPBuffer` has the tables of `do_expand=False`, too
 ([layouts](layouts.md#where-it-costs-a-copy)), and some kilobytes for
