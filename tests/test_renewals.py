@@ -6,19 +6,26 @@ import ctypes
 import errno
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moe_triton import BufferStateError, WindowError
+from moe_triton import BufferStateError, CommunicationTimeoutError, WindowError
 from moe_triton.backends.cpu import spare
-from moe_triton.backends.cpu.spare import MAX_PARTS, Spare
+from moe_triton.backends.cpu.spare import MAX_PARTS, MAX_RANKS, Spare
+from moe_triton.backends.waits import Waits
 from moe_triton.core.config import Config
+from moe_triton.core.errors import RankMaskedError
 from moe_triton.layout import PAGE_BYTES, Layout, Wandering
+from moe_triton.operators.variants import CombineVariant
+from moe_triton.runtime import participants
+from moe_triton.runtime.participants import Participants
 from moe_triton.runtime.renewals import MAX_RENEWALS, Renewals, spare_bytes
 from moe_triton.schemes import layout_of
 from moe_triton.schemes.direct.layout import DirectLayout
@@ -34,6 +41,7 @@ class Window:
 
     renewed: list[tuple[int, int, int, bool]] = field(default_factory=list)
     followed: list[tuple[int, int]] = field(default_factory=list)
+    masks: dict[int, set[int]] = field(default_factory=dict)
     page_bytes: int = PAGE_BYTES
 
     def renew(self, number: int, at: int, num_bytes: int, keeps: bool) -> None:
@@ -42,12 +50,18 @@ class Window:
     def follow(self, rank: int, number: int, at: int, num_bytes: int) -> None:
         self.followed.append((rank, number))
 
+    def say_masked(self, ranks: Collection[int]) -> None:
+        self.masks[OWN] = set(ranks)
+
+    def masked_by(self, rank: int) -> frozenset[int]:
+        return frozenset(self.masks.get(rank, ()))
+
 
 def renewals(
     *wandering: Wandering, is_quiet: Callable[[int], bool] = lambda _: False
 ) -> tuple[Renewals, Window]:
     window = Window()
-    return Renewals(window, wandering or (RESULTS, FLAGS), 2, OWN, is_quiet), window
+    return Renewals(window, wandering or (RESULTS, FLAGS), 2, OWN, 4, is_quiet), window
 
 
 def test_each_zone_has_other_memory_once_its_next_run_has_ended() -> None:
@@ -120,6 +134,95 @@ def test_places_that_share_pages_take_a_rank_that_has_ended() -> None:
     quiet.add(LOST)
     made.behind("combine", 1)
     assert window.renewed == []
+
+
+def test_who_is_masked_by_a_peer_raises() -> None:
+    made, window = renewals()
+    window.masks = {1: {LOST}, 3: {LOST, OWN}}
+    made.before([1])
+    with pytest.raises(RankMaskedError, match=r"rank 0 is masked by rank\(s\) \[3\], which go on without it"):
+        made.before([1, 3])
+
+
+def test_all_who_go_on_have_to_hear_first() -> None:
+    quiet: set[int] = set()
+    made, window = renewals(is_quiet=quiet.__contains__)
+    assert made.unheard("combine", 0, []) == []
+    made.learn(frozenset({LOST}))
+    assert made.unheard("dispatch", 0, [LOST]) == []
+    assert made.unheard("combine", 0, [LOST]) == [1, 3]
+    window.masks = {1: {LOST}, 3: {1}}
+    assert made.unheard("combine", 0, [LOST]) == [3]
+    assert made.unheard("combine", 0, [LOST, 3]) == []
+    quiet.add(3)
+    assert made.unheard("combine", 0, [LOST]) == []
+    window.masks = {}
+    quiet.clear()
+    made.behind("combine", 0)
+    assert made.unheard("combine", 0, [LOST]) == []
+    assert made.unheard("combine", 1, [LOST]) == [1, 3]
+
+
+@dataclass
+class Waited:
+    """Participants of four ranks, of whom one is masked, and what they look at."""
+
+    participants: Participants
+    window: Window
+    waits: Waits
+
+
+@pytest.fixture
+def waited() -> Waited:
+    masks = mock.Mock(masked={LOST}, known=mock.Mock(masked={LOST}))
+    made, window = renewals()
+    made.learn(frozenset({LOST}))
+    variant = CombineVariant(torch.bfloat16)
+    executables = mock.Mock(key_of=lambda _: (variant, 0, "whole", 1))
+    participants = Participants(mock.Mock(), mock.Mock(), masks, {}, executables, mock.Mock())
+    participants.renewals, waits = made, Waits()
+    participants._of_waits = mock.Mock(), waits, 0.05
+    return Waited(participants, window, waits)
+
+
+def test_a_zone_waits_for_all_to_have_heard(waited: Waited, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hear(_: float) -> None:
+        assert waited.window.renewed == []
+        waited.window.masks = {1: {LOST}, 3: {LOST}}
+
+    monkeypatch.setattr(participants.time, "sleep", hear)
+    waited.participants.behind(mock.Mock())
+    assert len(waited.window.renewed) == 2
+
+
+def test_ranks_that_do_not_hear_are_masked(waited: Waited) -> None:
+    asked: list[list[int]] = []
+
+    def missing(ranks: list[int], operator: str, zone: int) -> None:
+        assert (operator, zone) == ("combine", 0)
+        asked.append(ranks)
+        waited.window.masks = {1: {LOST}, 3: {LOST}}
+
+    waited.participants._on_lost = mock.Mock(missing_ranks=missing)
+    waited.participants.behind(mock.Mock())
+    assert asked == [[1, 3]]
+    assert len(waited.window.renewed) == 2
+
+
+def test_masks_by_hand_have_to_be_the_same_everywhere(waited: Waited) -> None:
+    with pytest.raises(
+        CommunicationTimeoutError,
+        match=r"waiting for rank\(s\) \[1, 3\]: rank\(s\) \[2\] are masked here, and not",
+    ):
+        waited.participants.behind(mock.Mock())
+    assert waited.window.renewed == []
+
+
+def test_who_finds_itself_masked_does_not_wait_on(waited: Waited) -> None:
+    waited.waits.stop(lambda: RankMaskedError("rank 0 is masked"))
+    with pytest.raises(RankMaskedError, match="rank 0 is masked"):
+        waited.participants.behind(mock.Mock())
+    assert waited.window.renewed == []
 
 
 def wandering_of(layout: Layout) -> tuple[list[range], list[range]]:
@@ -239,3 +342,14 @@ def test_without_memory_the_window_stays_as_it_is(
 
 def test_a_window_has_words_for_every_part() -> None:
     assert MAX_PARTS >= 2 * 2
+
+
+def test_a_window_says_whom_its_rank_masks(window: tuple[Spare, int, int]) -> None:
+    room, file, base = window
+    assert room.masked_by(base) == set()
+    room.renew(file, base, MAX_PARTS - 1, 0, PAGE_BYTES, False)
+    room.say_masked(base, {0, 9, MAX_RANKS - 1})
+    assert room.masked_by(base) == {0, 9, MAX_RANKS - 1}
+    room.say_masked(base, {3})
+    assert room.masked_by(base) == {3}
+    assert ctypes.c_int64.from_address(base + WINDOW_BYTES + 2048 + 8 * (MAX_PARTS - 1)).value == BEGIN

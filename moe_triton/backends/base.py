@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -78,6 +78,12 @@ class RenewedWindow(Protocol):
         Raises:
             WindowError: it cannot be mapped, or is no such memory.
         """
+
+    def say_masked(self, ranks: Collection[int]) -> None:
+        """Says in this rank's window whom this rank masks. From any thread; nothing once it is closed."""
+
+    def masked_by(self, rank: int) -> frozenset[int]:
+        """The ranks that a peer says it masks, behind all that has been read of it before."""
 
 
 class HostPosts(Protocol):

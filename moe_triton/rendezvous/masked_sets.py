@@ -20,14 +20,15 @@ class MaskedSets:
     Args:
         open_store: returns the store of these ranks and this buffer.
         num_ranks: of the group.
+        rank: this one. Once it is in a set it names nobody: the others go on without it.
 
     Attributes:
         number: of the latest set that is known, 0 for none.
         masked: that set.
     """
 
-    def __init__(self, open_store: Callable[[], Store], num_ranks: int) -> None:
-        self._open_store, self._num_ranks = open_store, num_ranks
+    def __init__(self, open_store: Callable[[], Store], num_ranks: int, rank: int) -> None:
+        self._open_store, self._num_ranks, self._rank = open_store, num_ranks, rank
         self.number, self.masked = 0, frozenset[int]()
 
     def follow(self) -> frozenset[int]:
@@ -41,7 +42,7 @@ class MaskedSets:
         """Names ranks that are missing, and returns the set agreed on: with others, or without these."""
         store = self._open_store()
         wanted = self.follow() | frozenset(ranks)
-        while not wanted <= self.masked:
+        while not wanted <= self.masked and self._rank not in self.masked:
             said = json.dumps(sorted(wanted))
             agreed = store.compare_set(self._key(self.number + 1), "", said).decode(errors="replace")
             self._take(agreed)

@@ -109,8 +109,8 @@ class Communicator(Calling):
         if self._trace:
             self._write_at_end = at_end(self, self._trace.close)
         of_waits = self._notes, self._waits, self._timeout_s
-        open_sets = partial(meeting.store, order.agreed_at)
-        sets = MaskedSets(open_sets, self.config.num_ranks) if self._on_lost == "mask" else None
+        of_sets = partial(meeting.store, order.agreed_at), self.config.num_ranks, self.rank
+        sets = MaskedSets(*of_sets) if self._on_lost == "mask" else None
         self.participants.begin(watches, reached, of_waits, self.counts, sets, self._windows[0])
         self._tell_of_waits()
         if self._unread is not None:

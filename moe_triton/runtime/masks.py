@@ -88,9 +88,12 @@ class Masks:
     Attributes:
         known: what the running call, or the next one, goes by.
         reasons: why each rank is masked, and since when, as ``time.time()`` has it.
+        on_change: is told who is masked, once no launch begins any more that does not go by that. On any
+            thread.
         on_masked: called with each rank that is masked from now on, and why, by whom that does it.
     """
 
+    on_change: Callable[[frozenset[int]], None] | None = None
     on_masked: Callable[[int, str], None] | None = None
 
     def __init__(
@@ -199,6 +202,8 @@ class Masks:
         self._fence()
         self._words[num_ranks] = now.word
         self._now = now
+        if self.on_change is not None:
+            self.on_change(masked)
 
     def learn(self) -> State:
         """Has calls go by what is masked now. For the thread that is in a call, or where none is."""

@@ -77,6 +77,23 @@ class OnLostRanks:
         if not ranks or group_of(self._context, waiting.launch):
             return
         ranks = [rank for rank in ranks if rank not in self._masks.masked and rank != self._context.rank]
+        try:
+            self.missing_ranks(ranks, waiting.plan.operator, waiting.plan.zone)
+        except CommunicationTimeoutError as error:
+            unsettled = error
+            self._waits.stop(lambda: unsettled)
+
+    def missing_ranks(self, ranks: Sequence[int], operator: str, zone: int) -> None:
+        """Masks ranks that have not come or answered in time, or those who hold them up.
+
+        Args:
+            ranks: that were waited for.
+            operator: in whose call.
+            zone: of it.
+
+        Raises:
+            CommunicationTimeoutError: ranks cannot agree on it.
+        """
         asking = in_thread(lambda: self._decide(ranks), "missing ranks")
         try:
             _answer_of(asking)
@@ -84,11 +101,15 @@ class OnLostRanks:
             answers = f"the group's store does not answer ({type(error).__name__})"
             detail = f"ranks cannot agree on who is missing, as {answers}. "
             culprits = Culprits.unknown(ranks, answers, detail)
-            at = waiting.plan.operator, 0, waiting.plan.zone
-            unsettled = CommunicationTimeoutError(
-                *at, ranks, culprits.said, uncertain_ranks=culprits.uncertain, uncertainty=culprits.why
-            )
-            self._waits.stop(lambda: unsettled)
+            raise CommunicationTimeoutError(
+                operator,
+                0,
+                zone,
+                ranks,
+                culprits.said,
+                uncertain_ranks=culprits.uncertain,
+                uncertainty=culprits.why,
+            ) from error
 
     def lost(self, rank: int, why: str) -> None:
         """A rank has ended, which is certain: it is masked here at once, and in the next set.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -9,12 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from moe_triton.backends.base import Bindings, Executable, RenewedWindow, Window
 from moe_triton.backends.waits import Waits
 from moe_triton.core.ascendc import REPORT_MASKED
-from moe_triton.core.errors import ArgumentError, BufferStateError
+from moe_triton.core.errors import ArgumentError, BufferStateError, CommunicationTimeoutError
 from moe_triton.core.health import RankHealth
+from moe_triton.core.threads import Deadline
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.rendezvous.deaths import Gone, Watch
 from moe_triton.rendezvous.masked_sets import MaskedSets
-from moe_triton.rendezvous.notes import Notes
+from moe_triton.rendezvous.notes import Notes, noted_after_s
 from moe_triton.runtime.exclusive import Exclusive
 from moe_triton.runtime.executables import Executables
 from moe_triton.runtime.in_flight import InFlight
@@ -25,6 +27,9 @@ from moe_triton.runtime.on_lost import OnLostRanks
 from moe_triton.runtime.renewals import Renewals
 from moe_triton.runtime.turns import operator_of
 from moe_triton.schemes.scheme import Scheme
+
+HEARD_S = 0.001
+"""Between looks at whom others mask."""
 
 
 class Calling(Exclusive):
@@ -103,7 +108,10 @@ class Participants:
         layout = self._scheme.layout
         if layout.wandering and isinstance(window, RenewedWindow):
             of_zones = layout.wandering, layout.num_zones
-            self.renewals = Renewals(window, *of_zones, self._context.rank, watches[0].is_quiet)
+            of_ranks = self._context.rank, self._context.config.num_ranks
+            self.renewals = Renewals(window, *of_zones, *of_ranks, watches[0].is_quiet)
+            self._masks.on_change = window.say_masked
+        self._of_waits = of_waits
         self.losses = Losses(self._context, watches, waits, counts, notes, self._masks)
         if sets is not None:
             self._on_lost = OnLostRanks(self._context, self._masks, sets, *of_waits)
@@ -247,7 +255,43 @@ class Participants:
         if self.renewals is not None and self._masks.known.masked:
             variant, zone, _, _ = self._executables.key_of(executable)
             assert isinstance(variant, (DispatchVariant, CombineVariant))
-            self.renewals.behind(operator_of(variant), zone)
+            operator = operator_of(variant)
+            self._wait_until_heard(self.renewals, operator, zone)
+            self.renewals.behind(operator, zone)
+
+    def _wait_until_heard(self, renewals: Renewals, operator: str, zone: int) -> None:
+        """Until all who go on mask whom this rank does: from then on they see where its zones are."""
+        notes, waits, timeout_s = self._of_waits
+        deadline, pending, noted = Deadline(timeout_s), [True], Deadline(noted_after_s(timeout_s))
+        is_noted = False
+        try:
+            while unheard := renewals.unheard(operator, zone, self._masks.masked):
+                if waits.is_stopped:
+                    waits.raise_stopped(operator)
+                if not is_noted and noted.left() <= 0:
+                    is_noted = True
+                    notes.leave(f"what follows a {operator}", unheard, lambda: pending[0])
+                if deadline.left() <= 0:
+                    self._give_up_on(unheard, operator, zone)
+                    deadline = Deadline(timeout_s)
+                time.sleep(HEARD_S)
+        finally:
+            pending[0] = False
+
+    def _give_up_on(self, unheard: Sequence[int], operator: str, zone: int) -> None:
+        """Ranks have not masked whom they were to mask."""
+        if self._on_lost is not None:
+            self._on_lost.missing_ranks(unheard, operator, zone)
+            return
+        masked = sorted(self._masks.known.masked)
+        raise CommunicationTimeoutError(
+            operator,
+            0,
+            zone,
+            list(unheard),
+            f"rank(s) {masked} are masked here, and not all of them there. Mask the same ranks on every rank "
+            f"that goes on, before the same call.",
+        )
 
     def go_on(self, operator: str, executable: Executable, bindings: Bindings) -> int:
         """Brings a run to its end in which ranks were masked; returns what `Executable.run` does."""

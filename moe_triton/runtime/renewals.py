@@ -8,7 +8,8 @@ zone.
 
 When: behind the first run in the zone from the mask on, before anything that tells peers that the zone is
 free. Until then nobody but the masked rank writes there; from then on whoever learns that the zone is free
-can see that its memory is another one, and follows (docs/protocol.md, "Late writes").
+can see that its memory is another one, and follows (docs/protocol.md, "Late writes"). So that every peer
+looks, this rank waits until all of them have masked the same ranks. Who is masked itself follows nobody.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from moe_triton.backends.base import RenewedWindow
-from moe_triton.core.errors import BufferStateError
+from moe_triton.core.errors import BufferStateError, RankMaskedError
 from moe_triton.layout import Layout, Wandering
 
 MAX_RENEWALS = 7
@@ -37,6 +38,7 @@ class Renewals:
         wandering: places in it.
         num_zones: of each.
         rank: this one.
+        num_ranks: of the group.
         is_quiet: whether a rank certainly writes nothing any more.
     """
 
@@ -46,9 +48,10 @@ class Renewals:
         wandering: Sequence[Wandering],
         num_zones: int,
         rank: int,
+        num_ranks: int,
         is_quiet: Callable[[int], bool],
     ) -> None:
-        self._window, self._rank, self._is_quiet = window, rank, is_quiet
+        self._window, self._rank, self._num_ranks, self._is_quiet = window, rank, num_ranks, is_quiet
         self._wandering, self._num_zones = wandering, num_zones
         self._suspects: set[int] = set()
         self._masked: frozenset[int] = frozenset()
@@ -64,6 +67,23 @@ class Renewals:
         if not self._suspects:
             self._due.clear()
 
+    def unheard(self, operator: str, zone: int, masked: Collection[int]) -> list[int]:
+        """Ranks that would not see yet that a zone has other memory: `behind` has to wait for them.
+
+        Args:
+            operator: whose run has ended.
+            zone: of it.
+            masked: who is masked by now.
+        """
+        if not self._due_in(operator, zone) or not (suspects := self._loud()):
+            return []
+        others = set(range(self._num_ranks)) - {self._rank, *masked}
+        return sorted(
+            rank
+            for rank in others
+            if not suspects <= self._window.masked_by(rank) and not self._is_quiet(rank)
+        )
+
     def behind(self, operator: str, zone: int) -> None:
         """A run has ended, and peers have not been told yet that its zone is free.
 
@@ -75,10 +95,10 @@ class Renewals:
             BufferStateError: the places share pages with others, which are larger than usual.
             WindowError: there is no other memory.
         """
-        due = [i for i, each in self._due if each == zone and operator in self._wandering[i].operators]
+        due = self._due_in(operator, zone)
         if not due:
             return
-        self._suspects = {rank for rank in self._suspects if not self._is_quiet(rank)}
+        self._suspects = self._loud()
         if not self._suspects:
             self._due.clear()
         for i in due:
@@ -94,11 +114,26 @@ class Renewals:
 
         Raises:
             WindowError: that memory cannot be mapped.
+            RankMaskedError: one of them masks this rank, and has other memory because of it.
         """
         for rank in peers:
             for i, each in enumerate(self._wandering):
                 for zone in range(self._num_zones):
                     self._window.follow(rank, self._number(i, zone), each.offset(zone), each.num_bytes)
+
+        if by := sorted(rank for rank in peers if self._rank in self._window.masked_by(rank)):
+            raise RankMaskedError(
+                f"rank {self._rank} is masked by rank(s) {by}, which go on without it: they did not hear of "
+                f"it in time. Construct a new buffer on every rank to take part again."
+            )
+
+    def _due_in(self, operator: str, zone: int) -> list[int]:
+        """Places that are to have other memory behind a run."""
+        return [i for i, each in self._due if each == zone and operator in self._wandering[i].operators]
+
+    def _loud(self) -> set[int]:
+        """Those masked who may still write."""
+        return {rank for rank in self._suspects if not self._is_quiet(rank)}
 
     def _renew(self, i: int, zone: int) -> None:
         places = self._wandering[i]

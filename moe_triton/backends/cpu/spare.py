@@ -10,6 +10,7 @@ import ctypes
 import functools
 import mmap
 import os
+from collections.abc import Collection
 
 from moe_triton.core.errors import WindowError
 
@@ -17,7 +18,10 @@ from moe_triton.core.errors import WindowError
 DOORBELL_BYTES = 4096
 # Further behind it, on its page: where in the file the memory of each part is that has other memory.
 _WORDS_AT, _WORD_BYTES = 2048, 8
-MAX_PARTS = (DOORBELL_BYTES - _WORDS_AT) // _WORD_BYTES
+# And behind these a bit for each rank: whether this one masks it.
+_MASKS_AT = 3072
+MAX_PARTS = (_MASKS_AT - _WORDS_AT) // _WORD_BYTES
+MAX_RANKS = (DOORBELL_BYTES - _MASKS_AT) * 8
 
 
 class Spare:
@@ -87,6 +91,19 @@ class Spare:
                 f"the new memory of rank {rank}'s window cannot be mapped: {error.strerror}"
             ) from error
         self._followed[rank, number] = to
+
+    def say_masked(self, base: int, ranks: Collection[int]) -> None:
+        """Writes behind this rank's window whom it masks."""
+        assert all(0 <= rank < MAX_RANKS for rank in ranks)
+        bits = sum(1 << rank for rank in set(ranks)).to_bytes(MAX_RANKS // 8, "little")
+        ctypes.memmove(base + self.window_bytes + _MASKS_AT, bits, len(bits))
+
+    def masked_by(self, base: int) -> frozenset[int]:
+        """Whom the rank of a window masks."""
+        bits = int.from_bytes(
+            ctypes.string_at(base + self.window_bytes + _MASKS_AT, MAX_RANKS // 8), "little"
+        )
+        return frozenset(rank for rank in range(bits.bit_length()) if bits >> rank & 1)
 
     def _word(self, base: int, number: int) -> ctypes.c_int64:
         assert 0 <= number < MAX_PARTS

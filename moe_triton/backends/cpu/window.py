@@ -9,11 +9,12 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence, Set
 from pathlib import Path
 
 import torch
 
+from moe_triton.backends.cpu import native
 from moe_triton.backends.cpu.nic import Nic, NicSettings
 from moe_triton.backends.cpu.paced_link import PacedLink
 from moe_triton.backends.cpu.room import Limit, available_memory, cgroup_limits
@@ -149,6 +150,18 @@ class SharedWindow:
     def follow(self, rank: int, number: int, at: int, num_bytes: int) -> None:
         """See `moe_triton.backends.base.RenewedWindow`."""
         self._spare.follow(rank, self._views[rank].data_ptr(), number, at, num_bytes)
+
+    def say_masked(self, ranks: Collection[int]) -> None:
+        """See `moe_triton.backends.base.RenewedWindow`."""
+        views = self._views  # kept, where another thread closes the window meanwhile
+        if views:
+            native.library().moe_fence()
+            self._spare.say_masked(views[self._meeting.rank].data_ptr(), ranks)
+
+    def masked_by(self, rank: int) -> frozenset[int]:
+        """See `moe_triton.backends.base.RenewedWindow`."""
+        native.library().moe_fence()
+        return self._spare.masked_by(self._views[rank].data_ptr())
 
     def close(self) -> None:
         """Drops the mappings; the memory goes with the last rank that drops it."""
