@@ -140,7 +140,8 @@ class Communicator(Calling):
             self._windows.append(window)
         self.memory = PlanMemory(self.scheme, self._windows, self.backend.device)
         self._fixed = self.memory.bindings
-        paths = Paths(self.context.config, self.rank, self.scheme.relays)
+        relays = self.scheme.relays, not self.backend.is_asynchronous
+        paths = Paths(self.context.config, self.rank, *relays)
         self.masks = Masks(self._fixed["peers"], paths, self.counts, self.backend.fence)
         made.callback(self._fixed.clear)
         self._executables = Executables(self.scheme, self.kernel_settings, self.backend, self.memory, log)
@@ -232,6 +233,8 @@ class Communicator(Calling):
         executable = self._executables.operator(variant, zone, phase, parts)
         number = self.counts[operator]
         try:
+            if operator == "combine":
+                self.participants.begin_combine(bindings)
             self._execute(operator, executable, bindings, turn=phase != "setup")
             if phase == "setup":
                 self._in_flight.begin(operator, variant, capturing)
@@ -282,7 +285,9 @@ class Communicator(Calling):
         self.alone(self._run_phases, phases)
 
     def _run_phases(self, phases: Sequence[PhaseRun]) -> None:
-        is_quick = self._unread is None and not self.masks.masked
+        # Where relays sum, each combine may hear that ranks are masked, and marks its own tokens.
+        hears = self.scheme.relays and (self._on_lost == "mask" or self.masks.is_used)
+        is_quick = self._unread is None and not self.masks.masked and not hears
         if is_quick and len(phases) > 1 and self._run_in_turn(phases):
             return
         for each in phases:
@@ -494,8 +499,11 @@ class Communicator(Calling):
             self._unread.add(executable, operator, number, bindings)
         elif code:
             self._fail(Run(operator, number, bindings), executable, code)
-        elif turn and operator != "barrier":
-            self.participants.behind(executable)
+        elif operator != "barrier":
+            if operator == "combine":
+                self.participants.end_combine(bindings)
+            if turn:
+                self.participants.behind(executable)
 
     def make_calls(self, buffer_id: int) -> BufferCalls | None:
         """The native calls of a buffer, or None if the back end has none.

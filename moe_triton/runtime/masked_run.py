@@ -8,8 +8,9 @@ that is not summed yet.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import torch
@@ -80,15 +81,17 @@ class MaskedRun:
         # What an operator in one piece begins with may come late, and so may what counts a call's rows.
         is_early = not ran and (operator == "combine" or phase in _BEGINNING)
         is_whole = phase in _WHOLE and INBAND_COLLECT.name not in kernels
+        if operator == "combine" and self._scheme.relays:  # what others have summed is marked in the ids
+            is_whole &= self._owns_ids
         if not (is_early or (is_whole and operator in ("barrier", *self._scheme.goes_on))):
             raise BufferStateError(
                 f"rank(s) {self._newly_masked()} were masked during a {operator} that cannot go on without "
                 f"them. Mask between calls."
             )
         if operator == "combine":
-            self._mark_results(ran)
+            self._mark_results(executable)
         elif operator == "dispatch" and not ran:
-            self._mark_ids(self._ids())
+            self._mark_ids(self._ids(), self._masks.marked)
         if operator != "dispatch":
             return None
         if INBAND_RECEIVE.name in kernels:
@@ -109,7 +112,7 @@ class MaskedRun:
         if self._has_received:
             self._drop_rows()
         if self._owns_ids:
-            self._mark_ids(self._ids())
+            self._mark_ids(self._ids(), self._masks.marked_cut_off)
 
     def _memory(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
         """What a placeholder holds, as so many elements; None where it holds nothing."""
@@ -131,11 +134,16 @@ class MaskedRun:
         assert isinstance(tokens, int)
         return self._words(name, tokens, self._context.config.num_topk)
 
-    def _mark_ids(self, ids: torch.Tensor | None, pending: torch.Tensor | None = None) -> None:
+    def _mark_ids(
+        self,
+        ids: torch.Tensor | None,
+        mark: Callable[[torch.Tensor], torch.Tensor],
+        pending: torch.Tensor | None = None,
+    ) -> None:
         """Marks ids of experts that are lost, of all tokens or of those that are pending."""
         if ids is None:
             return
-        marked = self._masks.marked(ids)
+        marked = mark(ids)
         if pending is not None:
             marked = torch.where(pending[:, None], marked, ids)
         if self._owns_ids:
@@ -143,21 +151,22 @@ class MaskedRun:
         else:
             self.bindings = {**self.bindings, IDS: marked}
 
-    def _mark_results(self, ran: list[Launch]) -> None:
+    def _mark_results(self, executable: Executable) -> None:
         """Results that are not summed yet come no more. What has been summed, has been."""
         tokens = self.bindings["num_tokens"]
         assert isinstance(tokens, int)
         pending = torch.ones(tokens, dtype=torch.bool, device=CPU)
-        for launch in ran:
+        for launch in itertools.chain.from_iterable(executable.ran):
             if launch.step == SUM:
                 for token in self._summed_by(launch, tokens):
                     pending[token] = False
-        self._mark_ids(self._ids(), pending)
+        mark = self._masks.marked_cut_off
+        self._mark_ids(self._ids(), mark, pending)
         active = self._ids(ACTIVE_IDS)
         if active is not None:  # what a mask of the caller's has left of them
-            active.copy_(torch.where(pending[:, None], self._masks.marked(active), active))
+            active.copy_(torch.where(pending[:, None], mark(active), active))
         if TABLES in self.bindings and (tables := self._scheme.tables_of(self._context.config)):
-            self._masks.mark_tables(tables, self.bindings)
+            self._masks.mark_tables(tables, {**self._fixed, **self.bindings}, executable.ran)
 
     def _summed_by(self, launch: Launch, tokens: int) -> Iterator[int]:
         """Tokens of a launch that sums."""
@@ -184,11 +193,11 @@ class MaskedRun:
         return self._words(name, self._context.num_local_experts, self._context.config.num_ranks)
 
     def _take_back_counts(self) -> None:
-        """No rows of the ranks that are masked: where the others' belong is to be found anew."""
+        """No rows of the ranks that are silent: where the others' belong is to be found anew."""
         for name in ("recv_counts", "all_counts"):
             counts = self._by_entry(name)
             if counts is not None:
-                counts[:, sorted(self._masks.known.masked)] = 0
+                counts[:, self._masks.silent()] = 0
         ends = self._by_entry("recv_offsets")
         assert ends is not None
         last = ends[:, -1]

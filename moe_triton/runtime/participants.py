@@ -7,6 +7,8 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
+
 from moe_triton.backends.base import Bindings, Executable, RenewedWindow, Window
 from moe_triton.backends.waits import Waits
 from moe_triton.core.ascendc import REPORT_MASKED
@@ -21,7 +23,7 @@ from moe_triton.runtime.exclusive import Exclusive
 from moe_triton.runtime.executables import Executables
 from moe_triton.runtime.in_flight import InFlight
 from moe_triton.runtime.losses import Losses
-from moe_triton.runtime.masked_run import MaskedRun
+from moe_triton.runtime.masked_run import IDS, MaskedRun
 from moe_triton.runtime.masks import Masks
 from moe_triton.runtime.on_lost import OnLostRanks
 from moe_triton.runtime.renewals import Renewals
@@ -276,6 +278,18 @@ class Participants:
             f"rank(s) {masked} are masked here, and not all of them there. Mask the same ranks on every rank "
             f"that goes on, before the same call.",
         )
+
+    def begin_combine(self, bindings: Bindings) -> None:
+        """Takes out of what a scheme keeps for a combine the results that will not come."""
+        if self._masks.is_used and (tables := self._scheme.tables_of(self._context.config)):
+            self._masks.mark_tables(tables, {**self._fixed, **bindings})
+
+    def end_combine(self, bindings: Bindings) -> None:
+        """Marks the ids whose results others have not had when they summed for this rank."""
+        if self.owns_ids and (ranks := self._scheme.left_out(self._fixed)):
+            ids = bindings[IDS]
+            assert isinstance(ids, torch.Tensor)
+            self._masks.mark_left_out(ids, ranks)
 
     def go_on(self, operator: str, executable: Executable, bindings: Bindings) -> int:
         """Brings a run to its end in which ranks were masked; returns what `Executable.run` does."""

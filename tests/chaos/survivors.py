@@ -14,6 +14,7 @@ import random
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from moe_triton.processes import RankFailedError, run_ranks
@@ -21,7 +22,9 @@ from tests.distributed.cases import small_case
 from tests.distributed.masked import Chaos, rounds_in_chaos
 from tests.patience import seconds
 
-SCHEMES = "fullmesh_v1", "fullmesh_v2", "fullmesh"
+SCHEMES = "fullmesh_v1", "fullmesh_v2", "fullmesh", "hierarchy"
+SERVERS = {4: (2, 4), 6: (2, 3)}
+"""Ranks of a server, by those of the group, where the scheme knows servers."""
 STOPPED_S = 3.0
 ENDS_S = 60.0
 
@@ -29,7 +32,8 @@ ENDS_S = 60.0
 def trial(seed: int) -> Chaos:
     """A trial by its number."""
     draw = random.Random(seed)
-    num_ranks, scheme = draw.choice([2, 3, 4]), draw.choice(SCHEMES)
+    scheme = draw.choice(SCHEMES)
+    num_ranks = draw.choice([4, 6] if scheme == "hierarchy" else [2, 3, 4])
     case = small_case(
         num_ranks,
         scheme,
@@ -38,6 +42,12 @@ def trial(seed: int) -> Chaos:
         weights=True,
         num_blocks=draw.choice([1, 2]),
     )
+    if scheme == "hierarchy":
+        servers = draw.choice(SERVERS[num_ranks])
+        # On an A2 a hierarchy of one server would be another scheme.
+        product = draw.choice(["A2", "A3"]) if servers < num_ranks else "A3"
+        config = replace(case.config, ranks_per_server=servers, product=product)
+        case = replace(case, config=config.normalized())
     # Rank 0 hosts the store, without which nobody can agree.
     victim = draw.randrange(1, num_ranks)
     return Chaos(case, victim, draw.random() * 0.5, draw.choice([None, None, STOPPED_S]), seconds(1.0))

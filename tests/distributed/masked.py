@@ -234,6 +234,11 @@ def strike(of: Chaos) -> None:
 
 def wrong_in_chaos(buffer: EPBuffer, case: Case, rank: int, number: int) -> list[str]:
     """Runs a round, and names what is not the reference's without what is lost."""
+    return round_in_chaos(buffer, case, rank, number)[0]
+
+
+def round_in_chaos(buffer: EPBuffer, case: Case, rank: int, number: int) -> tuple[list[str], torch.Tensor]:
+    """The same, and the ids (n,) of the entries that are lost."""
     everyone = [inputs_of(case, each, number) for each in range(case.config.num_ranks)]
     inputs = everyone[rank]
     output = dispatched(buffer, case, inputs)
@@ -257,7 +262,7 @@ def wrong_in_chaos(buffer: EPBuffer, case: Case, rank: int, number: int) -> list
     expected = reference.combine(case.config, y, received, [i.topk_idx for i in everyone], weights)[rank]
     if text := difference("combined", sums, expected):
         said.append(f"round {number}: {text}")
-    return said
+    return said, inputs.topk_idx[lost]
 
 
 def is_over(buffer: EPBuffer, number: int) -> bool:
