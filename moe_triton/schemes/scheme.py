@@ -237,7 +237,7 @@ class Scheme(SchemeFacts):
         Args:
             name: a method of what builds its plans: "ask", "ring", "place", "routing", "announce",
                 "starts", "restart", "round", "count", "entries", "fill", "fill_ahead", "late_fill" or
-                "local_counts" of a dispatch, "gather" of a combine; "mend" where `recounts`.
+                "local_counts" of a dispatch, "gather" of a combine; "mend" and "recount" where `recounts`.
             variant: what it is specialised for.
             zone: that it is built for; 0 where kernels look it up.
             parts: that its tokens are cut into.

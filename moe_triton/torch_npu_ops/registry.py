@@ -267,7 +267,8 @@ def communicator(place: Place) -> Communicator:
     for rank in _masked_at(place):  # meanwhile, by another thread
         made.participants.update_mask(place.members.index(rank) if place.members else rank, True)
     if chosen.on_lost == "mask":
-        made.masks.on_masked = note = partial(_note_lost, place, chosen)
+        note = partial(_note_lost, place, chosen)
+        made.masks.on_masked.append(note)
         for number in made.masks.masked:  # before anybody was told
             note(number, made.masks.reasons[number][0])
     _environments[place.group_ep] = environment
