@@ -117,11 +117,10 @@ class Masks:
         reasons: why each rank is masked, and since when, as ``time.time()`` has it.
         on_change: is told who is masked, once no launch begins any more that does not go by that. On any
             thread.
-        on_masked: called with each rank that is masked from now on, and why, by whom that does it.
+        on_masked: each is called with each rank that is masked from now on, and why, by whom that does it.
     """
 
     on_change: Callable[[frozenset[int]], None] | None = None
-    on_masked: Callable[[int, str], None] | None = None
 
     def __init__(
         self, words: torch.Tensor, paths: Paths, counts: Mapping[str, int], fence: Callable[[], None]
@@ -135,6 +134,7 @@ class Masks:
         self._lost: torch.Tensor | None = None
         self._cut_off: torch.Tensor | None = None
         self._has_marks = False
+        self.on_masked: list[Callable[[int, str], None]] = []
 
     @property
     def masked(self) -> frozenset[int]:
@@ -192,8 +192,9 @@ class Masks:
             else:
                 del self._since[rank], self.reasons[rank]
             self._change(self.masked ^ {rank})
-        if masked and self.on_masked is not None:
-            self.on_masked(rank, why)
+        if masked:
+            for listener in self.on_masked:
+                listener(rank, why)
 
     def clean(self) -> None:
         """Un-masks all ranks.
@@ -208,6 +209,11 @@ class Masks:
                 self._since.clear()
                 self.reasons.clear()
                 self._change(frozenset())
+
+    def since_dispatch(self, number: int) -> bool:
+        """Whether a rank that is masked was so only when this dispatch had begun, or so many had ended."""
+        place = OPERATORS.index("dispatch")
+        return any(runs[place] >= number for runs in list(self._since.values()))
 
     def _runs(self) -> tuple[int, ...]:
         return tuple(self._counts[operator] for operator in OPERATORS)

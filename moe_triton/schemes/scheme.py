@@ -147,6 +147,8 @@ class Scheme(SchemeFacts):
     """How whom a wait is for is found, by the name of the kernel that waits."""
     goes_on: ClassVar[frozenset[str]] = frozenset()
     """Operators in whose runs ranks may be masked: the others' rows and results come to the right places."""
+    goes_on_in_rounds: ClassVar[bool] = True
+    """Whether that holds for the rounds of a call, too."""
     recounts: ClassVar[bool] = False
     """Whether blocks of a dispatch see counts of one source each by itself, or find places by what each has
     seen of all: where ranks were masked meanwhile, counts are taken back, and places are found anew (phase
@@ -244,7 +246,7 @@ class Scheme(SchemeFacts):
         Args:
             name: a method of what builds its plans: "ask", "ring", "place", "routing", "announce",
                 "starts", "restart", "round", "count", "entries", "fill", "fill_ahead", "late_fill" or
-                "local_counts" of a dispatch, "gather" of a combine; "mend" where `recounts`.
+                "local_counts" of a dispatch, "gather" of a combine; "mend" and "recount" where `recounts`.
             variant: what it is specialised for.
             zone: that it is built for; 0 where kernels look it up.
             parts: that its tokens are cut into.
