@@ -190,7 +190,7 @@ public:
 
     void BeginPhase(uint32_t number) {
         EndWaits();
-        phase = number;
+        phase_ = number;
     }
 
     void Finish() {
@@ -214,7 +214,7 @@ private:
     }
 
     void LookUp(WaitControl& control, Awaited awaited) {
-        control.Note(block, phase, awaited);
+        control.Note(block, phase_, awaited);
         has_noted_ = true;
         // Blocks on other threads run inside their caller's launch, and must not enter Python.
         if (ThreadSettings() == &settings_) LookUpFromWait(control);
@@ -261,6 +261,7 @@ private:
     uint64_t cached_left_;
     bool has_streamed_ = false;
     bool has_noted_ = false;  // for whom it waits
+    uint32_t phase_ = 0;      // of the launch
     const std::unique_ptr<PacedWrites> paced_;  // null without a paced link
     uint64_t count_before_look_ = 0;
     bool is_count_known_ = false;

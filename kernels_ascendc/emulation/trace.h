@@ -260,9 +260,6 @@ struct CoreOfBlock {
     const uint32_t blocks;
     AscendC::TPipe* pipe = nullptr;
     TracedBlock* traced = nullptr;  // null where nothing is traced or profiled
-    uint32_t phase = 0;             // of the launch
-
-    void BeginPhase(uint32_t number) { phase = number; }
 };
 
 }  // namespace emulation
