@@ -580,9 +580,9 @@ class EPBuffer(Owner, Uncopied):
                 self._latest_dtype = x.dtype
                 if self._posts:
                     output.handle.note_traffic(self.traffic("dispatch"))
-                if has_places:
+                if has_places and not self._communicator.masks.known.masked:
                     return output
-                if handle is not None or not self._communicator.is_rung:
+                if not has_places and (handle is not None or not self._communicator.is_rung):
                     return output
         row_format = row_format_of(quantize)
         arguments.check_smoothing(smooth_scales, row_format)
@@ -595,6 +595,8 @@ class EPBuffer(Owner, Uncopied):
             "performance_info": performance_info,
             "cumulative_local_expert_recv_stats": cumulative_local_expert_recv_stats,
         }
+        if type(output) is DispatchOutput and has_places:
+            return self._placed.leave_masked(output, tensors, row_format, make_request(*sizes, do_expand))
         if type(output) is DispatchOutput:
             # The first round of more, as another rank has said in the meantime.
             request = USUAL if do_expand is True else USUAL_PER_RANK

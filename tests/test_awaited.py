@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -71,6 +72,22 @@ def test_entries_that_are_missing(missing: tuple[int, ...]) -> None:
     cell = np.array([1 - ZONE], np.int32)
     other = waiting(ascendc.DISPATCH_WAIT, blocks, **arguments, zone_at=cell)
     assert awaited_ranks(SITE, other) == [0, 1, 2, 3]
+
+
+def test_blocks_that_are_in_other_phases() -> None:
+    """The phase that the host is in may wait for nobody."""
+    window, status = entries()
+    for expert, source in itertools.product(range(EXPERTS), (0, 1)):
+        raise_flag(window, status, zone=ZONE, expert=expert, source=source)
+    arguments = {"window": window, "zone": ZONE, "status": status.words()}
+    first, second = (waiting(ascendc.DISPATCH_WAIT, {0: (at, 4)}, **arguments) for at in (0, 4))
+    assert awaited_ranks(SITE, first) == []
+    beside = ((second.launch, second.words, {1: (4, 4)}),)
+    assert awaited_ranks(SITE, first._replace(beside=beside)) == [2, 3]
+    other = replace(ascendc.DISPATCH_WAIT, name="dispatch_offsets")
+    later = first._replace(launch=replace(first.launch, kernel=other), awaited={})
+    assert awaited_ranks(SITE, later) is None
+    assert awaited_ranks(SITE, later._replace(beside=beside)) == [2, 3]
 
 
 def test_results_that_are_missing() -> None:

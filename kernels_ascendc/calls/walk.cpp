@@ -219,7 +219,8 @@ int64_t Run(const CallProgram& program, const PreparedPlan& plan, const Frame& f
     result = run(plan.plan[0], given->words);
     Py_END_ALLOW_THREADS;
     // Where ranks were masked meanwhile, Python brings it to its end.
-    if (is_over || result != 0) frame.rounds().End(program.id, result == 0 || result >= MASKS_CHANGED, false);
+    const bool is_masked = result >= MASKS_CHANGED;
+    if (is_over || (result != 0 && !is_masked)) frame.rounds().End(program.id, result == 0 || is_masked, false);
     return result;
 }
 
@@ -287,12 +288,12 @@ bool Mark(const CallProgram& program, const PreparedPlan& plan, const Frame& fra
 }
 
 // The second plan of a run, once it is known that it can be run; or what the first one has made, with which Python goes
-// on. Nobody asks for the times of a run in two plans.
-PyObject* GoOn(const CallProgram& program, const PreparedPlan& first, Frame* frame, uint64_t number) {
+// on, as it does where ranks were masked. Nobody asks for the times of a run in two plans.
+PyObject* GoOn(const CallProgram& program, const PreparedPlan& first, Frame* frame, uint64_t number, bool is_masked) {
     const PreparedPlan plan(first.next);
     PyObject *const last = program.last.get(), *const name = program.name.get();
     if (PyDict_Contains(last, name) == 1 && PyDict_DelItem(last, name) != 0) return nullptr;
-    if (!frame->Walk(plan.values, plan.steps)) return MakeOutput(program, first, *frame, number);
+    if (is_masked || !frame->Walk(plan.values, plan.steps)) return MakeOutput(program, first, *frame, number);
     Words given;
     const int64_t result = Run(program, plan, *frame, true, &given);
     if (result != 0 && !IsMended(program, plan, *frame, result, given)) return nullptr;
@@ -320,7 +321,7 @@ PyObject* Call(PyObject* object, PyObject* const* arguments, Py_ssize_t count) {
     Words given;
     const int64_t result = Run(program, plan, frame, is_over, &given);
     if (result != 0 && !IsMended(program, plan, frame, result, given)) return nullptr;
-    if (!is_over) return GoOn(program, plan, &frame, number);
+    if (!is_over) return GoOn(program, plan, &frame, number, result != 0);
     if (PyDict_SetItem(program.last.get(), program.name.get(), plan.executable) != 0) return nullptr;
     Ref made(MakeOutput(program, plan, frame, number));
     return made && Mark(program, plan, frame, made.get()) ? made.Release() : nullptr;

@@ -217,6 +217,8 @@ public:
         Note({Did::MARK, 0, 0, 0, kind, 0});
     }
 
+    void BeginPhase(uint32_t) {}
+
     // It looks for what others send, or have done. Other blocks go on before, so that it is done.
     void BeginLook() {
         // Whoever goes on to another look has found what it looked for.

@@ -138,6 +138,7 @@ public:
     void Barrier(pipe_t) { std::atomic_thread_fence(std::memory_order_seq_cst); }
     void DrainScalar() {}
     void SyncAll() {
+        EndWaits();
         PublishRows();
         if (paced_ != nullptr) paced_->Drain();
         if (blocks > 1) meeting_.Wait([this] { LookUpForOthers(); });
@@ -187,7 +188,13 @@ public:
         return PostTo(settings_.nic, meeting_, block, item);
     }
 
+    void BeginPhase(uint32_t number) {
+        EndWaits();
+        phase_ = number;
+    }
+
     void Finish() {
+        EndWaits();
         if (paced_ != nullptr) paced_->Drain();
     }
 
@@ -206,10 +213,19 @@ private:
         return yielded >= settings_.yields || yielded % YIELDS_PER_LOOK == YIELDS_PER_LOOK - 1;
     }
 
-    void LookUp(WaitControl& control, Awaited awaited) const {
-        control.Note(block, awaited);
+    void LookUp(WaitControl& control, Awaited awaited) {
+        control.Note(block, phase_, awaited);
+        has_noted_ = true;
         // Blocks on other threads run inside their caller's launch, and must not enter Python.
         if (ThreadSettings() == &settings_) LookUpFromWait(control);
+    }
+
+    // It waits for nobody until it polls again.
+    void EndWaits() {
+        if (has_noted_) {
+            settings_.control->Forget(block);
+            has_noted_ = false;
+        }
     }
 
     // While other blocks wait.
@@ -244,6 +260,8 @@ private:
     const RowCopy copy_row_;
     uint64_t cached_left_;
     bool has_streamed_ = false;
+    bool has_noted_ = false;  // for whom it waits
+    uint32_t phase_ = 0;      // of the launch
     const std::unique_ptr<PacedWrites> paced_;  // null without a paced link
     uint64_t count_before_look_ = 0;
     bool is_count_known_ = false;

@@ -376,8 +376,9 @@ inline bool IsTraced() { return LoggedBlock() != nullptr; }
 
 // The host and its traces number phases like launches.
 inline void BeginPhase(uint32_t number) {
+    ThisCore().BeginPhase(number);
     if (number == 0) return;
-    if (WaitControl* const control = ControlOfThread()) control->Begin(control->plan, control->launch + 1);
+    if (WaitControl* const control = ControlOfThread()) control->BeginPhase(number);
     if (TracedBlock* const traced = ThisCore().traced) traced->NextPhase();
 }
 

@@ -165,6 +165,7 @@ public:
         Backoff(attempt);
     }
     void BeginLook() {}
+    void BeginPhase(uint32_t) {}
     void Mark(uint32_t) {}
     bool IsStopped() const { return false; }
 

@@ -20,9 +20,10 @@ struct Awaited {
     int64_t count;
 };
 
-// What a block last waited for, and when it last polled.
+// What a block last waited for, in which launch, and when it last polled.
 struct BlockWait {
     uint64_t looked_ns;
+    uint64_t launch;
     Awaited awaited;
 };
 
@@ -45,7 +46,8 @@ struct WaitControl {
     uint64_t holder;  // the thread that is in a call
     // The running launch and its plan: that of `moe_run_plan`, or a number that Python gave.
     uint64_t plan;
-    uint64_t launch;
+    uint64_t first;   // its first phase, as the plan numbers phases
+    uint64_t launch;  // the phase that the launching thread is in
     uint64_t began_ns;  // when this launch's wait was first noticed; 0: not yet
     uint64_t look_ns;   // when to look for signals next
     uint64_t tell_ns;   // when to report the wait next
@@ -61,7 +63,12 @@ struct WaitControl {
 
     void Begin(uint64_t of_plan, uint64_t number) {
         plan = of_plan;
-        launch = number;
+        first = launch = number;
+        began_ns = 0;
+    }
+
+    void BeginPhase(uint64_t number) {
+        launch = first + number;
         began_ns = 0;
     }
 
@@ -69,8 +76,13 @@ struct WaitControl {
     bool IsAlarmed() const { return __atomic_load_n(&alarm, __ATOMIC_RELAXED) != 0; }
 
     // On the block's own thread.
-    void Note(uint32_t block, Awaited awaited) {
-        if (block < MAX_BLOCKS) blocks[block] = {MonotonicNs(), awaited};
+    void Note(uint32_t block, uint32_t phase, Awaited awaited) {
+        if (block < MAX_BLOCKS) blocks[block] = {MonotonicNs(), first + phase, awaited};
+    }
+
+    // What it waited for has come, and may have been cleared.
+    void Forget(uint32_t block) {
+        if (block < MAX_BLOCKS) blocks[block].looked_ns = 0;
     }
 };
 

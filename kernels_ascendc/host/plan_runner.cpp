@@ -275,7 +275,8 @@ int64_t moe_run_turns(const MoeTurn* turns, uint64_t count, moe::calls::Rounds* 
         *last = i;
         if (turn.begins != 0) rounds->Begin(turn.operator_id);
         result = moe_run_plan(turn.plan, turn.placeholders);
-        if (turn.ends != 0) rounds->End(turn.operator_id, result == 0, false);
+        // Where ranks were masked meanwhile, Python brings it to its end.
+        if (turn.ends != 0) rounds->End(turn.operator_id, result == 0 || result >= MASKS_CHANGED, false);
     }
     return result;
 }

@@ -22,7 +22,7 @@ public:
             units_ = NewTensor<int32_t>(pipe, ENTRIES_PER_CHUNK * UNIT_WORDS);
         }
         waited_.Init(pipe, args.waited_us, ENTRIES_PER_CHUNK);
-        silent_.Init(args.peers, static_cast<int64_t>(args.status.source_extent), args.changes);
+        silent_.Init(args.peers, static_cast<int64_t>(args.status.source_extent), args.changes, args.is_relayed != 0);
     }
 
     __aicore__ inline void Process() {

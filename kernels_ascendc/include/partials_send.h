@@ -1,6 +1,7 @@
 // Combine by hierarchy, step 3: the partial rows of a server's tokens back to it, to the rank that they came from, from
 // where an earlier launch has placed them (partials_place); behind the last one the end flag. Those of this rank's own
-// tokens are in its window. Where a rank's results are missing the end flag alone goes out, and says so.
+// tokens are in its window. Where a rank's results are missing the end flag alone goes out, and says so. If one is
+// masked, the rows go without its results, and the end flag says that.
 #pragma once
 
 #include "returns_lost.h"
@@ -52,7 +53,8 @@ private:
             if (server != rail_.Server() && !SendRows(server, Smaller(count, args_.last_row))) {
                 return;
             }
-            if (IsLast() && !ends_.Send(args_, rail_, peers_, poster_, server, count)) {
+            const int32_t left_out = ReadFresh<int32_t>(args_.left_out, args_.first_place + i);
+            if (IsLast() && !ends_.Send(args_, rail_, peers_, poster_, server, count, 0, 0, left_out)) {
                 return;
             }
         }

@@ -1,5 +1,6 @@
 // Combine by hierarchy, step 3: until the end flag of each server's rank of this rail is there. It has the number of
-// partial rows, which this rank knows, or the rank without which there are none, and its call word if that is why.
+// partial rows, which this rank knows, or the rank without which there are none, and its call word if that is why; and
+// whose results the rows are without.
 //
 // Words come from a peer: another count, or a rank that is not of the peer's server, names nothing.
 #pragma once
@@ -16,6 +17,7 @@ public:
         rail_.Init(args);
         end_.Init(pipe, RAIL_END_WORDS);
         seen_.Init(pipe, UB_ALIGN / sizeof(int32_t));
+        left_out_.Init(pipe, UB_ALIGN / sizeof(int32_t));
         silent_.Init(args.peers, args.num_servers * args.ranks_per_server, args.changes);
     }
 
@@ -32,6 +34,9 @@ public:
             // Without the one that passes a server's sums on there are none.
             seen_.Set(server, is_there ? CountOf(server) : silent_.Has(rail_.RankOn(server)) ? 0 : -1);
             seen_.Store(args_.rail_seen, 1);
+            left_out_.Begin(server);
+            left_out_.Set(server, is_there ? end_.At(RailEnd::LEFT_OUT) : 0);
+            left_out_.Store(args_.rail_left_out, 1);
         }
         report_.Write();
     }
@@ -81,7 +86,7 @@ private:
 
     Rail rail_;
     SilentRanks silent_;
-    Table end_, seen_;
+    Table end_, seen_, left_out_;
     Deadline deadline_;
     int32_t number_ = 0;
 };

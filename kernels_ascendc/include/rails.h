@@ -73,8 +73,9 @@ private:
     int64_t num_servers_ = 1, ranks_ = 1, server_ = 0, number_ = 0;
 };
 
-// {round, count, call word, 1 + the rank that is lost, its call word}: made in UB, one at a time. A flag to this rank
-// itself is behind all that this block copied before; one that is posted, behind all that it posted there.
+// {round, count, call word, 1 + the rank that is lost, its call word, ranks that are left out}: made in UB, one at a
+// time. A flag to this rank itself is behind all that this block copied before; one that is posted, behind all that it
+// posted there.
 class EndFlags {
 public:
     __aicore__ inline void Init(AscendC::TPipe* pipe) {
@@ -92,11 +93,12 @@ public:
     // False where the queue was full until the deadline.
     template <typename Args>
     __aicore__ inline bool Send(const Args& args, const Rail& rail, const Peers& peers, Poster& poster, int64_t server,
-                                int64_t count, int32_t lost = 0, int32_t lost_call = 0) {
+                                int64_t count, int32_t lost = 0, int32_t lost_call = 0, int32_t left_out = 0) {
         FinishRows();
         words_.SetValue(RailEnd::COUNT, static_cast<int32_t>(count));
         words_.SetValue(RailEnd::LOST, lost);
         words_.SetValue(RailEnd::LOST_CALL, lost_call);
+        words_.SetValue(RailEnd::LEFT_OUT, left_out);
         Order<AscendC::HardEvent::S_MTE3>();
         const uint64_t at = args.ends.At(args.zone, rail.Server());
         if (server == rail.Server()) {

@@ -1,4 +1,5 @@
-// The ranks that nothing is awaited from: those that are masked, and those whose words would come through one.
+// The ranks that nothing is awaited from: those that are masked, and where words are relayed those whose words would
+// come through one.
 //
 // The host may mask a rank while others are waited for. So each look reads the word behind the table of peers, which
 // says how many ranks are masked and how often that has changed, and the table only where that word says so.
@@ -12,10 +13,11 @@ class SilentRanks {
 public:
     // `changes`: where that word stands; null where no rank can be masked. Nobody is silent before the first look: each
     // goes to memory, and costs as much as all else that a core does in a wait that finds everything there.
-    __aicore__ inline void Init(uint64_t peers, int64_t num_ranks, uint64_t changes) {
+    __aicore__ inline void Init(uint64_t peers, int64_t num_ranks, uint64_t changes, bool are_relayed = false) {
         peers_ = peers;
         num_ranks_ = num_ranks;
         changes_ = changes;
+        are_relayed_ = are_relayed;
     }
 
     // Before each look at what has come, or beside the copy of it. Whether there are any.
@@ -37,7 +39,8 @@ public:
     }
 
     __aicore__ inline bool Has(int64_t rank) const {
-        return HasAny() && words_.IsSilent(static_cast<uint64_t>(rank));
+        const uint64_t number = static_cast<uint64_t>(rank);
+        return HasAny() && (are_relayed_ ? words_.IsSilent(number) : words_.IsMasked(number));
     }
 
 private:
@@ -46,6 +49,7 @@ private:
     uint64_t changes_ = 0;
     uint64_t word_ = 0;
     int64_t num_ranks_ = 0;
+    bool are_relayed_ = false;
 };
 
 }  // namespace moe

@@ -21,6 +21,8 @@ class Waiting(NamedTuple):
             it waits for.
         seconds: that it has waited.
         pending: whether it still waits; callable from any thread.
+        beside: of other phases of the same launch in which blocks still wait: it, its words and what they
+            wait for.
     """
 
     plan: Plan
@@ -29,6 +31,7 @@ class Waiting(NamedTuple):
     awaited: Mapping[int, tuple[int, int]]
     seconds: float
     pending: Callable[[], bool]
+    beside: tuple[tuple[Launch, Sequence[int], Mapping[int, tuple[int, int]]], ...] = ()
 
 
 class Waits:

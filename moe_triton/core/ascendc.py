@@ -44,6 +44,7 @@ DISPATCH_WAIT = AscendCKernel(
         Arg("waited_us", "*i32", "out"),  # (localE, EP) until an entry was seen; 0 at once; or null
         Arg("num_local_experts", "i64", "value"),
         Arg("count_end", "i64", "value"),  # counts below 0, or from here on, are reported; 0: none are
+        Arg("is_relayed", "i64", "value"),  # 1: entries come from those who relay; 0: from each rank itself
         *ZONE,
         Arg("timeout_us", "i64", "value"),
         Arg("call", "i64", "value"),  # the call word that entries must have

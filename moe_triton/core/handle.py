@@ -146,6 +146,8 @@ class DispatchHandle(Unpickled):
         """
         ids = self.topk_idx
         lost = ids < -1
+        if self.results_idx is not None and len(ids):
+            lost |= _are_lost_with(ids, self.results_idx)
         if (mask := self.active_mask) is not None:
             lost &= mask if mask.dim() == 2 else mask[:, None]
         return torch.cat([lost, lost.new_zeros(len(ids), self.num_shared_experts)], 1)
@@ -178,6 +180,15 @@ class DispatchHandle(Unpickled):
             128
         """
         return int(self.recv_offsets[-1])
+
+
+def _are_lost_with(ids: torch.Tensor, results_idx: torch.Tensor) -> torch.Tensor:
+    """(T, K) bool: which entries share a rank's result that is lost; its first expert stands for the rank."""
+    firsts = torch.where(results_idx < -1, -2 - results_idx, results_idx)
+    whole = torch.where(ids < -1, -2 - ids, ids)
+    is_before = (firsts[:, None] <= whole[:, :, None]) & (firsts[:, None] >= 0)
+    own = torch.where(is_before, firsts[:, None], -1).argmax(2)
+    return (results_idx < -1).gather(1, own) & is_before.any(2)
 
 
 class Round(NamedTuple):

@@ -68,13 +68,16 @@ MAX_CALL_TOKENS = 1 << 24
 LOST_COUNT = -(2**31 - 1)
 # What a token begins with on a rail, and what ends a rank's tokens or partial rows there. `lost`: 1 + the
 # rank without which there are none; 0. `lost_call`: that rank's call word, if it made another call; 0.
+# `left_out`: bit d: rank d of the sender's server is masked, and the partial rows are without its results.
 # `tokens`: of each message of this source but the last one.
 RAIL_HEAD = Record("rail_head", 8, (("number", "i32"), ("token", "i32"), ("call", "i32"), ("tokens", "i32")))
 RAIL_END = Record(
     "rail_end",
     8,
-    (("number", "i32"), ("count", "i32"), ("call", "i32"), ("lost", "i32"), ("lost_call", "i32")),
+    tuple((name, "i32") for name in ("number", "count", "call", "lost", "lost_call", "left_out")),
 )
+MAX_LEFT_OUT = 32
+"""Ranks of a server at most of which that word can say so."""
 # A token's choice on a rail: an expert's id, and above it its number among its rank's tokens for that.
 POSITION_SHIFT = 16
 # The error of a block; code 0 for none. It fills a cache line, so that no write of a block can overwrite

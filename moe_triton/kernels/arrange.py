@@ -146,8 +146,9 @@ def _placed(
 
 def _taken_rows(received: int, a: Arguments) -> torch.Tensor:
     """(n,) the rows that a part takes, in their order."""
-    before, taken = (
-        table.view(a.num_ranks, a.num_local_experts).T.flatten().long()
+    number = a.num_ranks * a.num_local_experts
+    before, taken = (  # behind which other parts have theirs
+        table[:number].view(a.num_ranks, a.num_local_experts).T.flatten().long()
         for table in (a.rows_before, a.rows_taken)
     )
     starts = torch.cat([a.recv_offsets.new_zeros(1), a.recv_offsets[:-1]]).long()

@@ -278,8 +278,6 @@ class BufferPlans:
                 "handle.topk_idx", f"dispatch {handle.number}", "Pass output.handle as dispatch made it."
             )
         communicator.masks.mark_handle(handle)
-        if self.tables:
-            communicator.masks.mark_tables(self.tables, bindings)
         if out is not None:
             out = given_outputs.sized("out", out, plan.specs["out"], self.host.device)
             read = {plan.symbols.operator.called(name): tensor for name, tensor in tensors.items()}

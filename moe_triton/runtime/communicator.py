@@ -111,7 +111,8 @@ class Communicator(Calling):
         of_waits = self._notes, self._waits, self._timeout_s
         of_sets = partial(meeting.store, order.agreed_at), self.config.num_ranks, self.rank
         sets = MaskedSets(*of_sets) if self._on_lost == "mask" else None
-        self.participants.begin(watches, reached, of_waits, self.counts, sets, self._windows[0])
+        of_ranks = meeting.store, self._windows[0]
+        self.participants.begin(watches, reached, of_waits, self.counts, sets, *of_ranks)
         self._tell_of_waits()
         if self._unread is not None:
             self._meet()
@@ -140,7 +141,8 @@ class Communicator(Calling):
             self._windows.append(window)
         self.memory = PlanMemory(self.scheme, self._windows, self.backend.device)
         self._fixed = self.memory.bindings
-        paths = Paths(self.context.config, self.rank, self.scheme.relays)
+        relays = self.scheme.relays, not self.backend.is_asynchronous
+        paths = Paths(self.context.config, self.rank, *relays)
         self.masks = Masks(self._fixed["peers"], paths, self.counts, self.backend.fence)
         made.callback(self._fixed.clear)
         self._executables = Executables(self.scheme, self.kernel_settings, self.backend, self.memory, log)
@@ -177,6 +179,14 @@ class Communicator(Calling):
         """Waits for what this rank has started, if that runs by itself."""
         if self._unread is not None:
             self._look_back(wait=True)
+
+    def ended_dispatches(self) -> tuple[int, bool]:
+        """How many have ended, and whether some rank has rung for more of the last one. From any thread."""
+        while True:
+            ended = self.counts["dispatch"]
+            is_rung = self.is_rung
+            if self.counts["dispatch"] == ended:
+                return ended, is_rung
 
     def refuse_calls(self) -> None:
         """A rank is dead: who calls is told of it."""
@@ -236,6 +246,8 @@ class Communicator(Calling):
         executable = self._executables.operator(variant, zone, phase, parts)
         number = self.counts[operator]
         try:
+            if operator == "combine":
+                self.participants.begin_combine(bindings)
             self._execute(operator, executable, bindings, turn=phase != "setup")
             if phase == "setup":
                 self._in_flight.begin(operator, variant, capturing)
@@ -286,14 +298,19 @@ class Communicator(Calling):
         self.alone(self._run_phases, phases)
 
     def _run_phases(self, phases: Sequence[PhaseRun]) -> None:
-        is_quick = self._unread is None and not self.masks.masked
+        # Where relays sum, each combine may hear that ranks are masked, and marks its own tokens.
+        hears = self.scheme.relays and (self._on_lost == "mask" or self.masks.is_used)
+        is_quick = self._unread is None and not self.masks.masked and not hears
         if is_quick and len(phases) > 1 and self._run_in_turn(phases):
             return
-        for each in phases:
+        for number, each in enumerate(phases, start=1):
+            word = self.masks.known.word
             if each.phase == WHOLE:
                 self._run(each.variant, each.bindings, WHOLE)
             else:
                 self._run_phase(each)
+            if self.masks.known.word != word:
+                self.participants.mark(phases[number:])
 
     def _run_in_turn(self, phases: Sequence[PhaseRun]) -> bool:
         """Whether the back end has run them itself."""
@@ -319,10 +336,12 @@ class Communicator(Calling):
                 code = self.participants.go_on(operator, last.executable, last.bindings)
             if code:
                 self._fail(Run(operator, number, last.bindings), last.executable, code)
-            if last.ends:
+            if last.ends and operator != "barrier":
                 self.participants.behind(last.executable)
-            if ran[0] + 1 < len(phases):  # which ranks were masked before, or after
-                self._run_phases(phases[ran[0] + 1 :])
+            left = phases[sum(OPERATORS[turn.operator] != "barrier" for turn in turns[: ran[0] + 1]) :]
+            if left:  # before which ranks were masked
+                self.participants.mark(left)
+                self._run_phases(left)
                 return True
             if phases[-1].phase == WHOLE:
                 self._last[operator] = last.executable
@@ -498,8 +517,11 @@ class Communicator(Calling):
             self._unread.add(executable, operator, number, bindings)
         elif code:
             self._fail(Run(operator, number, bindings), executable, code)
-        elif turn and operator != "barrier":
-            self.participants.behind(executable)
+        elif operator != "barrier":
+            if operator == "combine":
+                self.participants.end_combine(bindings)
+            if turn:
+                self.participants.behind(executable)
 
     def make_calls(self, buffer_id: int) -> BufferCalls | None:
         """The native calls of a buffer, or None if the back end has none.

@@ -283,6 +283,7 @@ def check(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:
     timeout_us = int(timeout_s * 1e6)
     if on_lost == "mask":  # kernels are not the ones that say how long
         timeout_us = int((KERNELS_WAIT * timeout_s + KERNELS_WAIT_MORE_S) * 1e6)
+        timeout_us = int(timeout_us / scheme_type(config).relay_share)
     at = meeting.rank, blocks, timeout_us, backend.capabilities, exchange_rank, tuning, pipeline.sources
     scheme = make_scheme(RankContext(moved, *at, backend.keeps_order))
     windows = scheme.windows
@@ -317,6 +318,8 @@ def _checked_on_lost(
     if not {"dispatch", "combine"} <= scheme_type(config).goes_on:
         rule = f"with comm_alg={config.scheme!r} ranks have to agree on who is lost before rows are sent"
         raise ArgumentError("on_lost", value, rule, f"Use another comm_alg. Or: {remedy}")
+    if rule := scheme_type(config).no_masks(config):
+        raise ArgumentError("on_lost", value, rule, remedy)
     if blocks:
         rule = "blocks that receive while others send (Tuning(receiving_blocks)) leave rows where they are"
         raise ArgumentError("on_lost", value, rule, "Leave receiving_blocks out.")

@@ -314,31 +314,41 @@ def tell_of(context: RankContext, waiting: Waiting, counts: Mapping[str, int]) -
 def awaited_ranks(context: RankContext, waiting: Waiting) -> list[int] | None:
     """Ranks whose flags have not arrived yet, or None for a launch that does not wait for peers.
 
-    Where a launch posts, none of its blocks may have anything to wait for: queues have room.
+    Where a launch posts, none of its blocks may have anything to wait for: queues have room. Blocks may be in
+    several phases of a launch, each of which waits for others.
 
     Args:
         context: where it waits.
         waiting: the launch, which is still running.
     """
-    finder = scheme_type(context.config).finders.get(waiting.launch.kernel.name)
-    if finder is None or (finder is POSTS and not waiting.awaited):
+    phases = (waiting.launch, waiting.words, waiting.awaited), *waiting.beside
+    found = [ranks for phase in phases if (ranks := _awaited_in(context, *phase)) is not None]
+    return sorted({rank for ranks in found for rank in ranks}) if found else None
+
+
+def _awaited_in(
+    context: RankContext, launch: Launch, words: Sequence[int], awaited: Mapping[int, tuple[int, int]]
+) -> Collection[int] | None:
+    """The same of one phase."""
+    finder = scheme_type(context.config).finders.get(launch.kernel.name)
+    if finder is None or (finder is POSTS and not awaited):
         return None
-    peers = context.scheme.peers_of(waiting.launch)
+    peers = context.scheme.peers_of(launch)
     if peers.group == "tensor":
         return [1 - peers.rank]
-    arguments = _arguments(waiting)
+    arguments = _arguments(launch, words)
     if arguments["zone_at"]:
         arguments["zone"] = int32_at(arguments["zone_at"])
     missing: set[int] = set()
-    for first, count in waiting.awaited.values():
+    for first, count in awaited.values():
         missing |= set(finder.pending(context, arguments, range(first, first + count)))
-    return sorted(missing)
+    return missing
 
 
-def _arguments(waiting: Waiting) -> dict[str, Any]:
+def _arguments(launch: Launch, words: Sequence[int]) -> dict[str, Any]:
     """A launch's arguments by name: numbers, addresses and regions."""
     arguments: dict[str, Any] = {}
-    for arg, first in abi.word_offsets(waiting.launch.kernel.args):
-        words = waiting.words[first : first + abi.words_of(arg)]
-        arguments[arg.name] = region_in(arg.type, words) if arg.type in REGION_DIMS else words[0]
+    for arg, first in abi.word_offsets(launch.kernel.args):
+        of_arg = words[first : first + abi.words_of(arg)]
+        arguments[arg.name] = region_in(arg.type, of_arg) if arg.type in REGION_DIMS else of_arg[0]
     return arguments

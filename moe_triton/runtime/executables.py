@@ -108,6 +108,7 @@ Phase = Literal[
     "gather",
     # of a dispatch in which ranks were masked
     "mend",
+    "recount",
 ]
 HALVES = "whole", "setup", "teardown"
 # Variant, zone, phase and parts of an operator; for a barrier, its timeout in place of the variant.

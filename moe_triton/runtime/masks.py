@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,7 +18,9 @@ import torch
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError, BufferStateError
 from moe_triton.core.handle import DispatchHandle
+from moe_triton.core.plan import Phases
 from moe_triton.core.reach import CHANGES_SHIFT, masked_word
+from moe_triton.schemes import scheme_type
 from moe_triton.schemes.rank_context import OPERATORS
 from moe_triton.schemes.scheme import KeptTables
 
@@ -33,11 +35,13 @@ class Paths:
         config: of the group, as kernels have it.
         rank: this one.
         relays: whether ranks of the own number pass on what goes to another server.
+        are_heard: whether this rank hears whose results relays have summed without.
     """
 
     config: Config
     rank: int
     relays: bool
+    are_heard: bool = True
 
     def relay(self, source: int, receiver: int) -> int:
         """The rank that passes on to a receiver what a source sends; the source itself where nobody does."""
@@ -54,6 +58,29 @@ class Paths:
     def is_lost(self, receiver: int, masked: frozenset[int]) -> bool:
         """Whether nothing gets to a rank any more, or none of its results back."""
         return receiver in masked or self.relay(self.rank, receiver) in masked
+
+    def is_cut_off(self, receiver: int, masked: frozenset[int]) -> bool:
+        """Whether none of a rank's results come back of what it has got already.
+
+        Those of a masked rank may have come to the one that sums them before it was masked. That one says so.
+        """
+        if self.relays and self.are_heard:
+            return self.relay(self.rank, receiver) in masked
+        return self.is_lost(receiver, masked)
+
+
+def _marked(ids: torch.Tensor, is_lost: torch.Tensor | None) -> torch.Tensor:
+    """Ids, those of some experts marked; the same tensor for None.
+
+    Args:
+        ids: of experts, and others.
+        is_lost: (M,) bool, of each expert.
+    """
+    if is_lost is None:
+        return ids
+    last = len(is_lost) - 1
+    are_lost = is_lost[ids.clamp(0, last).long()] & (ids >= 0) & (ids <= last)
+    return torch.where(are_lost, -2 - ids, ids)
 
 
 def whole_ids(ids: torch.Tensor) -> torch.Tensor:
@@ -90,11 +117,10 @@ class Masks:
         reasons: why each rank is masked, and since when, as ``time.time()`` has it.
         on_change: is told who is masked, once no launch begins any more that does not go by that. On any
             thread.
-        on_masked: called with each rank that is masked from now on, and why, by whom that does it.
+        on_masked: each is called with each rank that is masked from now on, and why, by whom that does it.
     """
 
     on_change: Callable[[frozenset[int]], None] | None = None
-    on_masked: Callable[[int, str], None] | None = None
 
     def __init__(
         self, words: torch.Tensor, paths: Paths, counts: Mapping[str, int], fence: Callable[[], None]
@@ -106,6 +132,9 @@ class Masks:
         self._since: dict[int, tuple[int, ...]] = {}
         self.reasons: dict[int, tuple[str, float]] = {}
         self._lost: torch.Tensor | None = None
+        self._cut_off: torch.Tensor | None = None
+        self._has_marks = False
+        self.on_masked: list[Callable[[int, str], None]] = []
 
     @property
     def masked(self) -> frozenset[int]:
@@ -114,8 +143,8 @@ class Masks:
 
     @property
     def is_used(self) -> bool:
-        """Whether anybody has ever been masked."""
-        return self._now.word != 0
+        """Whether anybody has ever been masked, here or on a rank that has summed results for this one."""
+        return self._now.word != 0 or self._has_marks
 
     def check(self, rank: int, masked: bool) -> None:
         """Checks that a rank can be masked, or un-masked.
@@ -129,6 +158,8 @@ class Masks:
             raise ArgumentError("rank", rank, f"it must be 0 to {num_ranks - 1}", "Pass a rank of the group.")
         if self._paths.config.is_shared_rank(rank):
             rule = "every token goes to its shared expert, and has no sum without it"
+            raise ArgumentError("rank", rank, rule, "Construct a buffer with lost_ranks.")
+        if masked and (rule := scheme_type(self._paths.config).no_masks(self._paths.config)):
             raise ArgumentError("rank", rank, rule, "Construct a buffer with lost_ranks.")
         if rank == own and masked:
             rule = "it is this rank itself, which cannot go on without itself"
@@ -161,8 +192,9 @@ class Masks:
             else:
                 del self._since[rank], self.reasons[rank]
             self._change(self.masked ^ {rank})
-        if masked and self.on_masked is not None:
-            self.on_masked(rank, why)
+        if masked:
+            for listener in self.on_masked:
+                listener(rank, why)
 
     def clean(self) -> None:
         """Un-masks all ranks.
@@ -177,6 +209,11 @@ class Masks:
                 self._since.clear()
                 self.reasons.clear()
                 self._change(frozenset())
+
+    def since_dispatch(self, number: int) -> bool:
+        """Whether a rank that is masked was so only when this dispatch had begun, or so many had ended."""
+        place = OPERATORS.index("dispatch")
+        return any(runs[place] >= number for runs in list(self._since.values()))
 
     def _runs(self) -> tuple[int, ...]:
         return tuple(self._counts[operator] for operator in OPERATORS)
@@ -211,32 +248,58 @@ class Masks:
             now = self._now
         if now.word == self.known.word:
             return now
-        config, paths = self._paths.config, self._paths
-        lost = [paths.is_lost(config.rank_of_expert(each), now.masked) for each in range(config.num_experts)]
-        self._lost = torch.tensor(lost, device=self._words.device) if now.masked else None
-        self._words[config.num_ranks + 1] = now.word
+        paths = self._paths
+        self._lost = self._of_experts(lambda rank: paths.is_lost(rank, now.masked)) if now.masked else None
+        self._cut_off = (
+            self._of_experts(lambda rank: paths.is_cut_off(rank, now.masked)) if now.masked else None
+        )
+        self._words[paths.config.num_ranks + 1] = now.word
         self.known = now
         return now
 
+    def _of_experts(self, of_rank: Callable[[int], bool]) -> torch.Tensor:
+        """(M,) bool: what is true of the rank of each expert."""
+        config = self._paths.config
+        each = [of_rank(config.rank_of_expert(expert)) for expert in range(config.num_experts)]
+        return torch.tensor(each, device=self._words.device)
+
     def marked(self, ids: torch.Tensor) -> torch.Tensor:
         """Ids, those of experts that cannot be reached marked; the same tensor where all can be."""
-        if self._lost is None:
-            return ids
-        last = len(self._lost) - 1
-        is_lost = self._lost[ids.clamp(0, last).long()] & (ids >= 0) & (ids <= last)
-        return torch.where(is_lost, -2 - ids, ids)
+        return _marked(ids, self._lost)
+
+    def marked_cut_off(self, ids: torch.Tensor) -> torch.Tensor:
+        """The same of ids that have been sent for, of those whose results do not come back."""
+        return _marked(ids, self._cut_off)
+
+    def mark_left_out(self, ids: torch.Tensor, ranks: frozenset[int]) -> None:
+        """Marks what others have summed without, in place: experts of these ranks."""
+        self._has_marks = True
+        ids.copy_(_marked(ids, self._of_experts(ranks.__contains__)))
+
+    def silent(self) -> list[int]:
+        """Ranks that nothing comes from any more, as far as calls know."""
+        ranks = range(self._paths.config.num_ranks)
+        return [rank for rank in ranks if self._paths.is_silent(rank, self.known.masked)]
 
     def mark_handle(self, handle: DispatchHandle) -> None:
         """Marks what a combine will go by, in place: results of ranks that are masked will not come."""
-        if self._lost is not None:
+        if self._cut_off is not None:
             for ids in (handle.topk_idx, handle.results_idx):
                 if ids is not None:
-                    ids.copy_(self.marked(ids))
+                    ids.copy_(self.marked_cut_off(ids))
 
-    def mark_tables(self, tables: KeptTables, bindings: Mapping[str, Any]) -> None:
-        """The same of what a scheme keeps for it."""
-        if masked := self.known.masked:
-            tables.mark_lost(bindings, self._paths.rank, masked.__contains__)
+    def mark_tables(
+        self, tables: KeptTables, bindings: Mapping[str, Any], ran: Sequence[Phases] = ()
+    ) -> None:
+        """The same of what a scheme keeps for it.
+
+        Args:
+            tables: of the scheme.
+            bindings: what all placeholders of the combine hold.
+            ran: launches of it that have run.
+        """
+        if self._now.word:
+            tables.mark_lost(bindings, self._paths.rank, self.known.masked.__contains__, ran)
 
     def whole(self, ids: torch.Tensor) -> torch.Tensor:
         """Ids without marks; the same tensor where nobody has ever masked."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent import futures
 from typing import Literal
 
 from moe_triton.backends.waits import Waiting, Waits
-from moe_triton.core.errors import CommunicationTimeoutError, RankMaskedError
+from moe_triton.core.errors import BufferStateError, CommunicationTimeoutError, RankMaskedError
 from moe_triton.core.threads import Deadline, in_thread
 from moe_triton.rendezvous.masked_sets import MaskedSets
 from moe_triton.rendezvous.notes import Culprits, Notes
@@ -37,6 +37,15 @@ FOLLOWED_S = 0.2
 _log = logging.getLogger("moe_triton")
 
 
+def half_rung(masked: Collection[int]) -> BufferStateError:
+    """Of a call in rounds of which only ranks have told that are lost, this one, and maybe nobody else."""
+    return BufferStateError(
+        f"rank(s) {sorted(masked)} were lost, of which one had more tokens than a round takes and told this "
+        f"rank so, but may not have told all others, which then go on without further rounds. Construct a "
+        f"new buffer on every rank, and pass num_max_tokens_per_rank, so that nobody has to be told."
+    )
+
+
 class OnLostRanks:
     """Masks ranks that do not come.
 
@@ -47,6 +56,7 @@ class OnLostRanks:
         notes: of this rank's waits and its peers'.
         waits: of the communicator.
         timeout_s: after which a rank is missed.
+        counts: runs of each operator that have ended.
     """
 
     def __init__(
@@ -57,9 +67,11 @@ class OnLostRanks:
         notes: Notes,
         waits: Waits,
         timeout_s: float,
+        counts: Mapping[str, int],
     ) -> None:
         self._context, self._masks, self._sets = context, masks, sets
         self._notes, self._waits, self._timeout_s = notes, waits, timeout_s
+        self._counts = counts
         self._lock, self._ending = threading.Lock(), threading.Event()
         self._reasons: dict[int, str] = {}
         self._following = in_thread(self._follow, "masked sets")
@@ -74,6 +86,10 @@ class OnLostRanks:
         Called on the thread that is in the call.
         """
         ranks = awaited_ranks(self._context, waiting)
+        if waiting.plan.phase == "announce" and self._masks.since_dispatch(self._counts["dispatch"] - 2):
+            # Who was not rung never joins, and is not missed.
+            self._waits.stop(lambda: half_rung(self._masks.masked))
+            return
         if not ranks or group_of(self._context, waiting.launch):
             return
         ranks = [rank for rank in ranks if rank not in self._masks.masked and rank != self._context.rank]
@@ -111,6 +127,20 @@ class OnLostRanks:
                 uncertainty=culprits.why,
             ) from error
 
+    def miss(self, ranks: Collection[int]) -> None:
+        """Masks ranks that have said nothing for the time-out, or those who hold them up."""
+        in_thread(lambda: self._decide(list(ranks)), "missing ranks")
+
+    def agree(self, ranks: Collection[int]) -> None:
+        """Names ranks that are masked here in the next set, and goes by that.
+
+        Raises:
+            RankMaskedError: it has this rank.
+        """
+        self._agree(sorted(ranks))
+        if self._context.rank in self._sets.masked:
+            raise self._masked_here()
+
     def lost(self, rank: int, why: str) -> None:
         """A rank has ended, which is certain: it is masked here at once, and in the next set.
 
@@ -136,14 +166,17 @@ class OnLostRanks:
     def _apply(self, masked: frozenset[int]) -> None:
         """Goes by a set."""
         if self._context.rank in masked:
-            others = f"set {self._sets.number} of masked ranks has it: the others did not hear of it in time"
-            masked_here = RankMaskedError(
-                f"rank {self._context.rank} is masked, and all others go on without it ({others}). It masks "
-                f"nobody itself. Construct a new buffer on every rank to take part again."
-            )
+            masked_here = self._masked_here()
             self._waits.stop(lambda: masked_here)
             return
         self._mask(masked)
+
+    def _masked_here(self) -> RankMaskedError:
+        others = f"set {self._sets.number} of masked ranks has it: the others did not hear of it in time"
+        return RankMaskedError(
+            f"rank {self._context.rank} is masked, and all others go on without it ({others}). It masks "
+            f"nobody itself. Construct a new buffer on every rank to take part again."
+        )
 
     def _mask(self, masked: frozenset[int] | set[int]) -> None:
         for rank in sorted(masked - self._masks.masked):

@@ -7,25 +7,34 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
+
 from moe_triton.backends.base import Bindings, Executable, RenewedWindow, Window
 from moe_triton.backends.waits import Waits
 from moe_triton.core.ascendc import REPORT_MASKED
-from moe_triton.core.errors import ArgumentError, BufferStateError, CommunicationTimeoutError
+from moe_triton.core.errors import (
+    ArgumentError,
+    BufferStateError,
+    CommunicationTimeoutError,
+    RankMaskedError,
+)
 from moe_triton.core.health import RankHealth
 from moe_triton.core.threads import Deadline
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.rendezvous.deaths import Gone, Watch
 from moe_triton.rendezvous.masked_sets import MaskedSets
 from moe_triton.rendezvous.notes import Notes, noted_after_s
+from moe_triton.rendezvous.stores import Store
 from moe_triton.runtime.exclusive import Exclusive
 from moe_triton.runtime.executables import Executables
 from moe_triton.runtime.in_flight import InFlight
 from moe_triton.runtime.losses import Losses
-from moe_triton.runtime.masked_run import MaskedRun
+from moe_triton.runtime.masked_run import IDS, MaskedRun
 from moe_triton.runtime.masks import Masks
 from moe_triton.runtime.on_lost import OnLostRanks
 from moe_triton.runtime.renewals import Renewals
-from moe_triton.runtime.turns import operator_of
+from moe_triton.runtime.settled_calls import SettledCalls, Verdict
+from moe_triton.runtime.turns import PhaseRun, operator_of
 from moe_triton.schemes.scheme import Scheme
 
 HEARD_S = 0.001
@@ -46,6 +55,10 @@ class Calling(Exclusive):
     @abstractmethod
     def accept_calls(self) -> None:
         """No rank is dead that takes part: calls are not refused any more. From any thread."""
+
+    @abstractmethod
+    def ended_dispatches(self) -> tuple[int, bool]:
+        """How many have ended, and whether some rank has rung for more of the last one. From any thread."""
 
 
 class Participants:
@@ -68,6 +81,7 @@ class Participants:
     """
 
     losses: Losses
+    _settled: SettledCalls | None = None
     renewals: Renewals | None = None
     owns_ids = False
     _on_lost: OnLostRanks | None = None
@@ -92,6 +106,7 @@ class Participants:
         of_waits: tuple[Notes, Waits, float],
         counts: Mapping[str, int],
         sets: MaskedSets | None,
+        open_store: Callable[[], Store],
         window: Window,
     ) -> None:
         """Hears of deaths from now on: calls are refused and waits ended that need a rank which is lost.
@@ -102,6 +117,7 @@ class Participants:
             of_waits: notes of this rank's and its peers', its own, and seconds after which a rank is missed.
             counts: runs of each operator that have ended.
             sets: of masked ranks, where calls go on without those that do not come.
+            open_store: returns the store of these ranks and this buffer.
             window: of the scheme's own.
         """
         notes, waits, timeout_s = of_waits
@@ -114,8 +130,18 @@ class Participants:
         self._of_waits = of_waits
         self.losses = Losses(self._context, watches, waits, counts, notes, self._masks)
         if sets is not None:
-            self._on_lost = OnLostRanks(self._context, self._masks, sets, *of_waits)
+            self._on_lost = OnLostRanks(self._context, self._masks, sets, *of_waits, counts)
             waits.give_up_after(timeout_s, self._on_lost.missing)
+        of_ranks = self._context.rank, self._context.config.num_ranks
+        calling = self._calling
+
+        def ended() -> tuple[int, bool]:
+            owner = calling()
+            return (0, True) if owner is None else owner.ended_dispatches()
+
+        if layout.calls is not None:
+            self._settled = SettledCalls(open_store, *of_ranks, self._masks, timeout_s, ended)
+            self._masks.on_masked.append(self._settled.note)
         me = weakref.ref(self)
 
         def hear(gone: Gone) -> None:
@@ -293,6 +319,18 @@ class Participants:
             f"that goes on, before the same call.",
         )
 
+    def begin_combine(self, bindings: Bindings) -> None:
+        """Takes out of what a scheme keeps for a combine the results that will not come."""
+        if self._masks.is_used and (tables := self._scheme.tables_of(self._context.config)):
+            self._masks.mark_tables(tables, {**self._fixed, **bindings})
+
+    def end_combine(self, bindings: Bindings) -> None:
+        """Marks the ids whose results others have not had when they summed for this rank."""
+        if self.owns_ids and (ranks := self._scheme.left_out(self._fixed)):
+            ids = bindings[IDS]
+            assert isinstance(ids, torch.Tensor)
+            self._masks.mark_left_out(ids, ranks)
+
     def go_on(self, operator: str, executable: Executable, bindings: Bindings) -> int:
         """Brings a run to its end in which ranks were masked; returns what `Executable.run` does."""
         of_run = self._scheme, self._masks, self._fixed, bindings
@@ -303,15 +341,64 @@ class Participants:
             mending = run.mending(operator, executable, phase)
             if mending is not None:
                 assert isinstance(variant, DispatchVariant)
-                executable = self._executables.operator(variant, zone, mending, 1)
-                code = executable.run(run.bindings)
+                mended = self._executables.operator(variant, zone, mending, 1)
+                code = mended.run(run.bindings)
+                if mending == "mend":
+                    executable = mended
+                    if code != REPORT_MASKED:
+                        break
+                    continue
+                while code == REPORT_MASKED:  # of those masked since then all had come
+                    self._learn_masks()
+                    code = mended.resume(run.bindings)
+                if code == 0:
+                    code = executable.resume(run.bindings)
             else:
                 code = executable.resume(run.bindings)
             if code != REPORT_MASKED:
                 break
         if code == 0:
             run.end(operator)
+            if (
+                operator == "dispatch" and self._settled is not None
+            ):  # others may ask what this rank goes by in it
+                self._settled.note()
         return code
+
+    def mark(self, phases: Sequence[PhaseRun]) -> None:
+        """Has rounds of a combine that are still to run go by what is masked now."""
+        for each in phases:
+            if each.operator == "combine":
+                of_run = self._scheme, self._masks, self._fixed, each.bindings, each.variant
+                MaskedRun(*of_run, owns_ids=self.owns_ids).mark_results()
+
+    def settle(self, number: int, find: Callable[[], Verdict]) -> Verdict:
+        """What becomes of a call in rounds, the same on every rank.
+
+        Args:
+            number: of its first round.
+            find: finds it from what ranks have said that are not masked.
+
+        Raises:
+            RankMaskedError: the others go on without this rank.
+            CommunicationTimeoutError: ranks cannot agree.
+        """
+
+        def found() -> Verdict:
+            self._learn_masks()
+            return find()
+
+        assert self._settled is not None  # there are calls in rounds
+        settled = self._settled.settle(number, found, self._on_lost)
+        if self._context.rank in settled.masked:
+            raise RankMaskedError(
+                f"rank {self._context.rank} is masked, and all others go on without it. Construct a new "
+                f"buffer on every rank to take part again."
+            )
+        for rank in set(settled.masked) - self._masks.masked:
+            self._masks.update(rank, True, "as another rank has said")
+        self._learn_masks()
+        return settled
 
     def stop_masking(self) -> None:
         """Nobody is masked any more for what others say."""

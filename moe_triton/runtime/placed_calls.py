@@ -202,6 +202,23 @@ class PlacedCalls:
             raise
         return call.run()
 
+    def leave_masked(
+        self, made: DispatchOutput, tensors: Named, row_format: RowFormat, request: Request
+    ) -> DispatchOutput:
+        """What native code has made of a call, without ranks that were masked in it.
+
+        Args:
+            made: what it has made.
+            tensors: every one that it took.
+            row_format: how its rows travelled.
+            request: what was asked for.
+        """
+        each = made.handle.rounds[0]  # type: ignore[attr-defined]
+        kept = each.topk_idx, each.expand_idx, each.send_counts, each.recv_offsets, each.assist_info
+        none = each.send_counts[:0]  # counters have been counted
+        begun = Begun(*kept, none, none)
+        return self._placed(tensors, row_format, request, None, begun=begun).leave_masked(made)
+
     def join(
         self, first: DispatchOutput, tensors: Named, row_format: RowFormat, request: Request, out: Any
     ) -> DispatchOutput:

@@ -76,9 +76,6 @@ class PlacedCombine:
             name, remedy = "handle.topk_idx", "Pass output.handle as dispatch made it."
             raise other_ids_error(name, f"dispatch {handle.number}", remedy)
         self.communicator.masks.mark_handle(handle)
-        if self.plans.tables is not None:
-            for each in handle.rounds:
-                self.communicator.masks.mark_tables(self.plans.tables, each._asdict())
         if out is not None:
             self.out = given_outputs.sized("out", out, self.plan.specs["out"], self.host.device)
             read = {self.plan.symbols.operator.called(name): tensor for name, tensor in tensors.items()}

@@ -9,13 +9,13 @@ scheme's dispatch. Before the first one every rank says how many rows the whole 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import torch
 
-from moe_triton.core.errors import ArgumentError
+from moe_triton.core.errors import ArgumentError, BufferStateError
 from moe_triton.core.handle import DispatchOutput, PlacedHandle, Round, memory_of
 from moe_triton.core.plain_tensors import fault_of
 from moe_triton.core.plan import NEXT, OF_ROUND
@@ -27,11 +27,14 @@ from moe_triton.operators.variants import DispatchVariant
 from moe_triton.runtime.buffer_plans import BufferPlans, DispatchOfBuffer
 from moe_triton.runtime.communicator import bell_of
 from moe_triton.runtime.executables import Phase
+from moe_triton.runtime.lost_rows import LostRows, Tables
+from moe_triton.runtime.masked_run import local_counts_of
 from moe_triton.runtime.output_request import Request
 from moe_triton.runtime.placed_outputs import BY_ROW, LOCAL, Outputs, Size, asked, of_rows, size_of
 from moe_triton.runtime.prepared_call import Bindings, Named
 from moe_triton.runtime.programs.placed import Begun
 from moe_triton.runtime.said import PADDED, Said
+from moe_triton.runtime.settled_calls import Verdict
 from moe_triton.runtime.turns import PhaseRun
 
 # What a call binds for each of its tokens.
@@ -292,12 +295,12 @@ class PlacedDispatch:
     def _deliver(self, zone: int, begun: int) -> DispatchOutput:
         """Behind what ranks have said, with the first round sent; where ``begun`` is 1 it is over."""
         said, rounds = None, -(-(self._request.max_tokens or 0) // self._size)
-        self._communicator.quiet_call_words(zone)
         refusal: Exception | None = None
+        if self._host.is_asynchronous:
+            self._communicator.quiet_call_words(zone)
         if self._reads or not self._host.is_asynchronous:
+            rounds, refusal = self._settled(zone, begun, rounds)
             said = self._said(zone)
-            most = -(-MAX_CALL_TOKENS // self._size)  # whatever a peer says
-            rounds, refusal = max(rounds, min(said.num_rounds, most)), said.refusal(self._request)
         rounds = 1 if refusal is not None else max(1, rounds)
         rows = None if said is None else said.rows_on(self._rank)
         size = size_of(self._request, self._config, self._rank, rows, rounds)
@@ -320,6 +323,40 @@ class PlacedDispatch:
             first = [self._phase("starts", starts, zone)]
             return self._received(begun, outputs, heard, first, is_counted=not begun)
         return self._received(begun, outputs, heard, [], starts)
+
+    def _settled(self, zone: int, begun: int, least: int) -> tuple[int, ArgumentError | None]:
+        """Rounds of the call, and why no rank gets anything: the same on every rank that goes on.
+
+        Args:
+            zone: of the first round.
+            begun: 1 where that is over.
+            least: rounds that follow from what was asked for.
+        """
+
+        def find() -> Verdict:
+            self._communicator.quiet_call_words(zone)
+            said = self._said(zone)
+            most = -(-MAX_CALL_TOKENS // self._size)  # whatever a peer says
+            error = said.refusal(self._request)
+            refusal = None if error is None else (error.argument, error.rule, error.remedy)
+            return Verdict(max(least, min(said.num_rounds, most)), refusal)
+
+        if self._host.is_asynchronous or (least and not isinstance(self._request.received, int)):
+            verdict = find()  # whoever was heard
+        else:
+            number = self._communicator.counts["dispatch"] - begun
+            verdict = self._communicator.participants.settle(number, find)
+            self._communicator.quiet_call_words(zone)
+        if verdict.refusal is not None:
+            name, rule, remedy = verdict.refusal
+            value = self._request.received if name == "num_recv_tokens" else self._request.max_tokens
+            return verdict.rounds, ArgumentError(name, value, rule, remedy)
+        if verdict.rounds < self._mine:
+            raise BufferStateError(
+                f"all others go on without this rank, in {verdict.rounds} round(s) of a call in which it has "
+                f"{self._mine}. Construct a new buffer on every rank to take part again."
+            )
+        return verdict.rounds, None
 
     def _received(
         self,
@@ -353,6 +390,30 @@ class PlacedDispatch:
             phases += self._filled(begun, len(self._rounds), places, is_counted=is_counted)
             phases += self._counting_experts(heard, places)
         self._communicator.run_phases(phases)
+        return self._finished(outputs, heard)
+
+    def leave_masked(self, made: DispatchOutput) -> DispatchOutput:
+        """What native code has made of the call, without ranks that were masked while rows came."""
+        handle = made.handle
+        assert isinstance(handle, PlacedHandle)
+        of_native = handle.rounds[0]
+        self._rounds[0] |= {"places": of_native.places, "tables": of_native.tables}
+        places = {"first_starts": handle.first_starts, "limits": handle.limits}
+        rows = handle.tokens_per_expert_list
+        heard = Heard(places, handle.recv_offsets, made.tokens_per_expert, rows)
+        outputs = self._outputs(Size(handle.num_rows, handle.stride))
+        for name in BY_ROW:
+            tensor = getattr(made, name)
+            if tensor is not None:
+                outputs.written[name] = tensor.flatten(0, 1) if handle.stride else tensor
+        return self._finished(outputs, heard)
+
+    def _finished(self, outputs: Outputs, heard: Heard) -> DispatchOutput:
+        """What the call returns, all rows being there."""
+        masked = self._communicator.masks.known.masked
+        # On a device ranks are masked between calls only, and have no rows but by an earlier routing.
+        if masked and not (self._host.is_asynchronous and self._known is None):
+            outputs, heard = self._without(masked, outputs, heard)
         if heard.rows is not None:
             outputs.zero_gaps(heard.rows)
         self._is_under_way = False
@@ -361,11 +422,52 @@ class PlacedDispatch:
             self._plans.fitting.give_back(self._plan.symbols, self._tensors, self._fitted)
         get = seen.get
         handle = PlacedHandle(**self._kept(outputs, heard))
+        if masked:
+            self._communicator.masks.mark_handle(handle)
         if self._communicator.memory.posts and not self._host.is_asynchronous:
             handle.note_traffic(self._communicator.memory.traffic("dispatch"))
         return DispatchOutput(
             seen["tokens"], get("scales"), seen["tokens_per_expert"], get("weights"), handle
         )
+
+    def _without(self, masked: Collection[int], outputs: Outputs, heard: Heard) -> tuple[Outputs, Heard]:
+        """The outputs, and what is known, without rows of masked ranks, of which some may have come."""
+        places = heard.places
+        tables = Tables(heard.offsets, places["first_starts"], places["limits"])
+        lost = LostRows(tables, self._config.num_ranks, masked)
+        moved, rows, per_expert = None, heard.rows, heard.per_expert
+        of_experts = torch.zeros_like(per_expert)
+        if lost.has_places:
+            left, size = lost.rows_left, outputs.size
+            if self._known is None:
+                size = size_of(self._request, self._config, self._rank, left, len(self._rounds))
+            tables = lost.tables(self._request.alignment, size.stride)
+            old, new = lost.moves(tables)
+            if self._request.is_per_rank:
+                local, gone = outputs.written["local_topk_idx"], lost.places()
+                of_experts = local_counts_of(local[gone[gone < len(local)]], len(per_expert))
+            moved = heard.offsets.new_full((outputs.size.num_rows,), -1)
+            moved[old] = new.int()
+            kept = {name: tensor[old] for name, tensor in outputs.written.items()}
+            outputs = self._outputs(size)
+            for name, tensor in kept.items():
+                outputs.written[name][new] = tensor
+            rows = None if rows is None else left
+        for each in self._rounds:
+            of_round = each["recv_offsets"], each["assist_info"], each["places"]
+            gone = lost.leave_round(*of_round, moved)
+            if not self._request.is_per_rank:
+                of_experts += gone
+        stats = self._given.get("recv_stats")
+        if stats is not None:
+            stats[: len(of_experts)] -= of_experts.int()
+        if lost.has_places and self._request.is_per_rank:
+            local = outputs.written["local_topk_idx"][: sum(lost.rows_left)]  # such rows have no gaps
+            per_expert = local_counts_of(local, len(per_expert))
+        elif lost.has_places:
+            per_expert = per_expert.new_tensor(lost.rows_left)
+        places = places | {"first_starts": tables.first_starts, "limits": tables.limits}
+        return outputs, Heard(places, tables.offsets, per_expert, rows)
 
     # What ranks say.
 

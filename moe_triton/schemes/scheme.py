@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -14,7 +14,7 @@ from moe_triton.core.capabilities import Capabilities
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.group_sizes import RANKS_PER_SERVER
-from moe_triton.core.plan import Launch, Placeholder, Plan
+from moe_triton.core.plan import Launch, Phases, Placeholder, Plan
 from moe_triton.core.reach import Queues
 from moe_triton.core.records import TRAFFIC
 from moe_triton.core.region import Region
@@ -115,13 +115,16 @@ class KeptTables(ABC):
             ArgumentError: it is not. Nothing was sent.
         """
 
-    def mark_lost(self, bindings: Bindings, rank: int, is_masked: Callable[[int], bool]) -> None:  # noqa: B027
-        """Takes out what will not come any more, before a combine runs.
+    def mark_lost(  # noqa: B027
+        self, bindings: Bindings, rank: int, is_masked: Callable[[int], bool], ran: Sequence[Phases] = ()
+    ) -> None:
+        """Takes out what will not come any more, before a combine runs or in its middle.
 
         Args:
             bindings: what the combine's placeholders hold.
             rank: this one.
             is_masked: of a rank.
+            ran: launches of it that have run.
         """
 
 
@@ -144,9 +147,15 @@ class Scheme(SchemeFacts):
     """How whom a wait is for is found, by the name of the kernel that waits."""
     goes_on: ClassVar[frozenset[str]] = frozenset()
     """Operators in whose runs ranks may be masked: the others' rows and results come to the right places."""
+    goes_on_in_rounds: ClassVar[bool] = True
+    """Whether that holds for the rounds of a call, too."""
     recounts: ClassVar[bool] = False
-    """Whether each block of a dispatch finds places by what it has seen of all counts itself: where ranks
-    were masked meanwhile, blocks have seen different ones, and places are found anew (phase "mend")."""
+    """Whether blocks of a dispatch see counts of one source each by itself, or find places by what each has
+    seen of all: where ranks were masked meanwhile, counts are taken back, and places are found anew (phase
+    "mend")."""
+    relay_share: ClassVar[float] = 1.0
+    """How much of the time-out its kernels wait at least: those that tell others for whom they waited give up
+    before these do."""
     settings: ClassVar[frozenset[str]] = frozenset()
     """Fields of `Tuning` that not every scheme has, as "posts" and "post_parts"."""
     rules: ClassVar[Mapping[int, RuleSet]] = {}
@@ -237,7 +246,7 @@ class Scheme(SchemeFacts):
         Args:
             name: a method of what builds its plans: "ask", "ring", "place", "routing", "announce",
                 "starts", "restart", "round", "count", "entries", "fill", "fill_ahead", "late_fill" or
-                "local_counts" of a dispatch, "gather" of a combine; "mend" where `recounts`.
+                "local_counts" of a dispatch, "gather" of a combine; "mend" and "recount" where `recounts`.
             variant: what it is specialised for.
             zone: that it is built for; 0 where kernels look it up.
             parts: that its tokens are cut into.
@@ -287,6 +296,14 @@ class Scheme(SchemeFacts):
             itemsize: bytes of an element.
         """
         return None
+
+    def left_out(self, memory: Mapping[str, Any]) -> frozenset[int]:
+        """Masked ranks whose results are not in what others have summed for this rank, in its last combine.
+
+        Args:
+            memory: what placeholders hold.
+        """
+        return frozenset()
 
     def peers_of(self, launch: Launch) -> Peers:
         """Who reaches the window that a launch looks at."""
@@ -363,6 +380,15 @@ class Scheme(SchemeFacts):
         """
         if row_format.elements_per_scale:
             cls.check_offers("several scales", "quantize", repr(row_format.name))
+
+    @classmethod
+    def no_masks(cls, config: Config) -> str:
+        """Why ranks of a group cannot be masked; empty if they can.
+
+        Args:
+            config: of the group.
+        """
+        return ""
 
     @classmethod
     def check_reaches(cls, config: Config) -> None:

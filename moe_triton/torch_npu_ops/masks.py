@@ -209,10 +209,11 @@ def _change(name: str, ranks: Collection[int], masked: bool) -> None:
     ]
     for rank, number, made in changes:
         _check_change(name, made, rank, number, masked)
+    before = registry.windows_of(name)
     # What fails from here on is an earlier call, which the next try does not find any more.
     for _, number, made in changes:
         made.participants.update_mask(number, masked)
-    registry.note_masked(name, ranks, masked)
+    registry.note_masked(name, ranks, masked, before)
 
 
 def _check_change(name: str, made: Communicator, rank: int, number: int, masked: bool) -> None:

@@ -242,7 +242,6 @@ class CombinePlan(FunctionPlan):
             self._bind_tables(bindings)
             if not communicator.backend.is_asynchronous:
                 self.tables.check(bindings, self.called)
-            communicator.masks.mark_tables(self.tables, bindings)
 
     def _check_ids(self, communicator: Communicator, bindings: Bindings) -> None:
         """Checks that ids and mask are those of the dispatch whose index this is, where it is known.

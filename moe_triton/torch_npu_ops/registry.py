@@ -267,7 +267,8 @@ def communicator(place: Place) -> Communicator:
     for rank in _masked_at(place):  # meanwhile, by another thread
         made.participants.update_mask(place.members.index(rank) if place.members else rank, True)
     if chosen.on_lost == "mask":
-        made.masks.on_masked = note = partial(_note_lost, place, chosen)
+        note = partial(_note_lost, place, chosen)
+        made.masks.on_masked.append(note)
         for number in made.masks.masked:  # before anybody was told
             note(number, made.masks.reasons[number][0])
     _environments[place.group_ep] = environment
@@ -280,7 +281,7 @@ def _note_lost(place: Place, chosen: settings.Settings, number: int, why: str) -
     if (place, chosen) not in kept:  # another thread has released the group
         return
     rank = place.members[number] if place.members else number
-    _masked.setdefault(name, {}).setdefault(rank, _windows_of(name))
+    _masked.setdefault(name, {}).setdefault(rank, windows_of(name))
     for (other, _), each in list(kept.items()):
         its_number = other.number_of(rank)
         if its_number is not None and each.is_usable and its_number not in each.masks.masked:
@@ -293,7 +294,7 @@ def _watching(place: Place, group: dist.ProcessGroup, meeting: Meeting) -> Itera
     """Ends the meeting for a window if other ranks are in calls that go elsewhere."""
     ended, failed = threading.Event(), threading.Event()
     _tallies.setdefault(place.group_ep, Tallies(group)).watch(
-        [*_windows_of(place.group_ep), (place.fields, 1)],
+        [*windows_of(place.group_ep), (place.fields, 1)],
         place.fields,
         "",
         place.members,
@@ -325,7 +326,7 @@ def _watch_call(place: Place, chosen: settings.Settings, waiting: Waiting) -> No
     is_counted = plan.operator == "barrier" or plan.half != " setup"
     call = f"{plan.operator} number {made.counts[plan.operator]}"
     tallies.watch(
-        [*_windows_of(name), (place.fields, int(is_counted))],
+        [*windows_of(name), (place.fields, int(is_counted))],
         place.fields,
         plan.operator,
         _listened_to(place),
@@ -343,7 +344,7 @@ def _listened_to(place: Place) -> Sequence[int] | None:
     return [rank for rank in members if rank not in masked]
 
 
-def _windows_of(name: str) -> Windows:
+def windows_of(name: str) -> Windows:
     """Each window of a group, and the calls in it: its making, and what has ended."""
     kept = list(_communicators.get(name, {}).items())
     return [(place.fields, 1 + sum(made.counts.values())) for (place, _), made in kept]
@@ -507,20 +508,21 @@ def have_masks_changed(name: str) -> bool:
     return masked != before
 
 
-def note_masked(name: str, ranks: Iterable[int], masked: bool) -> None:
+def note_masked(name: str, ranks: Iterable[int], masked: bool, before: Windows) -> None:
     """Ranks have been masked in all windows of a group, or un-masked.
 
     Args:
         name: of the expert-parallel group.
         ranks: of it.
         masked: which of both.
+        before: what had run by then: a call that waits for one of them may be over by now.
     """
     _forget_former_group(name)
     noted = _masked.setdefault(name, {})
     for rank in ranks:
         noted.pop(rank, None)
         if masked:
-            noted[rank] = _windows_of(name)
+            noted[rank] = before
 
 
 def check_unmaskable(name: str, ranks: Iterable[int]) -> None:
@@ -532,7 +534,7 @@ def check_unmaskable(name: str, ranks: Iterable[int]) -> None:
     Raises:
         BufferStateError: it has.
     """
-    missed = [rank for rank in ranks if _masked[name][rank] != _windows_of(name)]
+    missed = [rank for rank in ranks if _masked[name][rank] != windows_of(name)]
     if missed:
         raise BufferStateError(
             f"rank(s) {missed} have missed calls of the group {name!r} while they were masked. They stay "

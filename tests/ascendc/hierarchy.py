@@ -232,6 +232,7 @@ class HierarchyWorld:
             "zone": zone,
             "timeout_us": case.timeout_us,
             "count_end": c.num_max_tokens_per_rank + 1,
+            "is_relayed": 1,
             **expecting("D", number),
             "status": layout.token_counts,
         }
@@ -308,23 +309,24 @@ class HierarchyWorld:
         """Returns results, sums them, sends partial rows, and checks the sums."""
         self._pause(straggle)
         returned = Guarded((self.layout.num_servers, self.layout.ranks_per_server), np.int32)
-        seen = Guarded((self.layout.num_servers,), np.int32)
+        seen, left_out = (Guarded((self.layout.num_servers,), np.int32) for _ in range(2))
         sent: list[Phase] = []  # of the piece before, which goes on with the next one's
         for piece, places in enumerate(self.pieces):
             self._run([*sent, *self.return_phases(rank, number, zone, received, returned, piece)], 0)
             self._pause(straggle)
             sums = self.server_sums(rank, zone, received, places)
             place, *sent, wait = self.partial_phases(
-                rank, number, zone, received, returned, sums, seen, piece
+                rank, number, zone, received, returned, sums, seen, piece, left_out.array
             )
             self._run([place], 0)
         self._run([*sent, wait], number % 2)
-        returned.check_guards()
-        seen.check_guards()
+        for table in (returned, seen, left_out):
+            table.check_guards()
         self._pause(not straggle)
         check_combined(self.case, rank, received, self.traffic[rank].array)
         sent = self._sent(rank, received.number)
         check("rail_seen", seen.array, sent)
+        check("rail_left_out", left_out.array, self.left_out_of(rank))
         self._check_sums(rank, number, zone, received.number)
 
     @property
@@ -441,9 +443,11 @@ class HierarchyWorld:
         sums: np.ndarray,
         seen: Guarded,
         piece: int = 0,
+        left_out: np.ndarray | None = None,
     ) -> list[Phase]:
-        """Up to the wait for the rail."""
+        """Up to the wait for the rail, which writes how many rows there are, and who is left out of them."""
         layout, size, places = self.layout, self.case.result_bytes, self.pieces[piece]
+        left_out = np.zeros(layout.num_servers, np.int32) if left_out is None else left_out
         rows = {
             "row_bytes": size,
             "rail_counts": received.rail_counts.array,
@@ -465,6 +469,7 @@ class HierarchyWorld:
             **rows,
             "payload_bytes": size,
             **self._returned(returned, piece),
+            "left_out": self.left_out(rank),
             **self._messages,
             **self._peers(rank),
             **self._round(rank, "C", number, zone),
@@ -476,6 +481,7 @@ class HierarchyWorld:
             "window": self.windows[rank],
             "outer_counts": self._sent(rank, received.number),
             "rail_seen": seen.array,
+            "rail_left_out": left_out,
             "timeout_us": self.case.timeout_us,
             **self._rail(rank),
             **self._masks(rank),
@@ -483,6 +489,17 @@ class HierarchyWorld:
             "ends": layout.partial_flags,
         }
         return [("partials_place", place), ("partials_send", send), ("rail_wait", wait)]
+
+    def left_out(self, rank: int) -> np.ndarray:
+        """(S,) by place what a rank says of its server's ranks: something else of each, and to each."""
+        places = np.arange(self.layout.num_servers, dtype=np.int32)
+        return 1 + 100 * rank + 10 * places
+
+    def left_out_of(self, rank: int) -> np.ndarray:
+        """(S,) what a rank hears of them."""
+        servers, own = self.layout.num_servers, rank // self.layout.ranks_per_server
+        rail = self.config.topology.rail(rank)
+        return np.array([self.left_out(peer)[(own - at) % servers] for at, peer in enumerate(rail)], np.int32)
 
     def _check_sums(self, rank: int, number: int, zone: int, dispatch_number: int) -> None:
         """Each token's: its servers' sums ascending, of results as their experts made them, ascending."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -116,22 +117,28 @@ class OddCase(HierarchyCase):
     is_said_late: bool = False
 
 
-def _sent(world: HierarchyWorld, rank: int) -> Received:
-    """A rank's dispatch up to its posts."""
+def _sent(world: HierarchyWorld, rank: int, parts: int) -> Received:
+    """A rank's dispatch up to its posts of some parts."""
     received = Received.of(world.config, world.layout.num_servers, 0, world.config.receive_capacity(rank))
     world.nics.use(rank)
-    for name, arguments in world.dispatch_phases(rank, 0, 0, received)[:2]:
-        report = world.library.launch(name, world.case.blocks, **arguments)
-        if report.any():
-            raise WrongResultError(f"rank {rank} reports {report[:, :3].tolist()} while it sends")
+    for part in range(parts):
+        for name, arguments in world.dispatch_phases(rank, 0, 0, received, part)[:2]:
+            report = world.library.launch(name, world.case.blocks, **arguments)
+            if report.any():
+                raise WrongResultError(f"rank {rank} reports {report[:, :3].tolist()} while it sends")
     return received
 
 
-def all_sent(world: HierarchyWorld, gone: tuple[int, ...] = ()) -> list[Received]:
-    """Every rank but some has sent, and everything has been delivered."""
+def all_sent(
+    world: HierarchyWorld,
+    gone: tuple[int, ...] = (),
+    sends_last: Callable[[int], bool] = lambda rank: True,
+) -> list[Received]:
+    """Every rank but some has sent, and everything has been delivered; of some without the last part."""
+    parts = world.case.parts
     try:
         return [
-            _sent(world, rank)
+            _sent(world, rank, parts if sends_last(rank) else parts - 1)
             if rank not in gone
             else Received.of(world.config, world.layout.num_servers, 0, 1)
             for rank in range(world.config.num_ranks)

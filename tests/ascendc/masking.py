@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -22,9 +22,6 @@ from .blocks_case import BlocksCase
 from .case import Case, Routing, WrongResultError, check_reports, draw_routing, results_of, sent_to
 from .direct import DirectCase, DirectWorld
 from .driver import FLAG_WORD, World
-from .hierarchy import HierarchyWorld
-from .hierarchy_case import HierarchyCase
-from .hierarchy_hostile import all_sent
 from .inband import receive_inband
 from .library import Library, Phase
 from .memory import Guarded, changes_behind
@@ -98,17 +95,6 @@ class MaskedBlocksCase(BlocksCase):
 
     tokens: tuple[int, ...] = (4, 0, 3)
     lost: int = 1
-
-
-@dataclass(frozen=True)
-class MaskedRailCase(HierarchyCase):
-    """A rank is masked before a dispatch. So nothing comes of what it would have passed on."""
-
-    tokens: tuple[int, ...] = (2, 3, 1, 0, 3, 2)
-    servers: tuple[int, ...] = (2, 2, 2)
-    topk: int = 4
-    lost: int = 3
-    relays: bool = True
 
 
 class MaskedWorld(World):
@@ -204,28 +190,6 @@ class MaskedBlocksWorld(BlocksWorld):
         check_same(self.windows[self.case.lost], self._before)
 
 
-def check_masked_rail(library: Library, case: MaskedRailCase, seed: int = 0) -> None:
-    """Raises unless all that go on have the counts of all that reach them, and none of the others."""
-    library.seed(seed)
-    world, c = HierarchyWorld(library, case, seed), case.config
-    for rank, table in enumerate(world.tables):
-        mask(table, case.lost, paths=Paths(c, rank, relays=True))
-    before = world.windows[case.lost].copy()
-    everybody = all_sent(world, gone=(case.lost,))
-    going_on = [rank for rank in range(c.num_ranks) if rank != case.lost]
-    for kernel in ("rail_relay", "dispatch_wait"):
-        for rank in going_on:
-            phases = dict(world.dispatch_phases(rank, 0, 0, everybody[rank]))
-            check_reports(library.launch(kernel, case.blocks, **phases[kernel]))
-    for rank in going_on:
-        counts = everybody[rank].recv_counts.array
-        for expert, source in np.ndindex(counts.shape):
-            want = len(sent_to(case, seed, 0, source, rank, expert))
-            if counts[expert, source] != want:
-                raise WrongResultError(f"count {counts[expert, source]} instead of {want}")
-    check_same(world.windows[case.lost], before)
-
-
 def marked(world: World, routing: Routing, gone: int) -> Routing:
     """With ids as the host marks them."""
     c = world.config
@@ -254,12 +218,12 @@ class Late:
 
 
 @contextmanager
-def masked_later(world: World, *gone: int, late: Late | None = None) -> Iterator[None]:
+def while_masking(masks: Callable[[], None], late: Late | None = None) -> Iterator[None]:
     """Masks ranks a while from now, and raises a flag of another rank's a while after that."""
 
     def run() -> None:
         time.sleep(LATE_S)
-        mask(world.peers, *gone)
+        masks()
         if late is not None:
             time.sleep(LATER_S)
             late.put_up()
@@ -272,6 +236,13 @@ def masked_later(world: World, *gone: int, late: Late | None = None) -> Iterator
             late.check()
     finally:
         thread.join()
+
+
+@contextmanager
+def masked_later(world: World, *gone: int, late: Late | None = None) -> Iterator[None]:
+    """The same, where all ranks have one table."""
+    with while_masking(lambda: mask(world.peers, *gone), late):
+        yield
 
 
 def check_masked(library: Library, case: MaskedCase, seed: int = 0) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from .hierarchy_case import HierarchyCase
 from .library import Patch
-from .masking import MaskedBlocksCase, MaskedCase, MaskedDirectCase, MaskedRailCase, MaskedReceivingCase
+from .masking import MaskedBlocksCase, MaskedCase, MaskedDirectCase, MaskedReceivingCase
+from .masking_rails import DirectEntriesCase, MaskedMeanwhileCase, MaskedRailCase
 from .mutants import (
     COMBINE_SEND,
     COMBINE_WAIT,
@@ -30,6 +32,7 @@ DIRECT_STARTS, DIRECT_SEND, COUNTS_SEND = (
 BLOCKS_WAIT, BLOCK_FORMAT, RAIL_RELAY, DISPATCH_RECEIVE = (
     f"include/{name}.h" for name in ("blocks_wait", "block_format", "rail_relay", "dispatch_receive")
 )
+RAIL_WAIT, PARTIALS_SEND = "include/rail_wait.h", "include/partials_send.h"
 
 
 def _case(**changes: Any) -> MaskedCase:
@@ -296,4 +299,80 @@ OTHER_SCHEMES = (
     ),
 )
 
-MASKING_MUTANTS = SENDERS + ENTRIES + ROWS + RESULTS + OTHER_SCHEMES
+
+def _meanwhile(during: Any, **changes: Any) -> MaskedMeanwhileCase:
+    return MaskedMeanwhileCase(**{"during": during, "timeout_us": MUTANT_TIMEOUT_US, **changes})
+
+
+RAILS = (
+    Mutant(
+        "masks looked at only before a wait for tokens by rail",
+        (Patch(RAIL_RELAY, "if (silent_.Look()) {", "if (poll.WaitedUs() == 0 && silent_.Look()) {"),),
+        _meanwhile("relay"),
+    ),
+    Mutant(
+        "rows counted that a masked rank's relay had passed on",
+        (
+            Patch(
+                RAIL_RELAY,
+                "                counts_.Set(server * NumNeighbourExperts() + i, 0);\n            }\n"
+                "            Finish(server, 0,",
+                "            }\n            Finish(server, 0,",
+            ),
+        ),
+        _meanwhile("relay"),
+    ),
+    Mutant(
+        "no tokens by rail waited for once a rank is masked",
+        (Patch(RAIL_RELAY, "|| !silent_.Has(rail_.RankOn(server))", "|| !silent_.HasAny()"),),
+        _meanwhile("relay"),
+    ),
+    Mutant(
+        "rows waited for that a masked rank would have passed on",
+        (Patch(SILENT_RANKS, "words_.IsSilent(number) : ", "words_.IsMasked(number) : "),),
+        _RAIL,
+    ),
+    Mutant(
+        "what ranks say themselves taken for relayed",
+        (
+            Patch(
+                SILENT_RANKS,
+                "are_relayed_ ? words_.IsSilent(number) : words_.IsMasked(number)",
+                "words_.IsSilent(number)",
+            ),
+        ),
+        DirectEntriesCase(),
+    ),
+    Mutant(
+        "results of a masked rank waited for by who sums them",
+        (without(DISPATCH_WAIT, "                StandIn(chunk);\n"),),
+        _meanwhile("returned"),
+    ),
+    Mutant(
+        "sums of a masked rank waited for",
+        (Patch(RAIL_WAIT, "if (silent_.Look() && silent_.Has(rail_.RankOn(server))) {", "if (false) {"),),
+        _meanwhile("partials"),
+    ),
+    Mutant(
+        "no sums waited for once a rank is masked",
+        (Patch(RAIL_WAIT, "silent_.Look() && silent_.Has(rail_.RankOn(server))", "silent_.Look()"),),
+        _meanwhile("partials"),
+    ),
+    Mutant(
+        "sums of a masked rank missing",
+        (Patch(RAIL_WAIT, "silent_.Has(rail_.RankOn(server)) ? 0 : -1", "-1"),),
+        _meanwhile("partials"),
+    ),
+    Mutant(
+        "who is left out not heard",
+        (Patch(RAIL_WAIT, "is_there ? end_.At(RailEnd::LEFT_OUT) : 0", "0"),),
+        HierarchyCase(),
+    ),
+    Mutant(
+        "who is left out said by piece",
+        (Patch(PARTIALS_SEND, "args_.left_out, args_.first_place + i", "args_.left_out, i"),),
+        HierarchyCase(servers=(2, 2), pieces=2),
+    ),
+)
+
+MASKING_MUTANTS = SENDERS + ENTRIES + ROWS + RESULTS + OTHER_SCHEMES + RAILS

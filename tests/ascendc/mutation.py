@@ -34,11 +34,17 @@ from .masking import (
     MaskedCase,
     MaskedDirectCase,
     MaskedDirectWorld,
-    MaskedRailCase,
     MaskedReceivingCase,
     check_masked,
-    check_masked_rail,
     check_masked_receiving,
+)
+from .masking_rails import (
+    DirectEntriesCase,
+    MaskedMeanwhileCase,
+    MaskedRailCase,
+    check_direct_entries,
+    check_masked_meanwhile,
+    check_masked_rail,
 )
 from .mutants import MUTANTS, AnyCase, Mutant
 from .mutants_announced import ANNOUNCED_MUTANTS
@@ -104,6 +110,10 @@ def run_case(library: Library, case: AnyCase, seed: int) -> None:
         MaskedDirectWorld(library, case, seed).run()
     elif isinstance(case, MaskedBlocksCase):
         MaskedBlocksWorld(library, case, seed).run()
+    elif isinstance(case, MaskedMeanwhileCase):
+        check_masked_meanwhile(library, case, seed)
+    elif isinstance(case, DirectEntriesCase):
+        check_direct_entries(library, case, seed)
     elif isinstance(case, MaskedRailCase):
         check_masked_rail(library, case, seed)
     elif isinstance(case, OffsetsCase):

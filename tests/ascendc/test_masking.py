@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from .library import Library
@@ -11,11 +13,17 @@ from .masking import (
     MaskedCase,
     MaskedDirectCase,
     MaskedDirectWorld,
-    MaskedRailCase,
     MaskedReceivingCase,
     check_masked,
-    check_masked_rail,
     check_masked_receiving,
+)
+from .masking_rails import (
+    DirectEntriesCase,
+    MaskedMeanwhileCase,
+    MaskedRailCase,
+    check_direct_entries,
+    check_masked_meanwhile,
+    check_masked_rail,
 )
 from .orders import orders
 
@@ -85,3 +93,15 @@ def test_rails(strict: Library, seeds: range, message_tokens: int, lost: int) ->
         check_masked_rail(
             strict, MaskedRailCase(tokens=tokens, message_tokens=message_tokens, lost=lost), seed
         )
+
+
+@orders(4, 40)
+@pytest.mark.parametrize("during", ["relay", "returned", "partials"])
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_rails_meanwhile(strict: Library, seeds: range, during: Any, blocks: int) -> None:
+    for seed in seeds:
+        check_masked_meanwhile(strict, MaskedMeanwhileCase(blocks=blocks, during=during), seed)
+
+
+def test_what_ranks_say_themselves_is_waited_for(strict: Library) -> None:
+    check_direct_entries(strict, DirectEntriesCase())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Collection
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from moe_triton import DispatchOutput, EPBuffer, reference
+from moe_triton import DispatchOutput, EPBuffer, RankMaskedError, reference
 from moe_triton.runtime.masks import Paths
 from moe_triton.tools.selftest.cases import (
     combined,
@@ -196,3 +197,101 @@ def rounds_of_each_kind(
             expected_there = []
         dist.barrier()
     return [number for number, differs in enumerate(expected_there) if differs]
+
+
+ROUNDS_AFTER, MOST_ROUNDS = 4, 20_000
+
+
+@dataclass(frozen=True)
+class Chaos:
+    """A group in which one rank is killed or stopped at some moment.
+
+    Attributes:
+        case: whose rounds the others run.
+        victim: the rank.
+        after_s: seconds of rounds before it happens.
+        stopped_s: for how long it is stopped; None for killed.
+        timeout_s: of the buffer.
+    """
+
+    case: Case
+    victim: int
+    after_s: float
+    stopped_s: float | None
+    timeout_s: float
+
+
+def strike(of: Chaos) -> None:
+    """Has this process killed, or stopped for a while, from outside."""
+    me = os.getpid()
+    steps = (
+        f"kill -KILL {me}"
+        if of.stopped_s is None
+        else f"kill -STOP {me}; sleep {of.stopped_s}; kill -CONT {me}"
+    )
+    subprocess.Popen(["sh", "-c", f"sleep {of.after_s}; {steps}"], start_new_session=True)
+
+
+def wrong_in_chaos(buffer: EPBuffer, case: Case, rank: int, number: int) -> list[str]:
+    """Runs a round, and names what is not the reference's without what is lost."""
+    return round_in_chaos(buffer, case, rank, number)[0]
+
+
+def round_in_chaos(buffer: EPBuffer, case: Case, rank: int, number: int) -> tuple[list[str], torch.Tensor]:
+    """The same, and the ids (n,) of the entries that are lost."""
+    everyone = [inputs_of(case, each, number) for each in range(case.config.num_ranks)]
+    inputs = everyone[rank]
+    output = dispatched(buffer, case, inputs)
+    ranks = case.config.num_ranks
+    counts = output.handle.recv_offsets.diff(prepend=torch.zeros(1, dtype=torch.int32)).view(-1, ranks)
+    said: list[str] = []
+    empty = [
+        each
+        if (counts[:, source] > 0).any() or source == rank
+        else Inputs(each.x[:0], each.topk_idx[:0], each.topk_weights[:0])
+        for source, each in enumerate(everyone)
+    ]
+    texts = wrong_received(output, expected_dispatch(case, empty)[rank])
+    said += [f"round {number}: {text}" for text in texts if "expand_idx" not in text]
+    sums = combined(buffer, case, inputs, output)
+    lost = output.handle.lost[:, : case.config.num_topk]
+    everyone[rank] = replace(inputs, topk_idx=torch.where(lost, -1, inputs.topk_idx))
+    received = expected_dispatch(case, everyone)
+    y = [experts_of(case, each, rows.tokens) for each, rows in enumerate(received)]
+    weights = [i.topk_weights for i in everyone] if case.weights else None
+    expected = reference.combine(case.config, y, received, [i.topk_idx for i in everyone], weights)[rank]
+    if text := difference("combined", sums, expected):
+        said.append(f"round {number}: {text}")
+    return said, inputs.topk_idx[lost]
+
+
+def is_over(buffer: EPBuffer, number: int) -> bool:
+    """Whether all who go on have done so for some rounds, of which none has more than the others.
+
+    Who finds a rank masked says up to which round it goes. All see that before their next round is over.
+    """
+    masked = buffer.query_mask().tolist()
+    if not any(masked):
+        return number > MOST_ROUNDS
+    if not buffer.left("end")[buffer.rank]:
+        buffer.leave("end", str(number + ROUNDS_AFTER))
+    ends = [end for end, is_masked in zip(buffer.left("end"), masked, strict=True) if not is_masked]
+    return all(ends) and number >= max(map(int, ends))
+
+
+def rounds_in_chaos(rank: int, num_ranks: int, of: Chaos) -> tuple[list[str], list[int], str]:
+    """Runs rounds until all others have gone on for some: what is wrong, who is masked, what was raised."""
+    wrong, raised = [], ""
+    with make_buffer(of.case, on_lost="mask", timeout_s=of.timeout_s) as buffer:
+        wrong += wrong_in_chaos(buffer, of.case, rank, 0)
+        if rank == of.victim:
+            strike(of)
+        number = 1
+        try:
+            while not is_over(buffer, number):
+                wrong += wrong_in_chaos(buffer, of.case, rank, number % of.case.rounds)
+                number += 1
+        except RankMaskedError as error:
+            raised = str(error)
+        masked = buffer.query_mask().nonzero().flatten().tolist()
+    return wrong[:5], masked, raised

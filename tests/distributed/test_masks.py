@@ -20,8 +20,10 @@ from moe_triton import ArgumentError, BufferStateError, ConfigMismatchError, EPB
 from moe_triton.core.threads import Deadline
 from moe_triton.processes import RankFailedError, run_ranks
 from moe_triton.runtime import on_lost
+from moe_triton.schemes.rank_context import Operator
 from moe_triton.tools.selftest.cases import wrong_received
 from tests.distributed.cases import Case, inputs_of, small_case
+from tests.distributed.cut_short import CutShort, rounds_with_a_death
 from tests.distributed.masked import Masked, rounds_of_each_kind, rounds_with_masks
 from tests.distributed.workers import expected_round, make_buffer, one_round
 from tests.patience import seconds
@@ -90,11 +92,32 @@ def test_a_wait_goes_on_without_who_is_masked(scheme: str, in_between: bool, bef
     assert run_ranks(rounds_with_masks, 4, (of, {})) == [[]] * 4
 
 
+LONG = pytest.mark.long
+
+
 @pytest.mark.parametrize(
-    ("scheme", "in_between"), [("fullmesh_v1", True), ("fullmesh_v2", False), ("fullmesh", True)]
+    ("gone", "in_between", "num_blocks"),
+    [
+        ((2,), False, 2),
+        ((3,), True, 1),
+        *(
+            pytest.param(*each, marks=LONG)
+            for each in (((2,), True, 1), ((3,), False, 2), ((1, 2), False, 1), ((0, 3), True, 2))
+        ),
+    ],
+)
+def test_a_wait_between_servers_goes_on(gone: tuple[int, ...], in_between: bool, num_blocks: int) -> None:
+    case = replace(between_servers("hierarchy", 2), rounds=4, num_blocks=num_blocks)
+    of = Masked(case, gone, 1, in_between, while_waiting=0.2)
+    assert run_ranks(rounds_with_masks, 4, (of, {})) == [[]] * 4
+
+
+@pytest.mark.parametrize(
+    ("scheme", "in_between"),
+    [("fullmesh_v1", True), ("fullmesh_v2", False), ("fullmesh", True), ("hierarchy", False)],
 )
 def test_who_does_not_come_is_masked(scheme: str, in_between: bool) -> None:
-    case = small_case(4, scheme, rounds=5, weights=True)
+    case = replace(between_servers(scheme, 2 if scheme == "hierarchy" else 4), rounds=5)
     of = Masked(case, (2,), 2, in_between, by_itself=True)
     options = {"on_lost": "mask", "timeout_s": seconds(1.0)}
     assert run_ranks(rounds_with_masks, 4, (of, options)) == [[]] * 4
@@ -229,10 +252,53 @@ def test_ranks_have_one_way() -> None:
         assert "on_lost" in text
 
 
-@pytest.mark.parametrize(("scheme", "victim"), [("fullmesh_v1", 0), ("fullmesh_v2", 2), ("fullmesh", 0)])
+DIES_AFTER = {
+    "dispatch": ["route", "outer table", "tokens", "send", "tokens", "send", "relay", "wait"],
+    "combine": [
+        *("return", "flag returned", "wait for returned", "lost"),
+        *("server sum", "place", "send") * 2,
+        *("return", "flag returned", "wait for returned", "lost", "server sum", "place", "send"),
+    ],
+}
+"""What a rank has done when it dies, phase by phase."""
+DEATHS = [(operator, phases) for operator, steps in DIES_AFTER.items() for phases in range(1, len(steps) + 1)]
+QUICK_DEATHS = ("dispatch", 6), ("combine", 2)
+
+
+@pytest.mark.parametrize("victim", [2, 3])
+@pytest.mark.parametrize(
+    ("operator", "phases"),
+    [pytest.param(*each, marks=[] if each in QUICK_DEATHS else [LONG]) for each in DEATHS],
+)
+def test_a_relay_dies_in_the_middle(operator: Operator, phases: int, victim: int) -> None:
+    """Some of its results are in sums by then, and some are not: marks say which."""
+    case = replace(between_servers("hierarchy", 2), tokens=(40, 37, 40, 39), num_blocks=2)
+    case = replace(case, config=replace(case.config, num_max_tokens_per_rank=40, num_topk=3))
+    of = CutShort(case, victim, operator, phases, {"tuning": Tuning(return_pieces=2)})
+    results = run_ranks(rounds_with_a_death, 4, (of,), timeout_s=seconds(60.0), allow_failures=True)
+    assert isinstance(results.pop(victim), RankFailedError)
+    assert [wrong for wrong, *_ in results] == [[]] * 3
+    assert [ran for _, _, ran in results] == [DIES_AFTER[operator][:phases]] * 3
+    # Of server 1's results those of the other rank come by its own rail, whatever becomes of the victim.
+    for rank, (_, lost, _) in zip((rank for rank in range(4) if rank != victim), results, strict=True):
+        cut_off = {victim} | ({2, 3} if rank % 2 == victim % 2 else set())
+        assert all(
+            not any(n for owner, n in enumerate(of_round) if owner not in cut_off) for of_round in lost
+        )
+        if (operator, phases) == ("combine", 2) and rank in (5 - victim, victim - 2):
+            assert lost[0][victim]  # its neighbour's own tokens, and those that it sums itself
+        if operator == "combine" and phases >= 13 and rank == victim ^ 3:
+            assert not lost[0][victim]  # its neighbour has begun the next piece, and so decided that one
+        assert all(of_round[victim] for of_round in lost[1:])
+
+
+@pytest.mark.parametrize(
+    ("scheme", "victim"), [("fullmesh_v1", 0), ("fullmesh_v2", 2), ("fullmesh", 0), ("hierarchy", 0)]
+)
 def test_who_has_died_is_masked_at_once(scheme: str, victim: int) -> None:
     """Also the host of the group's store, without which nobody can agree on who is missing."""
-    of = Masked(small_case(4, scheme, rounds=6, weights=True), (victim,), 2, by_itself=True, dies=True)
+    case = replace(between_servers(scheme, 2 if scheme == "hierarchy" else 4), rounds=6)
+    of = Masked(case, (victim,), 2, by_itself=True, dies=True)
     options = {"on_lost": "mask", "timeout_s": seconds(300.0)}
     results = run_ranks(rounds_with_masks, 4, (of, options), timeout_s=seconds(60.0), allow_failures=True)
     assert isinstance(results.pop(victim), RankFailedError)

@@ -64,15 +64,15 @@ class Stage:
 class BlockWaitStruct(ctypes.Structure):
     """``moe::BlockWait``."""
 
-    _fields_ = fields(looked_ns=U64, first=I64, count=I64)
+    _fields_ = fields(looked_ns=U64, launch=U64, first=I64, count=I64)
 
 
 class WaitControlStruct(ctypes.Structure):
     """``moe::WaitControl``."""
 
     _fields_ = (
-        *alike(U64, "stop", "alarm", "holder", "plan", "launch", "began_ns", "look_ns", "tell_ns"),
-        *alike(U64, "patience_ns", "pause_ns", "looked_ns"),
+        *alike(U64, "stop", "alarm", "holder", "plan", "first", "launch", "began_ns", "look_ns"),
+        *alike(U64, "tell_ns", "patience_ns", "pause_ns", "looked_ns"),
         ("main_thread", U64),
         *alike(POINTER, *_PYTHON_CALLS, "tell", "answer"),
         ("error", POINTER * 3),
@@ -171,7 +171,8 @@ class NativeWaits(Waits):
 
     def begin(self, number: int, launch: int) -> None:
         """A launch begins that Python makes."""
-        self._struct.plan, self._struct.launch, self._struct.began_ns = number, launch, 0
+        struct = self._struct
+        struct.plan, struct.first, struct.launch, struct.began_ns = number, launch, launch, 0
 
     def _tell_now(self) -> None:
         """Called on the waiting thread. An exception of a signal handler in here ends the wait."""
@@ -194,18 +195,19 @@ class NativeWaits(Waits):
         if runner is None or not told:
             return
         since_ns = max(began_ns, now - _STILL_WAITING_NS)
-        awaited = {
-            block: (wait.first, wait.count)
-            for block, wait in enumerate(self._struct.blocks)
-            if wait.looked_ns >= since_ns
-        }
-        launch, words = runner.plan.launches[number], tuple(runner.words_of(number))
+        awaited: dict[int, dict[int, tuple[int, int]]] = {number: {}}
+        for block, wait in enumerate(self._struct.blocks):
+            if wait.looked_ns >= since_ns:
+                awaited.setdefault(wait.launch, {})[block] = wait.first, wait.count
         struct = self._struct
 
         def pending() -> bool:
             return bool(struct.began_ns == began_ns and struct.holder and not struct.stop)
 
-        waiting = Waiting(runner.plan, launch, words, awaited, (now - began_ns) / _NS, pending)
+        plan, seconds = runner.plan, (now - began_ns) / _NS
+        phases = {each: (plan.launches[each], tuple(runner.words_of(each))) for each in awaited}
+        beside = tuple((*phases[each], awaited[each]) for each in awaited if each != number)
+        waiting = Waiting(plan, *phases[number], awaited[number], seconds, pending, beside)
         for call in told:
             try:
                 call(waiting)

@@ -131,6 +131,7 @@ class Steps:
             "turned": self.turning,
             "traffic": 0,
             "places": 0,
+            "is_relayed": 0,
         }
         if variant is None:
             return

@@ -87,6 +87,10 @@ class Dispatch(DispatchSteps):
         offsets = self.offsets(None if self.inband else self.slots, sees_all=True)
         return self.plan([offsets, *self.arrangement()], phase="mend")
 
+    def recount(self) -> Plan:
+        """Of a call in rounds, the same without what follows: its rows have places."""
+        return self.plan([self.offsets(None if self.inband else self.slots, sees_all=True)], phase="recount")
+
     def fill_ahead(self) -> Plan:
         """Of a call in rounds: `fill`, beside rows of the next round, whose `entries` follow.
 

@@ -171,6 +171,8 @@ PARTIALS_SEND = AscendCKernel(
         Arg("payload_bytes", "i64", "value"),  # of these, without scales and padding
         Arg("rail_counts", "*i32", "in"),  # (S,) as rail_relay left them
         Arg("returned", "*i32", "in"),
+        # (S,) by place: bit d: rank d of this server is masked, and rows for that server are without it
+        Arg("left_out", "*i32", "in"),
         _MESSAGE_TOKENS,
         *_PLACES,
         *_ROWS,
@@ -193,6 +195,7 @@ RAIL_WAIT = AscendCKernel(
         Arg("outer_counts", "*i32", "in"),  # (S,) tokens of this rank with experts on each server
         # (S,) rows; -1: no flag came in time; -1 - lost: without the rank that is lost; 0: it was refused
         Arg("rail_seen", "*i32", "out"),
+        Arg("rail_left_out", "*i32", "out"),  # (S,) what each server's end flag says of masked ranks
         Arg("timeout_us", "i64", "value"),
         *_RAIL,
         CHANGES,

@@ -22,6 +22,10 @@ MADE_TOKENS = 32
 """Tokens that are made before they are posted, about, while others follow, where launches are cheap."""
 
 
+RELAY_SHARE = 0.8
+"""How much of the time-out a relay waits: it says for whom before the others give up."""
+
+
 def of_rails(context: RankContext, layout: HierarchyLayout) -> dict[str, Value]:
     """Arguments of kernels that know of rails: which ranks there are, and where tables are.
 
@@ -40,8 +44,8 @@ def of_rails(context: RankContext, layout: HierarchyLayout) -> dict[str, Value]:
 
 
 def relay_timeout_us(timeout_us: int) -> int:
-    """The deadline of a relay, four fifths of the others': it says for whom it waited before they give up."""
-    return timeout_us - timeout_us // 5
+    """The deadline of a relay, where that of the others is given."""
+    return int(timeout_us * RELAY_SHARE)
 
 
 class Dispatch(DispatchSteps):
@@ -66,6 +70,10 @@ class Dispatch(DispatchSteps):
     def count(self) -> Plan:
         """Of a call in rounds: sends a round, and waits until it is known what has come of it."""
         return self.plan(self._until_counted(), phase="count")
+
+    def mend(self) -> Plan:
+        """Of a dispatch in which ranks were masked: from the counts on, which are without theirs now."""
+        return self.plan([self._offsets(), self._inner_table(), *self.arrangement()], phase="mend")
 
     def _until_counted(self) -> list[Launch]:
         c, context = self.config, self.context
@@ -150,9 +158,13 @@ class Dispatch(DispatchSteps):
             num_local_experts=self.context.num_local_experts,
             recv_counts=Placeholder("recv_counts"),
             count_end=self.config.num_max_tokens_per_rank + 1,
+            is_relayed=1,
             kept_zone=self.keeping,
         )
-        return [wait, self.offsets(self.layout.forward_slots, sees_all=False)]
+        return [wait, self._offsets()]
+
+    def _offsets(self) -> Launch:
+        return self.offsets(self.layout.forward_slots, sees_all=False)
 
     def _inner_table(self) -> Launch:
         """Which experts of this server the tokens have that came by the rail."""

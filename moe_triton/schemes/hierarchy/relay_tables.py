@@ -9,7 +9,7 @@ follows the counts in ep_recv_counts; it is only ever read on the rank that wrot
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple, NoReturn
 
@@ -19,9 +19,10 @@ import torch
 
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.plan import Placeholder
+from moe_triton.core.plan import Phases, Placeholder
 from moe_triton.layout import ORIGIN, WORD_BYTES
 from moe_triton.operators.buffer import TABLES
+from moe_triton.schemes.hierarchy.left_out import open_places, word_of
 from moe_triton.schemes.scheme import Bindings, KeptTables
 
 Ints = npt.NDArray[np.int32]
@@ -105,19 +106,28 @@ class RelayTables(KeptTables):
         given = bindings["topk_weights"]
         self.of(bindings[TABLES], "own_weights")[: len(given)].copy_(given.view(torch.int32))
 
-    def mark_lost(self, bindings: Bindings, rank: int, is_masked: Callable[[int], bool]) -> None:
-        """Takes out servers whose rank of this rail is masked, and experts of masked ranks of this server."""
+    def mark_lost(
+        self, bindings: Bindings, rank: int, is_masked: Callable[[int], bool], ran: Sequence[Phases] = ()
+    ) -> None:
+        """Takes out servers whose rank of this rail is masked, and experts of masked ranks of this server.
+
+        These only of what is not summed yet, nor decided (`moe_triton.schemes.hierarchy.left_out`).
+        """
         tables, topology = bindings[TABLES], self.config.topology
         own = topology.neighbours(rank)
         for server, relay in enumerate(topology.rail(rank)):
             if is_masked(relay):
                 self.of(tables, "outer_ids")[:, server] = -1
                 self.of(tables, "outer_counts")[server] = 0
-        ids, experts = self.of(tables, "inner_ids"), self.config.num_experts // topology.num_servers
-        of_rank = experts // len(own)
+        servers, experts = topology.num_servers, self.config.num_experts // topology.num_servers
+        open_ = open_places(servers, ran)
+        bindings["left_out"][open_] = word_of(self.config, rank, is_masked)
+        by_place = self.of(tables, "inner_ids").view(servers, -1)
+        ids, of_rank = by_place[open_], experts // len(own)
         for number, neighbour in enumerate(own):
             if is_masked(neighbour):
                 ids[(ids >= 0) & (ids % experts // of_rank == number)] = -1
+        by_place[open_] = ids
 
     def check(self, bindings: Bindings, called: Mapping[str, str]) -> None:
         """Checks for dispatch's weights, tables as a dispatch leaves them, and origins that can be."""

@@ -31,23 +31,26 @@ a rank that made another call, too, which calls differ (`lost_call`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from moe_triton.core.capabilities import Capabilities
 from moe_triton.core.config import Config
 from moe_triton.core.plan import Plan
+from moe_triton.core.records import MAX_LEFT_OUT
 from moe_triton.core.region import Region
 from moe_triton.core.space import Settings, Space
 from moe_triton.core.tuning import POSTS
 from moe_triton.layout import UB_ALIGN, WORD_BYTES, align
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.schemes.hierarchy.combine import Combine
-from moe_triton.schemes.hierarchy.dispatch import Dispatch
+from moe_triton.schemes.hierarchy.dispatch import RELAY_SHARE, Dispatch
 from moe_triton.schemes.hierarchy.layout import HierarchyLayout
+from moe_triton.schemes.hierarchy.left_out import ranks_of
 from moe_triton.schemes.hierarchy.limits import (
     FORMULAS,
     FORMULAS_ON_A3,
@@ -107,7 +110,18 @@ class Hierarchy(Scheme):
     settings: ClassVar = frozenset({"posts", "message_tokens", "return_pieces"})
     crosses_servers: ClassVar[bool] = True
     sums_alike: ClassVar[bool] = False
+    goes_on: ClassVar = frozenset({"dispatch", "combine"})
+    goes_on_in_rounds: ClassVar = False
+    recounts: ClassVar = True
+    relay_share: ClassVar = RELAY_SHARE
     refuses: ClassVar = {**_refused("fullmesh"), **REFUSED_ON_A2}
+
+    @classmethod
+    def no_masks(cls, config: Config) -> str:
+        """Says where servers have more ranks than an end flag has bits."""
+        if max(config.topology.sizes) <= MAX_LEFT_OUT:
+            return ""
+        return f"comm_alg='hierarchy' can go on without ranks where servers have at most {MAX_LEFT_OUT}"
 
     @property
     def relays(self) -> bool:
@@ -165,7 +179,15 @@ class Hierarchy(Scheme):
             "server_sums": Scratch(servers * tokens * c.hidden, torch.int16),
             "quantized_sums": Scratch(servers * tokens * self.context.quantized_row_bytes, torch.uint8),
             "rail_seen": Scratch(servers),
+            # Masked ranks that sums for each server at its place, and of each server, are without.
+            "left_out": Scratch(servers, is_zeroed=True),
+            "rail_left_out": Scratch(servers, is_zeroed=True),
         }
+
+    def left_out(self, memory: Mapping[str, Any]) -> frozenset[int]:
+        """Reads it from what end flags have said."""
+        words: list[int] = memory["rail_left_out"].tolist()
+        return frozenset(ranks_of(self.context.config, words)) if any(words) else frozenset()
 
 
 class A3Hierarchy(Hierarchy):
