@@ -17,7 +17,7 @@ public:
 
     __aicore__ inline void Process() {
         entry_.Clear();
-        entry_.Set(0, 0, WordOfDispatch(args_));
+        entry_.Set(0, args_.agreed == 0 ? 0 : ReadFresh<int32_t>(args_.agreed), WordOfDispatch(args_));
         Order<AscendC::HardEvent::S_MTE3>();
         const Share ranks = SplitEvenly(args_.num_ranks, AscendC::GetBlockIdx(), AscendC::GetBlockNum());
         SendWords(args_.shared_counts, args_.num_shared_ranks, 0, ranks);

@@ -24,7 +24,7 @@ public:
         earlier_ = NewTensor<int32_t>(pipe, words);
         totals_ = earlier_[static_cast<uint32_t>(row_words_)];
         rows_ = totals_[static_cast<uint32_t>(row_words_)];
-        silent_.Init(args->peers, args->num_ranks, args->changes);
+        silent_.InitKnown(args->peers, args->num_ranks, args->known);
     }
 
     // Adds up the counts of all sources. They come from other ranks: none counts for more than it may be.

@@ -2,6 +2,10 @@
 // reads the counts, and clears the entries, unless one has another call word: its rows are not those that this rank
 // expects. A source whose rows were lost on their way counts as one that did not come in time. Where counts have an
 // end, one that cannot be is reported.
+//
+// Where ranks have to agree on who is masked before they send, a wait leaves out whom the call has known of, and gives
+// up once another rank is masked and not all entries are there; and an entry of a rank that goes by other masks is
+// reported.
 #pragma once
 
 #include "entry_order.h"
@@ -22,13 +26,19 @@ public:
             units_ = NewTensor<int32_t>(pipe, ENTRIES_PER_CHUNK * UNIT_WORDS);
         }
         waited_.Init(pipe, args.waited_us, ENTRIES_PER_CHUNK);
-        silent_.Init(args.peers, static_cast<int64_t>(args.status.source_extent), args.changes, args.is_relayed != 0);
+        const int64_t sources = static_cast<int64_t>(args.status.source_extent);
+        if (args.known != 0) {
+            silent_.InitKnown(args.peers, sources, args.known);
+        } else {
+            silent_.Init(args.peers, sources, args.changes, args.is_relayed != 0);
+        }
     }
 
     __aicore__ inline void Process() {
         const int64_t total = args_.num_local_experts * static_cast<int64_t>(args_.status.source_extent);
         const Share share = blocks_.ShareOf(total);
         // What this launch itself keeps, another block may not have kept yet.
+        agreed_ = args_.agreed == 0 ? 0 : ReadFresh<int32_t>(args_.agreed);
         call_ = args_.dispatch_word != 0 ? ReadFresh<int32_t>(args_.dispatch_word) : WordOfDispatch(args_);
         KeepWord(args_.kept_zone, args_.zone, blocks_);
         KeepWord(args_.turned, 1 - args_.zone, blocks_);
@@ -41,7 +51,7 @@ public:
         }
         // A block that gave up for another one's entries has to know it as well when it comes back.
         if (missing_place_ >= 0 && !report_.IsWanted()) {
-            report_.Add(REPORT_TIMEOUT, order_.NumberAt(missing_place_));
+            report_.Add(CodeOfMissing(), order_.NumberAt(missing_place_));
         }
         report_.Write();
     }
@@ -109,9 +119,22 @@ private:
             if (seen == count) {
                 return true;
             }
+            if (HaveMasksChanged()) {
+                gave_up_ = true;
+                return false;
+            }
             poll.Miss(count - seen);
         }
         return false;
+    }
+
+    // Since the call began. For waits that must not go on without a rank that is masked meanwhile.
+    __aicore__ inline bool HaveMasksChanged() const {
+        return args_.known != 0 && ReadFresh<uint64_t>(args_.changes) != ReadFresh<uint64_t>(args_.known);
+    }
+
+    __aicore__ inline uint32_t CodeOfMissing() const {
+        return gave_up_ ? REPORT_MASKED : REPORT_TIMEOUT;
     }
 
     // In UB: an entry of this call, without rows, for each rank that nothing is awaited from. What one of them has
@@ -123,7 +146,7 @@ private:
             if (silent_.Has(order_.SourceAt(place))) {
                 const uint32_t entry = static_cast<uint32_t>((place - chunk.first) * STATUS_ENTRY_WORDS);
                 words.SetValue(entry + StatusEntry::FLAG, FLAG_BITS);
-                words.SetValue(entry + StatusEntry::COUNT, 0);
+                words.SetValue(entry + StatusEntry::COUNT, agreed_);
                 words.SetValue(entry + StatusEntry::CALL, call_);
             }
         }
@@ -208,7 +231,9 @@ private:
                 report_.AddMismatch(order_.NumberAt(place), call_, words.GetValue(entry + StatusEntry::CALL));
                 same_call = false;
             } else if (!arrived || count == LOST_COUNT) {
-                report_.Add(REPORT_TIMEOUT, order_.NumberAt(place));
+                report_.Add(CodeOfMissing(), order_.NumberAt(place));
+            } else if (args_.agreed != 0 && count != agreed_) {
+                report_.Add(REPORT_MASKED, order_.NumberAt(place));
             } else if (args_.count_end != 0 && (count < 0 || count >= args_.count_end)) {
                 report_.Add(REPORT_BAD_ROW, order_.NumberAt(place));
             }
@@ -238,7 +263,9 @@ private:
     WaitedTimes waited_;
     Deadline deadline_;
     int32_t call_ = 0;
+    int32_t agreed_ = 0;
     bool has_failed_ = false;
+    bool gave_up_ = false;
     int64_t missing_place_ = -1;
 };
 

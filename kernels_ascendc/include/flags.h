@@ -77,7 +77,7 @@ public:
 
     // For copies, or for posts if it is queued.
     __aicore__ inline uint64_t WindowOf(uint64_t rank) const {
-        return windows_.GetValue(rank) & ((uint64_t{1} << SILENT_BIT) - 1);
+        return windows_.GetValue(rank) & ((uint64_t{1} << KNOWN_BIT) - 1);
     }
 
     // Whether only posts get there.
@@ -93,6 +93,11 @@ public:
     // Whether nothing is awaited from it.
     __aicore__ inline bool IsSilent(uint64_t rank) const {
         return (windows_.GetValue(rank) >> SILENT_BIT & 1) != 0;
+    }
+
+    // Whether the running call has known that from its beginning. No other thread writes this bit during a call.
+    __aicore__ inline bool IsKnownSilent(uint64_t rank) const {
+        return (windows_.GetValue(rank) >> KNOWN_BIT & 1) != 0;
     }
 
     // Whether it is of this rank's server. Where nobody is queued nobody asks, and the table does not say.

@@ -3,6 +3,7 @@
 //
 // The host may mask a rank while others are waited for. So each look reads the word behind the table of peers, which
 // says how many ranks are masked and how often that has changed, and the table only where that word says so.
+// Where blocks must not differ in whom they leave out, it is whom the call has known of from its beginning.
 #pragma once
 
 #include "flags.h"
@@ -18,6 +19,12 @@ public:
         num_ranks_ = num_ranks;
         changes_ = changes;
         are_relayed_ = are_relayed;
+    }
+
+    // `known`: where it stands what the call knows of that word.
+    __aicore__ inline void InitKnown(uint64_t peers, int64_t num_ranks, uint64_t known) {
+        Init(peers, num_ranks, known);
+        is_known_ = true;
     }
 
     // Before each look at what has come, or beside the copy of it. Whether there are any.
@@ -40,6 +47,9 @@ public:
 
     __aicore__ inline bool Has(int64_t rank) const {
         const uint64_t number = static_cast<uint64_t>(rank);
+        if (is_known_) {
+            return HasAny() && words_.IsKnownSilent(number);
+        }
         return HasAny() && (are_relayed_ ? words_.IsSilent(number) : words_.IsMasked(number));
     }
 
@@ -50,6 +60,7 @@ private:
     uint64_t word_ = 0;
     int64_t num_ranks_ = 0;
     bool are_relayed_ = false;
+    bool is_known_ = false;
 };
 
 }  // namespace moe

@@ -447,6 +447,16 @@ class Backend(Protocol):
     def fence(self) -> None:
         """Orders what this thread has written to memory that kernels read before what it writes next."""
 
+    def exchange_word(self, address: int, expected: int, desired: int) -> int:
+        """Replaces 64 bits that all ranks of the server see, if they are what was expected.
+
+        Returns:
+            What was there.
+
+        Raises:
+            BufferStateError: hosts do not reach such memory.
+        """
+
     def digest_ids(self, topk_idx: torch.Tensor, mask: torch.Tensor | None) -> int | None:
         """What stands for the entries of ids that take part; None where the host does not read them.
 

@@ -45,12 +45,14 @@ CONSTANTS: dict[str, int] = {
     "REPORT_BAD_ROW": ascendc.REPORT_BAD_ROW,
     "REPORT_MISMATCH": ascendc.REPORT_MISMATCH,
     "REPORT_STRAY": ascendc.REPORT_STRAY,
+    "REPORT_MASKED": ascendc.REPORT_MASKED,
     "MAX_BLOCKS": ascendc.MAX_BLOCKS,
     "MAX_POST_PARTS": ascendc.MAX_POST_PARTS,
     "QUEUED_BIT": reach.QUEUED_BIT,
     "INSIDE_BIT": reach.INSIDE_BIT,
     "MASKED_BIT": reach.MASKED_BIT,
     "SILENT_BIT": reach.SILENT_BIT,
+    "KNOWN_BIT": reach.KNOWN_BIT,
     **{name: value for name, value in vars(ascendc).items() if name.startswith("TRACE_")},
 }
 _CONSTANTS_LINE = "constants"

@@ -31,6 +31,11 @@ POSTING = (
 # The word behind those of the peers (`moe_triton.core.reach`): how many ranks are masked, and how often that
 # has changed. Null where none can be.
 CHANGES = Arg("changes", "*i64", "in")
+# The word behind that: what the running call knows of it. Null where calls go on whatever they know.
+KNOWN = Arg("known", "*i64", "in")
+# What stands for the set of masked ranks that the call goes by, and goes with an entry where every rank has
+# to go by the same one. Null where none does.
+AGREED = Arg("agreed", "*i32", "in")
 
 DISPATCH_WAIT = AscendCKernel(
     "dispatch_wait",
@@ -38,6 +43,8 @@ DISPATCH_WAIT = AscendCKernel(
         Arg("window", "*i8", "inout"),  # this rank's own
         Arg("peers", "*i64", "in"),  # (EP,) words of the ranks whose entries these are
         CHANGES,
+        KNOWN,  # where a wait has to end with all entries, or with none of a rank that is masked meanwhile
+        AGREED,  # what counts have to be
         Arg("recv_counts", "*i32", "out"),  # (localE, EP); -1 where nothing came in time
         # (localE, EP), or null: what every block has seen when it ends its wait, of all entries. They stay.
         Arg("all_counts", "*i32", "out"),
@@ -91,7 +98,8 @@ REPORT_BAD_ROW = 2
 REPORT_MISMATCH = 3
 REPORT_STRAY = 4
 REPORT_MASKED = 5
-"""No block's: ranks have been masked while a plan ran, which has stopped behind a launch."""
+"""Ranks have been masked while a plan ran, which has stopped behind a launch; or a block has given up a wait
+because of that, or met ranks that go by other masks."""
 MAX_BLOCKS = 48
 
 # Kinds of a trace's events: a block of a launch; in it, a wait for a peer, and the block's steps; and a

@@ -2,18 +2,19 @@
 
 The table of peers has a word for each rank: an address, and in its upper bits what kind of address it is.
 Behind them stands a word that says how many ranks are masked, and how often that has changed: kernels that
-wait look at it alone, as long as nothing changes (docs/protocol.md, "Masked ranks"). The last word is what
-the running call knows of that.
+wait look at it alone, as long as nothing changes (docs/protocol.md, "Masked ranks"). Behind that are what the
+running call knows of it, and the number of the set of masked ranks that it goes by.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sized
+import zlib
+from collections.abc import Collection, Sized
 from typing import NamedTuple
 
-QUEUED_BIT, INSIDE_BIT, MASKED_BIT, SILENT_BIT = 63, 62, 61, 60
+QUEUED_BIT, INSIDE_BIT, MASKED_BIT, SILENT_BIT, KNOWN_BIT = 63, 62, 61, 60, 59
 """Bits of a peer's word: only a queue leads there; it is of this rank's server; nothing is sent to it;
-nothing is awaited from it."""
+nothing is awaited from it; and the running call has known that from its beginning."""
 CHANGES_SHIFT = 32
 """In the word behind those of the ranks: the number of changes, above that of masked ranks."""
 TOKEN_SHIFT = 48
@@ -22,11 +23,14 @@ TOKEN_SHIFT = 48
 PEER_BYTES = 8
 """Of a word."""
 
-NUM_CHANGES_WORDS = 2
-"""Words behind those of the ranks: changes to masks, as kernels see them, and those that the running call
-knows."""
+NUM_CHANGES_WORDS = 3
+"""Words behind those of the ranks: changes to masks, as kernels see them; those that the running call knows;
+and what stands for the set that it goes by (`number_of`)."""
+KNOWN_WORD, SET_WORD = 1, 2
+"""The last two, counted from the first of them."""
 
-_ADDRESS_MASK = (1 << SILENT_BIT) - 1
+_ADDRESS_MASK = (1 << KNOWN_BIT) - 1
+_MOST_NUMBERS = 1 << 30
 
 
 class Queues(NamedTuple):
@@ -76,3 +80,13 @@ def masked_word(word: int, masked: bool, silent: bool) -> int:
     """A peer's word, as a signed integer of 64 bits, with what masks say of the rank."""
     bits = word & ~(1 << MASKED_BIT | 1 << SILENT_BIT)
     return bits | masked << MASKED_BIT | silent << SILENT_BIT
+
+
+def known_word(word: int, silent: bool) -> int:
+    """A peer's word, with what the call that begins knows of the rank."""
+    return word & ~(1 << KNOWN_BIT) | silent << KNOWN_BIT
+
+
+def number_of(masked: Collection[int]) -> int:
+    """What stands for a set of masked ranks where peers compare theirs: never 0."""
+    return 1 + zlib.crc32(repr(sorted(masked)).encode()) % _MOST_NUMBERS

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 # Increased whenever window contents or flags change meaning: ranks with different versions must not
 # communicate.
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 WORD_BYTES = 4
 UB_ALIGN = 32

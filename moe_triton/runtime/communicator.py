@@ -30,7 +30,7 @@ from moe_triton.core.handle import DispatchHandle
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.plan import BEGINNING, ENDING
 from moe_triton.core.records import CALL_HEADER
-from moe_triton.operators.variants import Variant
+from moe_triton.operators.variants import CombineVariant, Variant
 from moe_triton.rendezvous.deaths import Watch
 from moe_triton.rendezvous.masked_sets import MaskedSets
 from moe_triton.rendezvous.meeting import Meeting
@@ -157,7 +157,7 @@ class Communicator(Calling):
         of_group_ranks = meetings[0].rank, meetings[0].num_ranks
         self._notes = Notes(meetings[0].store, *of_group_ranks, self.backend.waits.are_seen)
         super().__init__(self.backend.waits)
-        of_calls = self._fixed, self._executables, self._in_flight
+        of_calls = self._fixed, self._executables, self._in_flight, self.backend
         self.participants = Participants(self, self.scheme, self.masks, *of_calls)
 
     def _make_bells(self) -> list[memoryview]:
@@ -243,6 +243,8 @@ class Communicator(Calling):
         tokens = bindings.get("num_tokens", 0)  # combine's setup works on rows
         assert isinstance(tokens, int)
         parts = self.context.parts(operator, tokens)
+        if isinstance(variant, CombineVariant):
+            variant = self.participants.spread(variant, bindings, zone)
         executable = self._executables.operator(variant, zone, phase, parts)
         number = self.counts[operator]
         try:
@@ -333,7 +335,7 @@ class Communicator(Calling):
         try:
             code = report()
             if code == REPORT_MASKED:
-                code = self.participants.go_on(operator, last.executable, last.bindings)
+                code = self.participants.go_on(operator, number, last.executable, last.bindings)
             if code:
                 self._fail(Run(operator, number, last.bindings), last.executable, code)
             if last.ends and operator != "barrier":
@@ -491,6 +493,10 @@ class Communicator(Calling):
         """
         self.alone(self._local.run, kernel, arguments)
 
+    def meet(self) -> None:
+        """Waits until all ranks that are not masked have come here, in a call too."""
+        self._full_wait()
+
     def _full_wait(self, timeout_us: int | None = None) -> None:
         self._rounds.begin("barrier")
         executable = self._executables.barrier(self._rounds.zone("barrier"), timeout_us)
@@ -508,7 +514,7 @@ class Communicator(Calling):
         try:
             code = executable.run(bindings)
             if code == REPORT_MASKED:
-                code = self.participants.go_on(operator, executable, bindings)
+                code = self.participants.go_on(operator, number, executable, bindings)
         finally:
             if turn:
                 self._rounds.end(operator, code == 0, capturing)
@@ -582,7 +588,7 @@ class Communicator(Calling):
         try:
             code = report()
             if code == REPORT_MASKED:
-                code = self.participants.go_on(operator, executable, addresses)
+                code = self.participants.go_on(operator, number, executable, addresses)
             if code == 0:
                 self.participants.behind(executable)
                 return True

@@ -316,7 +316,7 @@ def _checked_on_lost(
         rule = "on this device hosts do not see waits, and cannot end them"
         raise ArgumentError("on_lost", value, rule, remedy)
     if not {"dispatch", "combine"} <= scheme_type(config).goes_on:
-        rule = f"with comm_alg={config.scheme!r} ranks have to agree on who is lost before rows are sent"
+        rule = f"with comm_alg={config.scheme!r} a call cannot go on without a rank that is lost in it"
         raise ArgumentError("on_lost", value, rule, f"Use another comm_alg. Or: {remedy}")
     if rule := scheme_type(config).no_masks(config):
         raise ArgumentError("on_lost", value, rule, remedy)

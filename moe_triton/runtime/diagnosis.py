@@ -15,7 +15,7 @@ import torch
 
 from moe_triton.backends.waits import Waiting
 from moe_triton.core import abi
-from moe_triton.core.ascendc import REPORT_MISMATCH, REPORT_STRAY, REPORT_TIMEOUT
+from moe_triton.core.ascendc import REPORT_MASKED, REPORT_MISMATCH, REPORT_STRAY, REPORT_TIMEOUT
 from moe_triton.core.errors import (
     BufferStateError,
     CommunicationTimeoutError,
@@ -227,6 +227,8 @@ def _refused(wait: TimedOut, code: int) -> str:
             f"{number} result(s) that its ids and mask do not ask for, the first of token {first}: they are "
             "not those that its dispatch had"
         )
+    if code == REPORT_MASKED:
+        return "ranks that have masked others than this one has"
     finder = scheme_type(wait.context.config).finders.get(wait.launch.kernel.name)
     if finder is not None and finder.refused is not None:
         return finder.refused(wait)

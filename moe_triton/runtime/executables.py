@@ -109,6 +109,7 @@ Phase = Literal[
     # of a dispatch in which ranks were masked
     "mend",
     "recount",
+    "recall",
 ]
 HALVES = "whole", "setup", "teardown"
 # Variant, zone, phase and parts of an operator; for a barrier, its timeout in place of the variant.

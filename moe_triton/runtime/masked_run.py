@@ -242,18 +242,10 @@ class MaskedRun:
     def _is_per_rank(self) -> bool:
         return isinstance(self._variant, DispatchVariant) and self._variant.per_rank
 
-    def _drop_rows(self) -> None:
-        """Takes rows of masked ranks out of what has been received."""
-        config, capacity = self._context.config, self._context.capacity
-        ends, variant = self._by_entry("recv_offsets"), self._variant
-        assert ends is not None
+    def _received(self, total: int) -> Iterator[torch.Tensor]:
+        """(rows, bytes) of all that has been received, as far as this call has outputs for it."""
+        config, variant = self._context.config, self._variant
         assert isinstance(variant, DispatchVariant)
-        counts = ends.flatten().diff(prepend=ends.new_zeros(1)).view_as(ends)
-        masked, total = sorted(self._masks.known.masked), int(ends[-1, -1])
-        sources = torch.arange(config.num_ranks, device=CPU).repeat(len(ends))
-        source = sources.repeat_interleave(counts.flatten().long())
-        keep = ~torch.isin(source, torch.tensor(masked, device=CPU))
-        left = int(keep.sum())
         row_format = variant.row_format
         per_row = {
             "tokens": config.hidden * variant.row_dtype.itemsize,
@@ -262,21 +254,41 @@ class MaskedRun:
             "origins": ORIGIN.num_bytes,
             **dict.fromkeys(("local_topk_idx", "local_topk_weights"), WORD_BYTES * config.num_topk),
         }
-        dropped = counts[:, masked].sum(1)
-        if self._is_per_rank:
-            dropped = self._local_counts(total, ~keep)
         for name, num_bytes in per_row.items():
             rows = self._memory(name, (total, num_bytes), torch.uint8)
             if rows is not None:
-                rows[:left] = rows[keep]
+                yield rows
+
+    def _drop_rows(self) -> torch.Tensor:
+        """Takes rows of masked ranks out of what has been received.
+
+        Returns:
+            (rows,) bool: which of them are left.
+        """
+        capacity = self._context.capacity
+        ends, variant = self._by_entry("recv_offsets"), self._variant
+        assert ends is not None
+        assert isinstance(variant, DispatchVariant)
+        counts = ends.flatten().diff(prepend=ends.new_zeros(1)).view_as(ends)
+        masked, total = sorted(self._masks.known.masked), int(ends[-1, -1])
+        sources = torch.arange(ends.shape[1], device=CPU).repeat(len(ends))
+        source = sources.repeat_interleave(counts.flatten().long())
+        keep = ~torch.isin(source, torch.tensor(masked, device=CPU))
+        left = int(keep.sum())
+        dropped = counts[:, masked].sum(1)
+        if self._is_per_rank:
+            dropped = self._local_counts(total, ~keep)
+        for rows in self._received(total):
+            rows[:left] = rows[keep]
         trailer = self._words("origins", ORIGIN.num_words * capacity + TRAILER.num_words)
         assert trailer is not None
         trailer[ORIGIN.num_words * capacity + TRAILER.word("num_rows")] = left
         counts[:, masked] = 0
         ends.copy_(counts.flatten().cumsum(0).view_as(ends))
-        rows = self._per_expert() - dropped if self._is_per_rank else counts.sum(1)
-        self._per_expert().copy_(rows.cumsum(0) if variant.cumulative else rows)
+        number = self._per_expert() - dropped if self._is_per_rank else counts.sum(1)
+        self._per_expert().copy_(number.cumsum(0) if variant.cumulative else number)
         self._count_back(dropped)
+        return keep
 
     def _local_counts(self, total: int, which: torch.Tensor) -> torch.Tensor:
         """How many of some rows, that came once for each rank, each expert has."""

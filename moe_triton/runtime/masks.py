@@ -19,7 +19,7 @@ from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError, BufferStateError
 from moe_triton.core.handle import DispatchHandle
 from moe_triton.core.plan import Phases
-from moe_triton.core.reach import CHANGES_SHIFT, masked_word
+from moe_triton.core.reach import CHANGES_SHIFT, KNOWN_WORD, SET_WORD, known_word, masked_word, number_of
 from moe_triton.schemes import scheme_type
 from moe_triton.schemes.rank_context import OPERATORS
 from moe_triton.schemes.scheme import KeptTables
@@ -107,7 +107,7 @@ class Masks:
     call itself learns of it between its launches, and goes by what it has `learn`-ed last.
 
     Args:
-        words: (EP + 2,) int64, the table of peers on the device.
+        words: (EP + 3,) int64, the table of peers on the device.
         paths: of its ranks.
         counts: runs of each operator so far.
         fence: orders what this thread writes before what it writes next.
@@ -132,6 +132,7 @@ class Masks:
         self._since: dict[int, tuple[int, ...]] = {}
         self.reasons: dict[int, tuple[str, float]] = {}
         self._lost: torch.Tensor | None = None
+        words[paths.config.num_ranks + SET_WORD] = number_of(())
         self._cut_off: torch.Tensor | None = None
         self._has_marks = False
         self.on_masked: list[Callable[[int, str], None]] = []
@@ -246,14 +247,14 @@ class Masks:
         """Has calls go by what is masked now. For the thread that is in a call, or where none is."""
         with self._lock:  # kernels have seen a change before it is noted here, and it has to be learned
             now = self._now
-        if now.word == self.known.word:
-            return now
+            if now.word == self.known.word:
+                return now
+            self._note_known(now)
         paths = self._paths
         self._lost = self._of_experts(lambda rank: paths.is_lost(rank, now.masked)) if now.masked else None
         self._cut_off = (
             self._of_experts(lambda rank: paths.is_cut_off(rank, now.masked)) if now.masked else None
         )
-        self._words[paths.config.num_ranks + 1] = now.word
         self.known = now
         return now
 
@@ -262,6 +263,17 @@ class Masks:
         config = self._paths.config
         each = [of_rank(config.rank_of_expert(expert)) for expert in range(config.num_experts)]
         return torch.tensor(each, device=self._words.device)
+
+    def _note_known(self, now: State) -> None:
+        """Says in the table what the call that begins goes by, and behind that that it knows it."""
+        first = self._paths.config.num_ranks
+        for peer in range(first):
+            word = known_word(self._plain[peer], self._paths.is_silent(peer, now.masked))
+            if word != self._plain[peer]:
+                self._words[peer] = self._plain[peer] = word
+        self._words[first + SET_WORD] = number_of(now.masked)
+        self._fence()
+        self._words[first + KNOWN_WORD] = now.word
 
     def marked(self, ids: torch.Tensor) -> torch.Tensor:
         """Ids, those of experts that cannot be reached marked; the same tensor where all can be."""

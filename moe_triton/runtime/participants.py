@@ -6,10 +6,11 @@ import time
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
-from moe_triton.backends.base import Bindings, Executable, RenewedWindow, Window
+from moe_triton.backends.base import Backend, Bindings, Executable, RenewedWindow, Window
 from moe_triton.backends.waits import Waits
 from moe_triton.core.ascendc import REPORT_MASKED
 from moe_triton.core.errors import (
@@ -19,6 +20,7 @@ from moe_triton.core.errors import (
     RankMaskedError,
 )
 from moe_triton.core.health import RankHealth
+from moe_triton.core.reach import address_of
 from moe_triton.core.threads import Deadline
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.rendezvous.deaths import Gone, Watch
@@ -32,7 +34,9 @@ from moe_triton.runtime.losses import Losses
 from moe_triton.runtime.masked_run import IDS, MaskedRun
 from moe_triton.runtime.masks import Masks
 from moe_triton.runtime.on_lost import OnLostRanks
+from moe_triton.runtime.outcomes import Outcomes
 from moe_triton.runtime.renewals import Renewals
+from moe_triton.runtime.repeated_dispatch import RepeatedDispatch, Together
 from moe_triton.runtime.settled_calls import SettledCalls, Verdict
 from moe_triton.runtime.turns import PhaseRun, operator_of
 from moe_triton.schemes.scheme import Scheme
@@ -47,6 +51,10 @@ class Calling(Exclusive):
     @abstractmethod
     def settle(self) -> None:
         """Waits for the outcome of what has been started, where that is not known yet."""
+
+    @abstractmethod
+    def meet(self) -> None:
+        """Waits until all ranks that are not masked have come here, in a call too."""
 
     @abstractmethod
     def refuse_calls(self) -> None:
@@ -71,6 +79,7 @@ class Participants:
         fixed: what placeholders hold in every run.
         executables: of its plans.
         in_flight: its pending calls.
+        backend: of its calls.
 
     Attributes:
         losses: who is lost, once calls may begin.
@@ -85,6 +94,8 @@ class Participants:
     renewals: Renewals | None = None
     owns_ids = False
     _on_lost: OnLostRanks | None = None
+    _gaps: tuple[int, torch.Tensor] | None = None
+    """Of which dispatch, and where the results of its rows belong: not one behind the other."""
 
     def __init__(
         self,
@@ -94,10 +105,12 @@ class Participants:
         fixed: Bindings,
         executables: Executables,
         in_flight: InFlight,
+        backend: Backend,
     ) -> None:
         self._calling = weakref.ref(calling)
         self._scheme, self._context, self._masks = scheme, scheme.context, masks
         self._fixed, self._executables, self._in_flight = fixed, executables, in_flight
+        self._backend = backend
 
     def begin(
         self,
@@ -121,6 +134,7 @@ class Participants:
             window: of the scheme's own.
         """
         notes, waits, timeout_s = of_waits
+        self._counts = counts
         layout = self._scheme.layout
         if layout.wandering and isinstance(window, RenewedWindow):
             of_zones = layout.wandering, layout.num_zones
@@ -331,10 +345,22 @@ class Participants:
             assert isinstance(ids, torch.Tensor)
             self._masks.mark_left_out(ids, ranks)
 
-    def go_on(self, operator: str, executable: Executable, bindings: Bindings) -> int:
-        """Brings a run to its end in which ranks were masked; returns what `Executable.run` does."""
-        of_run = self._scheme, self._masks, self._fixed, bindings
-        run = MaskedRun(*of_run, self._executables.key_of(executable)[0], owns_ids=self.owns_ids)
+    def go_on(self, operator: str, number: int, executable: Executable, bindings: Bindings) -> int:
+        """Brings a run to its end in which ranks were masked; returns what `Executable.run` does.
+
+        Args:
+            operator: which one.
+            number: which run of it.
+            executable: what has stopped.
+            bindings: that it ran with.
+        """
+        of_run = self._scheme, self._masks, self._fixed, bindings, self._executables.key_of(executable)[0]
+        if operator == "dispatch" and self._scheme.sends_by_all_counts:
+            repeated = RepeatedDispatch(*of_run, owns_ids=self.owns_ids)
+            code = repeated.go_on(number, executable, self._executables, self._together())
+            self._gaps = None if repeated.places is None else (number, repeated.places)
+            return code
+        run = MaskedRun(*of_run, owns_ids=self.owns_ids)
         while True:
             self._learn_masks()
             variant, zone, phase, _ = self._executables.key_of(executable)
@@ -399,6 +425,34 @@ class Participants:
             self._masks.update(rank, True, "as another rank has said")
         self._learn_masks()
         return settled
+
+    def _together(self) -> Together:
+        backend, peers = self._backend, self._fixed["peers"]
+        assert isinstance(peers, torch.Tensor)
+        outcomes = self._scheme.layout.region("outcomes")
+        agreed = Outcomes(outcomes, address_of(int(peers[0])), backend.exchange_word)
+        meet = self._owner().meet
+        return Together(self._learn_masks, meet, self.behind, backend.fence, agreed, self._of_waits[2])
+
+    def spread(self, variant: CombineVariant, bindings: Bindings, zone: int) -> CombineVariant:
+        """Has results lie where peers look for them, where rows were taken out from between theirs.
+
+        Args:
+            variant: of the combine that is to run.
+            bindings: of it.
+            zone: of it.
+
+        Returns:
+            The one that takes them from there.
+        """
+        if self._gaps is None or self._gaps[0] != self._counts["dispatch"] - 1:
+            return variant
+        places, window = self._gaps[1], self._executables.window_view("results", zone, variant.dtype)
+        rows = window if variant.in_place else bindings["y"]
+        assert isinstance(window, torch.Tensor)
+        assert isinstance(rows, torch.Tensor)
+        window[places] = rows[: len(places)].clone()
+        return replace(variant, in_place=True)
 
     def stop_masking(self) -> None:
         """Nobody is masked any more for what others say."""

@@ -24,7 +24,7 @@ from moe_triton.core.tuning import usual_on_cpu
 from moe_triton.layout import NUM_ZONES, Layout, SlotLayout
 from moe_triton.limits.formula import Formula
 from moe_triton.limits.rule import RuleSet
-from moe_triton.operators.variants import Variant
+from moe_triton.operators.variants import DispatchVariant, Variant
 from moe_triton.schemes.common.waits import ENTRY_FINDERS, Finder, arguments_of
 from moe_triton.schemes.rank_context import COUNTED, Peers, RankContext, RoundFacts, SchemeFacts
 
@@ -156,6 +156,9 @@ class Scheme(SchemeFacts):
     relay_share: ClassVar[float] = 1.0
     """How much of the time-out its kernels wait at least: those that tell others for whom they waited give up
     before these do."""
+    sends_by_all_counts: ClassVar[bool] = False
+    """Whether a dispatch sends rows to places that follow from everybody's counts, so that all ranks go by
+    the same masks in it or repeat it (`moe_triton.runtime.repeated_dispatch`)."""
     settings: ClassVar[frozenset[str]] = frozenset()
     """Fields of `Tuning` that not every scheme has, as "posts" and "post_parts"."""
     rules: ClassVar[Mapping[int, RuleSet]] = {}
@@ -246,7 +249,8 @@ class Scheme(SchemeFacts):
         Args:
             name: a method of what builds its plans: "ask", "ring", "place", "routing", "announce",
                 "starts", "restart", "round", "count", "entries", "fill", "fill_ahead", "late_fill" or
-                "local_counts" of a dispatch, "gather" of a combine; "mend" and "recount" where `recounts`.
+                "local_counts" of a dispatch, "gather" of a combine; "mend" and "recount" where `recounts`,
+                "recall" where `sends_by_all_counts`.
             variant: what it is specialised for.
             zone: that it is built for; 0 where kernels look it up.
             parts: that its tokens are cut into.
@@ -304,6 +308,10 @@ class Scheme(SchemeFacts):
             memory: what placeholders hold.
         """
         return frozenset()
+
+    def received(self, variant: DispatchVariant) -> tuple[Region, ...]:
+        """What of each received row lies in the window, where it `sends_by_all_counts`."""
+        return ()
 
     def peers_of(self, launch: Launch) -> Peers:
         """Who reaches the window that a launch looks at."""

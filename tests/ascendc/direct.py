@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from moe_triton.core.reach import KNOWN_WORD, SET_WORD, number_of
 from moe_triton.core.region import Dim, Region
 from moe_triton.layout import NUM_ZONES, SlotLayout
 from moe_triton.schemes.direct.layout import DirectLayout
@@ -17,7 +18,7 @@ from .call_words import NOT_POSTING, CallWords, expecting, posting
 from .case import Case, Routing, Sent, WrongResultError, check_reports, draw_routing, results_of, sent_to
 from .direct_tables import Places, Tables, counts_of, offsets_of, places_of
 from .library import Library, Phase, address
-from .memory import GARBAGE, Guarded, across_lines, changes_behind
+from .memory import GARBAGE, Guarded, across_lines, changes_behind, word_behind
 from .ranks import Ranks
 
 NO_HEADERS = Region("exchange_headers", 0, 0, (Dim("zone", 0, 0), Dim("word", 0, 0)))
@@ -64,7 +65,12 @@ class DirectWorld:
         self.windows = [memory.array for memory in self.memory]
         for window in self.windows:
             window[: self.layout.state_bytes] = 0
-        self.peers = across_lines([address(window) for window in self.windows])
+        # Of each rank: what it knows of masks is its own.
+        self.tables_of_peers = [
+            across_lines([address(window) for window in self.windows]) for _ in case.tokens
+        ]
+        for table in self.tables_of_peers:
+            word_behind(table, SET_WORD)[:] = number_of(())
         # Rows that any dispatch has delivered, and results that any combine has offered, by rank and zone.
         self.most_rows = np.zeros((len(case.tokens), NUM_ZONES), dtype=np.int64)
         self.most_results = np.zeros((len(case.tokens), NUM_ZONES), dtype=np.int64)
@@ -85,10 +91,17 @@ class DirectWorld:
             for zone in range(NUM_ZONES):
                 self._check_untouched(window, zone, self.most_rows[rank, zone], self.most_results[rank, zone])
 
-    @property
-    def masks(self) -> dict[str, object]:
+    def masks(self, rank: int) -> dict[str, object]:
         """Arguments of a kernel that goes by who is masked."""
-        return {"peers": self.peers, "changes": changes_behind(self.peers)}
+        return {"peers": self.tables_of_peers[rank], "changes": changes_behind(self.tables_of_peers[rank])}
+
+    def known(self, rank: int) -> np.ndarray:
+        """Where it stands what a rank's call knows of masks."""
+        return word_behind(self.tables_of_peers[rank], KNOWN_WORD)
+
+    def agreed(self, rank: int) -> np.ndarray:
+        """Where it stands which ranks have to have the same masked."""
+        return word_behind(self.tables_of_peers[rank], SET_WORD)
 
     def _check_untouched(self, window: np.ndarray, zone: int, rows: int, results: int) -> None:
         for region, used in ((self.rows, rows), (self.layout.stamps, rows), (self.layout.results, results)):
@@ -192,9 +205,10 @@ class DirectWorld:
             "shared_counts": routing.shared_counts if c.num_shared_ranks else 0,
             "num_experts": c.num_experts,
             "num_shared_ranks": c.num_shared_ranks,
-            "peers": self.peers,
+            "peers": self.tables_of_peers[rank],
             "num_ranks": c.num_ranks,
             "rank": rank,
+            "agreed": self.agreed(rank),
             "zone": zone,
             **(call or self.calls.in_one_launch(rank, 0)),
             "slots": self.layout.counts,
@@ -221,7 +235,8 @@ class DirectWorld:
             "expand_idx": routing.expand_idx,
             "shared_ranks": routing.shared_ranks if has_shared else 0,
             "shared_slots": routing.shared_slots if has_shared else 0,
-            **self.masks,
+            "peers": self.tables_of_peers[rank],
+            "known": self.known(rank),
             "first_token": 0,
             "num_tokens": case.tokens[rank],
             "topk": c.num_topk,
@@ -250,9 +265,9 @@ class DirectWorld:
 
     def post_phase(self, rank: int, status: Region, zone: int, **call: object) -> Phase:
         return "post_status", {
-            "peers": self.peers,
+            "peers": self.tables_of_peers[rank],
             "num_ranks": self.config.num_ranks,
-            "count": 0,
+            "count": self.agreed(rank) if status == self.layout.rows_status else 0,
             "rank": rank,
             "zone": zone,
             "status": status,
@@ -267,7 +282,11 @@ class DirectWorld:
     def wait_phase(self, rank: int, status: Region, zone: int, **call: object) -> Phase:
         return "dispatch_wait", {
             "window": self.windows[rank],
-            **self.masks,
+            **self.masks(rank),
+            "known": self.known(rank) if status == self.layout.counts_status else 0,
+            "agreed": self.agreed(rank)
+            if status in (self.layout.counts_status, self.layout.rows_status)
+            else 0,
             "recv_counts": np.empty((1, self.config.num_ranks), np.int32),
             "all_counts": 0,
             "waited_us": 0,
@@ -279,12 +298,16 @@ class DirectWorld:
         }
 
     def wait(self, rank: int, status: Region, zone: int, **call: object) -> tuple[list[int], np.ndarray]:
-        """What came with the flags, -1 for those that did not come, and the report."""
+        """What came with the flags, -1 for those that did not come, and the report.
+
+        0 stands for what this rank itself says of masks.
+        """
         name, arguments = self.wait_phase(rank, status, zone, **call)
         counts = Guarded((1, self.config.num_ranks), np.int32)
         report = self.library.launch(name, 1, **{**arguments, "recv_counts": counts.array})
         counts.check_guards()
-        return counts.array[0].tolist(), report
+        own = int(self.agreed(rank)[0])
+        return [0 if count == own else count for count in counts.array[0].tolist()], report
 
     def check_counts(self, rank: int, number: int, zone: int) -> None:
         first, stride = self.layout.counts.offset(zone=zone), self.layout.counts.stride("source")
@@ -295,7 +318,8 @@ class DirectWorld:
 
     def check_tables(self, rank: int, number: int) -> None:
         """What later steps of this rank read."""
-        c, windows = self.config, self.peers - self.peers[rank]
+        addresses = np.array([address(window) for window in self.windows])
+        c, windows = self.config, addresses - addresses[rank]
         routing = draw_routing(self.case, self.seed, number, rank)
         offsets = offsets_of(c, routing, self.places(rank, number), windows, self.case.result_bytes)
         self.tables[rank].check(counts_of(c, self.counts(number), rank), offsets)
@@ -376,7 +400,7 @@ class DirectWorld:
             "row_bytes": self.case.result_bytes,
             "num_rows": np.array([len(rows)], dtype=np.int32),
             "capacity": len(rows),
-            "peers": self.peers,
+            "peers": self.tables_of_peers[rank],
             "peer": rank,
             "zone": zone,
             "slots": self.layout.results,

@@ -352,7 +352,17 @@ class Library:
         kept = {
             word: np.full(1, NOT_KEPT, dtype=np.int32) for word in cells.keys() & names - arguments.keys()
         }
-        by_itself = "all_counts", "begun", "by_source", "count_end", "is_relayed", "adds_traffic", "places"
+        by_itself = (
+            "all_counts",
+            "begun",
+            "by_source",
+            "count_end",
+            "is_relayed",
+            "adds_traffic",
+            "places",
+            "known",
+            "agreed",
+        )
         optional = {name: 0 for name in (*by_itself, "peers", "changes") if name in names}
         arguments = {**kept, **optional, **arguments, "report": report}
         if "zone_at" in names:

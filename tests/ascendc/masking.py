@@ -12,7 +12,14 @@ from typing import Literal
 
 import numpy as np
 
-from moe_triton.core.reach import CHANGES_SHIFT, masked_word
+from moe_triton.core.reach import (
+    CHANGES_SHIFT,
+    KNOWN_WORD,
+    SET_WORD,
+    known_word,
+    masked_word,
+    number_of,
+)
 from moe_triton.core.records import STATUS_ENTRY
 from moe_triton.layout import FLAG_BITS
 from moe_triton.runtime.masks import Paths
@@ -24,7 +31,7 @@ from .direct import DirectCase, DirectWorld
 from .driver import FLAG_WORD, World
 from .inband import receive_inband
 from .library import Library, Phase
-from .memory import Guarded, changes_behind
+from .memory import Guarded, changes_behind, word_behind
 from .parts import CombineInParts
 from .receiving import ReceivingCase, ReceivingWorld
 from .takes import take_rows
@@ -46,6 +53,14 @@ def mask(peers: np.ndarray, *gone: int, paths: Paths | None = None) -> None:
         peers[peer] = masked_word(int(peers[peer]), masked=peer in gone, silent=is_silent)
     changes = changes_behind(peers)
     changes[0] = (int(changes[0] >> CHANGES_SHIFT) + 1) << CHANGES_SHIFT | len(gone)
+
+
+def learn(peers: np.ndarray, *gone: int) -> None:
+    """Has the call that begins know that these are masked, as the host does."""
+    for peer in range(len(peers)):
+        peers[peer] = known_word(int(peers[peer]), silent=peer in gone)
+    word_behind(peers, SET_WORD)[0] = number_of(gone)
+    word_behind(peers, KNOWN_WORD)[0] = changes_behind(peers)[0]
 
 
 def check_same(window: np.ndarray, before: np.ndarray) -> None:
@@ -143,7 +158,9 @@ class MaskedDirectWorld(DirectWorld):
 
     def __init__(self, library: Library, case: MaskedDirectCase, seed: int = 0) -> None:
         super().__init__(library, case, seed)
-        mask(self.peers, case.lost)
+        for table in self.tables_of_peers:
+            mask(table, case.lost)
+            learn(table, case.lost)
         self._before = self.windows[case.lost].copy()
 
     def run(self) -> None:

@@ -49,10 +49,15 @@ def across_lines(values: list[int]) -> np.ndarray:
 
 def changes_behind(peers: np.ndarray) -> np.ndarray:
     """The word behind a table of peers that is `across_lines`, which says how its masks have changed."""
+    return word_behind(peers, 0)
+
+
+def word_behind(peers: np.ndarray, number: int) -> np.ndarray:
+    """One of the words behind such a table (`moe_triton.core.reach`)."""
     memory = peers.base
     assert memory is not None
-    first = (address(peers) - address(memory)) // peers.itemsize + len(peers)
-    word: np.ndarray = memory[first : first + 1]
+    at = (address(peers) - address(memory)) // peers.itemsize + len(peers) + number
+    word: np.ndarray = memory[at : at + 1]
     return word
 
 

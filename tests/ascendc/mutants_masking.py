@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
+from .direct_masking import MaskedLaterCase, When
 from .hierarchy_case import HierarchyCase
 from .library import Patch
 from .masking import MaskedBlocksCase, MaskedCase, MaskedDirectCase, MaskedReceivingCase
@@ -90,7 +91,7 @@ ENTRIES = (
     ),
     Mutant(
         "the count of a masked rank taken",
-        (without(DISPATCH_WAIT, "                words.SetValue(entry + StatusEntry::COUNT, 0);\n"),),
+        (without(DISPATCH_WAIT, "                words.SetValue(entry + StatusEntry::COUNT, agreed_);\n"),),
         _BEFORE,
     ),
     Mutant(
@@ -208,6 +209,7 @@ _RECEIVING = MaskedReceivingCase(topk=3, timeout_us=MUTANT_TIMEOUT_US)
 _DIRECT = MaskedDirectCase(topk=3, rounds=3, timeout_us=MUTANT_TIMEOUT_US)
 _BLOCKS = MaskedBlocksCase(topk=3, rounds=3, timeout_us=MUTANT_TIMEOUT_US)
 _RAIL = MaskedRailCase(timeout_us=MUTANT_TIMEOUT_US)
+_LATER = {when: MaskedLaterCase(topk=3, when=when, timeout_us=MUTANT_TIMEOUT_US) for when in get_args(When)}
 _NO_ROWS = "silent_->Has(source + s) ? 0 : count"
 
 OTHER_SCHEMES = (
@@ -375,4 +377,62 @@ RAILS = (
     ),
 )
 
-MASKING_MUTANTS = SENDERS + ENTRIES + ROWS + RESULTS + OTHER_SCHEMES + RAILS
+DIRECT_LATER = (
+    Mutant(
+        "counts waited for of a rank that is masked meanwhile",
+        (Patch(DISPATCH_WAIT, "if (HaveMasksChanged()) {", "if (false) {"),),
+        _LATER["counts"],
+    ),
+    Mutant(
+        "no counts of a rank that is masked meanwhile",
+        (Patch(DISPATCH_WAIT, "if (args.known != 0) {", "if (false) {"),),
+        _LATER["counts"],
+    ),
+    Mutant(
+        "a wait for counts that was given up as one that timed out",
+        (Patch(DISPATCH_WAIT, "gave_up_ ? REPORT_MASKED : REPORT_TIMEOUT", "REPORT_TIMEOUT"),),
+        _LATER["others' counts"],
+    ),
+    Mutant(
+        "counts summed without those of a rank that is masked meanwhile",
+        (Patch(SILENT_RANKS, "words_.IsKnownSilent(number)", "words_.IsMasked(number)"),),
+        _LATER["rows to send"],
+    ),
+    Mutant(
+        "masks that differ not noticed",
+        (Patch(DISPATCH_WAIT, "args_.agreed != 0 && count != agreed_", "false"),),
+        _LATER["other masks"],
+    ),
+    Mutant(
+        "masks not told with counts",
+        (Patch(COUNTS_SEND, "args_.agreed == 0 ? 0 : ReadFresh<int32_t>(args_.agreed)", "0"),),
+        _LATER["rows to send"],
+    ),
+    Mutant(
+        "masks that are not those of this rank where one is left out",
+        (Patch(DISPATCH_WAIT, "COUNT, agreed_);", "COUNT, 0);"),),
+        _LATER["rows to send"],
+    ),
+    Mutant(
+        "rows waited for of a rank that is masked meanwhile",
+        (
+            Patch(
+                DISPATCH_WAIT,
+                "            silent_.Init(args.peers, sources, args.changes, args.is_relayed != 0);\n",
+                "",
+            ),
+        ),
+        _LATER["rows"],
+    ),
+    Mutant(
+        "a dispatch that is called off as one whose rows are there",
+        (
+            Patch(
+                DISPATCH_WAIT, "args_.agreed != 0 && count != agreed_", "args_.known != 0 && count != agreed_"
+            ),
+        ),
+        _LATER["called off"],
+    ),
+)
+
+MASKING_MUTANTS = SENDERS + ENTRIES + ROWS + RESULTS + OTHER_SCHEMES + RAILS + DIRECT_LATER

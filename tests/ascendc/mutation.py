@@ -18,6 +18,7 @@ from .blocks_case import BlocksCase
 from .blocks_hostile import HostileBlockCase, check_hostile
 from .case import Case, TimedOutError, WrongResultError
 from .direct import DirectCase, DirectWorld
+from .direct_masking import MaskedLaterCase, check_masked_later
 from .direct_missing import MissingCountsCase, check_missing_counts
 from .disagreement import DisagreeingCase, check_disagreement
 from .driver import World
@@ -106,6 +107,8 @@ def run_case(library: Library, case: AnyCase, seed: int) -> None:
         check_masked(library, case, seed)
     elif isinstance(case, MaskedReceivingCase):
         check_masked_receiving(library, case, seed)
+    elif isinstance(case, MaskedLaterCase):
+        check_masked_later(library, case, seed)
     elif isinstance(case, MaskedDirectCase):
         MaskedDirectWorld(library, case, seed).run()
     elif isinstance(case, MaskedBlocksCase):

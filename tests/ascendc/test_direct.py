@@ -15,7 +15,7 @@ from .case import WrongResultError, check_reports, draw_routing
 from .direct import DirectCase, DirectWorld
 from .direct_missing import MissingCountsCase, check_missing_counts
 from .direct_tables import Places, counts_of, offsets_of, places_of
-from .library import Library
+from .library import Library, address
 from .mutants import MUTANT_TIMEOUT_US
 from .orders import orders
 
@@ -228,7 +228,8 @@ def test_counts_of_peers_lead_to_no_other_places(library: Library, seed: int) ->
     for memory in world.memory:
         memory.check_guards()
     seen = Places(places.routed.clip(-1, last), places.shared.clip(-1, last))
-    windows = world.peers - world.peers[rank]
+    addresses = np.array([address(window) for window in world.windows])
+    windows = addresses - addresses[rank]
     offsets = offsets_of(world.config, routing, seen, windows, case.result_bytes)
     world.tables[rank].check(counts_of(world.config, counts, rank), offsets)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from .direct_masking import MaskedLaterCase, When, check_masked_later
 from .library import Library
 from .masking import (
     MaskedBlocksCase,
@@ -67,6 +68,13 @@ def test_direct(library: Library, seeds: range) -> None:
         MaskedDirectWorld(
             library, MaskedDirectCase(topk=3, straggle=0.3, rounds=3, schedule="DCC"), seed
         ).run()
+
+
+@orders(4, 40)
+@pytest.mark.parametrize("when", get_args(When))
+def test_direct_later(library: Library, seeds: range, when: When) -> None:
+    for seed in seeds:
+        check_masked_later(library, MaskedLaterCase(topk=3, blocks=1 + seed % 3, when=when), seed)
 
 
 @orders(4, 40)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -232,12 +232,19 @@ def strike(of: Chaos) -> None:
     subprocess.Popen(["sh", "-c", f"sleep {of.after_s}; {steps}"], start_new_session=True)
 
 
-def wrong_in_chaos(buffer: EPBuffer, case: Case, rank: int, number: int) -> list[str]:
+Combining = Callable[[EPBuffer, Case, Inputs, DispatchOutput], torch.Tensor]
+
+
+def wrong_in_chaos(
+    buffer: EPBuffer, case: Case, rank: int, number: int, combining: Combining = combined
+) -> list[str]:
     """Runs a round, and names what is not the reference's without what is lost."""
-    return round_in_chaos(buffer, case, rank, number)[0]
+    return round_in_chaos(buffer, case, rank, number, combining)[0]
 
 
-def round_in_chaos(buffer: EPBuffer, case: Case, rank: int, number: int) -> tuple[list[str], torch.Tensor]:
+def round_in_chaos(
+    buffer: EPBuffer, case: Case, rank: int, number: int, combining: Combining = combined
+) -> tuple[list[str], torch.Tensor]:
     """The same, and the ids (n,) of the entries that are lost."""
     everyone = [inputs_of(case, each, number) for each in range(case.config.num_ranks)]
     inputs = everyone[rank]
@@ -253,7 +260,7 @@ def round_in_chaos(buffer: EPBuffer, case: Case, rank: int, number: int) -> tupl
     ]
     texts = wrong_received(output, expected_dispatch(case, empty)[rank])
     said += [f"round {number}: {text}" for text in texts if "expand_idx" not in text]
-    sums = combined(buffer, case, inputs, output)
+    sums = combining(buffer, case, inputs, output)
     lost = output.handle.lost[:, : case.config.num_topk]
     everyone[rank] = replace(inputs, topk_idx=torch.where(lost, -1, inputs.topk_idx))
     received = expected_dispatch(case, everyone)

@@ -84,6 +84,8 @@ def test_calls_of_each_kind(scheme: str, tokens: int) -> None:
         ("fullmesh_v2", True, 1),
         ("fullmesh", False, 3),
         ("fullmesh", True, 3),
+        ("direct", False, 1),
+        ("direct", True, 3),
     ],
 )
 def test_a_wait_goes_on_without_who_is_masked(scheme: str, in_between: bool, before: int) -> None:
@@ -114,7 +116,13 @@ def test_a_wait_between_servers_goes_on(gone: tuple[int, ...], in_between: bool,
 
 @pytest.mark.parametrize(
     ("scheme", "in_between"),
-    [("fullmesh_v1", True), ("fullmesh_v2", False), ("fullmesh", True), ("hierarchy", False)],
+    [
+        ("fullmesh_v1", True),
+        ("fullmesh_v2", False),
+        ("fullmesh", True),
+        ("hierarchy", False),
+        ("direct", False),
+    ],
 )
 def test_who_does_not_come_is_masked(scheme: str, in_between: bool) -> None:
     case = replace(between_servers(scheme, 2 if scheme == "hierarchy" else 4), rounds=5)
@@ -231,7 +239,6 @@ def test_masks_that_cannot_be() -> None:
     ("options", "rule"),
     [
         ({"on_lost": "never"}, "on_lost"),
-        ({"on_lost": "mask", "comm_alg": "direct"}, "agree on who is lost"),
         ({"on_lost": "mask", "tuning": Tuning(receiving_blocks=1), "num_blocks": 2}, "receiving_blocks"),
     ],
 )
@@ -293,7 +300,8 @@ def test_a_relay_dies_in_the_middle(operator: Operator, phases: int, victim: int
 
 
 @pytest.mark.parametrize(
-    ("scheme", "victim"), [("fullmesh_v1", 0), ("fullmesh_v2", 2), ("fullmesh", 0), ("hierarchy", 0)]
+    ("scheme", "victim"),
+    [("fullmesh_v1", 0), ("fullmesh_v2", 2), ("fullmesh", 0), ("hierarchy", 0), ("direct", 0)],
 )
 def test_who_has_died_is_masked_at_once(scheme: str, victim: int) -> None:
     """Also the host of the group's store, without which nobody can agree on who is missing."""

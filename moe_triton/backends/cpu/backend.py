@@ -222,6 +222,11 @@ class CpuBackend:
         """Orders writes of this thread."""
         self._library.moe_fence()
 
+    def exchange_word(self, address: int, expected: int, desired: int) -> int:
+        """Replaces a word if it is what was expected, and returns what was there."""
+        found: int = self._library.moe_exchange_word(address, expected, desired)
+        return found
+
     def digest_ids(self, topk_idx: torch.Tensor, mask: torch.Tensor | None) -> int | None:
         """Computes what stands for the entries of ids that take part, in native code."""
         flags, per_flag = None, 1

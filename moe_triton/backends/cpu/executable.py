@@ -220,7 +220,7 @@ class NativeExecutable(_Executable):
     def finish(self, result: int) -> int:
         """Turns a result of ``moe_run_plan`` into what `run` returns or raises."""
         if result >= MASKS_CHANGED:
-            self._stopped_at = result - MASKS_CHANGED
+            self._stopped_at, self.failed_launch = result - MASKS_CHANGED, None
             return REPORT_MASKED
         if result > 0:
             self._waits.raise_stopped(self.plan.operator)
@@ -306,7 +306,7 @@ class TorchExecutable(_Executable):
                 self._words += [(ctypes.c_uint64 * 1)() for _ in phases]
                 continue
             if self._are_masks_changed():
-                self._stopped_at = place
+                self._stopped_at, self.failed_launch = place, None
                 return REPORT_MASKED
             number, start = len(self._words), time.perf_counter()
             if isinstance(phases[0].kernel, TritonKernel):
@@ -320,7 +320,7 @@ class TorchExecutable(_Executable):
                     return code
             self._durations[number] = (time.perf_counter() - start) * 1e6
         if self._are_masks_changed():
-            self._stopped_at = len(self._times.launches)
+            self._stopped_at, self.failed_launch = len(self._times.launches), None
             return REPORT_MASKED
         return 0
 

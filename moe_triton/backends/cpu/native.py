@@ -146,6 +146,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "moe_row_copy": (POINTER, U64),
     "moe_stream": (None, POINTER, POINTER, U64),
     "moe_fence": (None,),
+    "moe_exchange_word": (U64, POINTER, U64, U64),
     "moe_time_row_copies": (ctypes.c_int, U64, U32, U64, POINTER),
     "moe_use_profiler": (None, POINTER, POINTER, POINTER),
     "moe_forget_threads": (None,),

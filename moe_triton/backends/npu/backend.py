@@ -16,7 +16,7 @@ from moe_triton.backends.npu.side_copies import NpuSideCopies
 from moe_triton.backends.npu.window import MEMFABRIC, NpuWindow, make_window, window_library
 from moe_triton.backends.waits import Waits
 from moe_triton.core.ascendc import MAX_BLOCKS
-from moe_triton.core.errors import ArgumentError, ToolchainError, WindowError
+from moe_triton.core.errors import ArgumentError, BufferStateError, ToolchainError, WindowError
 from moe_triton.core.hccl import BUFFSIZE, MEGABYTE, buffer_megabytes
 from moe_triton.core.installing import check_triton
 from moe_triton.core.plan import Plan, device_launches, num_blocks
@@ -209,6 +209,11 @@ class NpuBackend:
 
     def fence(self) -> None:
         """Does nothing: the host writes to the device in streams."""
+
+    def exchange_word(self, address: int, expected: int, desired: int) -> int:
+        """Refuses: the memory is the device's."""
+        rule = "hosts cannot agree on a call of this device that is under way"
+        raise BufferStateError(f"{rule}. Mask between calls.")
 
     def digest_ids(self, topk_idx: torch.Tensor, mask: torch.Tensor | None) -> int | None:
         """None: see `take_ids`."""

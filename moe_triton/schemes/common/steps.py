@@ -132,6 +132,8 @@ class Steps:
             "traffic": 0,
             "places": 0,
             "is_relayed": 0,
+            "known": 0,
+            "agreed": 0,
         }
         if variant is None:
             return

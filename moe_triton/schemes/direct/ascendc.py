@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moe_triton.core.ascendc import CHANGES, DISPATCH_WAIT, POST_STATUS
+from moe_triton.core.ascendc import AGREED, DISPATCH_WAIT, KNOWN, POST_STATUS
 from moe_triton.core.kernel import Arg, AscendCKernel, FusedKernel, numbers
 from moe_triton.schemes.common.ascendc import DISPATCH_OFFSETS, EXCHANGE, ROUTED, ROWS
 
@@ -17,6 +17,7 @@ COUNTS_SEND = AscendCKernel(
         *numbers("i64", "num_ranks rank zone"),
         Arg("call", "i64", "value"),  # as in dispatch_send
         Arg("combine_kind", "*i32", "in"),
+        AGREED,
         Arg("slots", "direct_counts", "value"),
         Arg("status", "dispatch_status", "value"),
         Arg("report", "*i32", "out"),
@@ -36,7 +37,7 @@ DIRECT_SEND = AscendCKernel(
         Arg("shared_ranks", "*i32", "in"),  # (T, S) rank of each shared result, -1: not sent; null if S = 0
         Arg("shared_slots", "*i32", "in"),  # (T,) index of a token among those sent to a shared rank
         Arg("peers", "*i64", "in"),
-        CHANGES,
+        KNOWN,
         *numbers("i64", "first_token num_tokens topk num_experts"),
         Arg("num_local_experts", "i64", "value"),  # of a rank of routed experts
         *numbers("i64", "num_shared_experts num_shared_ranks num_ranks rank"),

@@ -2,7 +2,7 @@
 
 Sizes in bytes; A is what a dispatch can deliver to any rank at most::
 
-    state   zone 0 {counts of every source, entries}, zone 1 {the same}, Align4096
+    state   zone 0 {counts of every source, entries}, zone 1 {the same}, a word of each zone, Align4096
     data    zone 0 {rows, scales; results; stamps}, each Align4096, zone 1 {the same}
 
 A row's place is its place in the output: where it starts follows from the counts of all ranks, which each
@@ -30,6 +30,9 @@ from moe_triton.layout import (
     align,
     entry_per_rank,
 )
+
+OUTCOME_BYTES = 64
+"""Of a word that any rank may write, in a line of its own."""
 
 
 class DirectLayout(Layout):
@@ -91,10 +94,17 @@ class DirectLayout(Layout):
         """Entry that ``source`` posts in a barrier."""
         return self._status("barrier_status", 3)
 
+    @cached_property
+    def outcomes(self) -> Region:
+        """What the ranks have agreed on of a dispatch in which some were masked (`index` 0)."""
+        dims = (self.num_zones, OUTCOME_BYTES), (1, OUTCOME_BYTES)
+        base = self.num_zones * self._state_zone_bytes
+        return region_of("indexed_slots", base, OUTCOME_BYTES, *dims, name="outcomes")
+
     @property
     def entries_bytes(self) -> int:
-        """Counts and entries of both zones."""
-        return align(self.num_zones * self._state_zone_bytes, PAGE_BYTES)
+        """Counts and entries of both zones, and what ranks agree on."""
+        return align(self.outcomes.end, PAGE_BYTES)
 
     @cached_property
     def row_bytes(self) -> int:
@@ -147,4 +157,4 @@ class DirectLayout(Layout):
     def regions(self) -> tuple[Region, ...]:
         """All of them."""
         status = self.counts_status, self.rows_status, self.results_status, self.barrier_status
-        return (self.counts, *status, self.rows(), self.results, self.stamps)
+        return (self.counts, *status, self.outcomes, self.rows(), self.results, self.stamps)

@@ -13,6 +13,10 @@ What guards what, in zone z of round i:
 - the rows flag guards all rows and stamps of a source.
 - the results flag guards all results of a rank.
 
+Where a rank is masked while a dispatch runs, its counts may have come to some of the others only. So counts
+say which ranks their source has masked, rows are sent by the counts of all that were not masked when the
+call began, or not at all, and who sends none calls upon all others to repeat it (docs/protocol.md, "Direct").
+
 Two zones are enough because each of these waits is for every rank: a rank that has ended operator i + 1 has
 seen every peer's flag of i + 1, which that peer posted after it ended i. So whoever posts flags or counts of
 i + 2, or writes results for i + 2, comes after the last read of what i left in the same zone.
@@ -26,13 +30,14 @@ from typing import ClassVar
 import torch
 
 from moe_triton.core.plan import Launch, Placeholder, Plan, Value, joined
+from moe_triton.core.reach import KNOWN_WORD, SET_WORD
 from moe_triton.core.region import Region
 from moe_triton.kernels.stamps import stamps_kernel
 from moe_triton.kernels.weighted_sum import SumFeatures
 from moe_triton.layout import WORD_BYTES
 from moe_triton.operators.variants import CombineVariant, DispatchVariant
 from moe_triton.schemes.common.ascendc import EXCHANGE_SEND
-from moe_triton.schemes.common.steps import CombineSteps, DispatchSteps
+from moe_triton.schemes.common.steps import CombineSteps, DispatchSteps, words_from
 from moe_triton.schemes.direct.ascendc import COUNTS_SEND, DIRECT_SEND, FUSED
 from moe_triton.schemes.direct.layout import DirectLayout
 from moe_triton.schemes.rank_context import COMBINE_KIND, OPERATORS, Operator, RoundFacts
@@ -41,6 +46,7 @@ from moe_triton.schemes.scheme import CONST_ARGUMENTS, OTHER_OR_ONE_SERVER, Outp
 FULLMESH = (
     "Use comm_alg='fullmesh_v1' or 'fullmesh_v2' for it, or outputs='own' where 'auto' has chosen 'direct'."
 )
+WAIT_FOR_COUNTS = "wait for counts"
 # Features of `EPBuffer` that no plan of this scheme has.
 LACKS = (
     *("active_mask", "special experts", "tp_group", "comm_quantize", "shared_expert_x", "performance_info"),
@@ -65,19 +71,33 @@ class Dispatch(DispatchSteps):
         scales = Placeholder("packed_scales") if self.slot.num_scales == 1 else None
         phases = [
             self._send_counts(),
-            self.wait_for_ranks("wait for counts", counts, combine_kind=COMBINE_KIND),
+            self.wait_for_ranks(
+                WAIT_FOR_COUNTS, counts, combine_kind=COMBINE_KIND, known=self._known, agreed=self._agreed
+            ),
             self._send_rows(scales or 0),
-            self.post("flag", rows),
+            self.post("flag", rows, count=self._agreed),
             self.offsets(None, sees_all=False),
-            self.wait_for_ranks("wait", rows),
+            self.wait_for_ranks("wait", rows, agreed=self._agreed),
         ]
         steps = [*self.before_routing(), self.route_and_pack(scales=scales)]
         return self.plan([*steps, *joined(phases, FUSED), self._stamps()])
 
+    def recall(self) -> Plan:
+        """Flags in the place of those of rows, and not taken for them: the dispatch is to be repeated."""
+        return self.plan([self.post("recall", self.layout.rows_status)])
+
+    @property
+    def _known(self) -> Placeholder:
+        return words_from(self.config.num_ranks + KNOWN_WORD)
+
+    @property
+    def _agreed(self) -> Placeholder:
+        return words_from(self.config.num_ranks + SET_WORD)
+
     def _send_counts(self) -> Launch:
         shared = Placeholder("shared_counts") if self.config.num_shared_ranks else 0
         regions = {"slots": self.layout.counts, "status": self.layout.counts_status}
-        return self.launch("send counts", COUNTS_SEND, shared_counts=shared, **regions)
+        return self.launch("send counts", COUNTS_SEND, shared_counts=shared, agreed=self._agreed, **regions)
 
     def _send_rows(self, scales: Value) -> Launch:
         layout, slot = self.layout, self.slot
@@ -86,6 +106,7 @@ class Dispatch(DispatchSteps):
             "send",
             DIRECT_SEND,
             **self.rows_to_send(),
+            known=self._known,
             scales=scales,
             scale_bytes=slot.scale_stride if has_several else 0,
             num_local_experts=self.config.num_local_experts,
@@ -158,6 +179,8 @@ class Direct(Scheme):
     layout_of = DirectLayout
     layout: DirectLayout
     plans: ClassVar = {DispatchVariant: Dispatch, CombineVariant: Combine}
+    goes_on: ClassVar = frozenset({"dispatch", "combine"})
+    sends_by_all_counts: ClassVar = True
     refuses: ClassVar = dict.fromkeys(LACKS, Refusal("comm_alg='direct' has none", FULLMESH)) | {
         "torch_npu": Refusal(
             "torch_npu's functions have no way to place results in a window",
@@ -190,6 +213,12 @@ class Direct(Scheme):
             no_graph=f"comm_alg={self.context.config.scheme!r} cannot be captured: its outputs are another "
             "tensor in every other call. Use 'fullmesh_v1' or 'fullmesh_v2'.",
         )
+
+    def received(self, variant: DispatchVariant) -> tuple[Region, ...]:
+        """Rows, their stamps, and scales where each has several."""
+        slot, layout = Dispatch(self.context, variant, 0).slot, self.layout
+        scales = (layout.scales(slot),) if slot.num_scales > 1 else ()
+        return (layout.rows(slot.itemsize), layout.stamps, *scales)
 
     def place(self, output: Output, itemsize: int) -> Region:
         """Returns where dispatched rows, or the results that combine takes, lie in this rank's window."""
