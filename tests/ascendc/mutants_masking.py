@@ -368,12 +368,12 @@ RAILS = (
     Mutant(
         "who is left out not heard",
         (Patch(RAIL_WAIT, "is_there ? end_.At(RailEnd::LEFT_OUT) : 0", "0"),),
-        HierarchyCase(),
+        HierarchyCase(tokens=(3, 2, 4, 1)),
     ),
     Mutant(
         "who is left out said by piece",
         (Patch(PARTIALS_SEND, "args_.left_out, args_.first_place + i", "args_.left_out, i"),),
-        HierarchyCase(servers=(2, 2), pieces=2),
+        HierarchyCase(tokens=(3, 2, 4, 1), servers=(2, 2), pieces=2),
     ),
 )
 
