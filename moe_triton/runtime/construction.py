@@ -318,6 +318,9 @@ def _checked_on_lost(
     if not {"dispatch", "combine"} <= scheme_type(config).goes_on:
         rule = f"with comm_alg={config.scheme!r} a call cannot go on without a rank that is lost in it"
         raise ArgumentError("on_lost", value, rule, f"Use another comm_alg. Or: {remedy}")
+    if scheme_type(config).marks_in_handle and not config.is_of_buffer:
+        rule = f"with comm_alg={config.scheme!r} only a handle says what was summed without a rank"
+        raise ArgumentError("on_lost", value, rule, f"Use an EPBuffer. Or: {remedy}")
     if rule := scheme_type(config).no_masks(config):
         raise ArgumentError("on_lost", value, rule, remedy)
     if blocks:

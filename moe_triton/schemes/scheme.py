@@ -147,6 +147,8 @@ class Scheme(SchemeFacts):
     """How whom a wait is for is found, by the name of the kernel that waits."""
     goes_on: ClassVar[frozenset[str]] = frozenset()
     """Operators in whose runs ranks may be masked: the others' rows and results come to the right places."""
+    marks_in_handle: ClassVar[bool] = False
+    """Whether only a handle says, behind a combine, what it was summed without."""
     goes_on_in_rounds: ClassVar[bool] = True
     """Whether that holds for the rounds of a call, too."""
     recounts: ClassVar[bool] = False

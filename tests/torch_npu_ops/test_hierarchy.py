@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -369,6 +370,19 @@ def refused_groups(rank: int, num_ranks: int) -> list[str]:
         call = ops.npu_moe_distribute_dispatch_v2
         wrong += _told([("tuning.posts is 'aiv'", TILING, lambda: call(r.x, r.ids, *r.group))])
     return wrong
+
+
+def without_lost_ranks(rank: int, num_ranks: int) -> None:
+    r = make_round(rank, num_ranks)
+    said = "on_lost is mask, but with comm_alg='hierarchy' only a handle says what was summed without a rank"
+    with on_servers(on_lost="mask"), pytest.raises(ArgumentError, match=re.escape(said)):
+        ops.npu_moe_distribute_dispatch_v2(
+            r.x, r.ids, *r.group, expert_scales=r.weights, comm_alg="hierarchy"
+        )
+
+
+def test_a_hierarchy_has_no_way_to_say_what_is_lost(ranks: Groups) -> None:
+    ranks(RANKS).run(without_lost_ranks)
 
 
 def test_groups_that_a_hierarchy_does_not_serve(ranks: Groups) -> None:

@@ -111,6 +111,7 @@ class Hierarchy(Scheme):
     crosses_servers: ClassVar[bool] = True
     sums_alike: ClassVar[bool] = False
     goes_on: ClassVar = frozenset({"dispatch", "combine"})
+    marks_in_handle: ClassVar = True
     goes_on_in_rounds: ClassVar = False
     recounts: ClassVar = True
     relay_share: ClassVar = RELAY_SHARE
