@@ -191,7 +191,8 @@ class Life:
         self.rounds.append(
             Round(number, self.members, inputs, rows, sums, (before, lost), layer.marks_calls, masked)
         )
-        if masked and self.lost_at is None:
+        # In a hierarchy relays say what is missing, before this rank hears who it is.
+        if (masked or (self.answer == "mask" and bool(lost.any()))) and self.lost_at is None:
             self.lost_at = number
 
     def _timed(self, call: Callable[[], T]) -> T:
