@@ -74,6 +74,7 @@ class OnLostRanks:
         self._counts = counts
         self._lock, self._ending = threading.Lock(), threading.Event()
         self._reasons: dict[int, str] = {}
+        self._named: set[int] = set()
         self._following = in_thread(self._follow, "masked sets")
 
     def close(self) -> None:
@@ -130,6 +131,15 @@ class OnLostRanks:
     def miss(self, ranks: Collection[int]) -> None:
         """Masks ranks that have said nothing for the time-out, or those who hold them up."""
         in_thread(lambda: self._decide(list(ranks)), "missing ranks")
+
+    def name(self, masked: Collection[int]) -> None:
+        """Has ranks named in the next set that somebody has masked by hand, and that a call goes without.
+
+        They may live, and would miss the others: whoever is in a set masks nobody.
+        """
+        if new := set(masked) - self._named - self._sets.masked:
+            self._named |= new
+            in_thread(lambda: self._agree(sorted(new)), "ranks masked by hand")
 
     def agree(self, ranks: Collection[int]) -> None:
         """Names ranks that are masked here in the next set, and goes by that.

@@ -274,16 +274,21 @@ class Participants:
         self._executables.suspend_calls(bool(masked))
         if self.renewals is not None:
             self.renewals.learn(masked)
-            self.before()
+            self._follow_renewals()
+
+    def _follow_renewals(self) -> None:
+        if self.renewals is not None and (masked := self._masks.known.masked):
+            self.renewals.before(set(range(self._context.config.num_ranks)) - masked - {self._context.rank})
 
     def before(self) -> None:
-        """A run begins: it finds places where peers have them now.
+        """A run begins: it finds places where peers have them now, and all others hear whom it goes without.
 
         Raises:
             WindowError: they cannot be mapped.
         """
-        if self.renewals is not None and (masked := self._masks.known.masked):
-            self.renewals.before(set(range(self._context.config.num_ranks)) - masked - {self._context.rank})
+        self._follow_renewals()
+        if self._on_lost is not None:
+            self._on_lost.name(self._masks.known.masked)
 
     def behind(self, executable: Executable) -> None:
         """A run of a dispatch or a combine has ended well.

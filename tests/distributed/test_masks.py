@@ -16,7 +16,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from moe_triton import ArgumentError, BufferStateError, ConfigMismatchError, EPBuffer, Tuning
+from moe_triton import (
+    ArgumentError,
+    BufferStateError,
+    ConfigMismatchError,
+    EPBuffer,
+    RankMaskedError,
+    Tuning,
+)
 from moe_triton.core.threads import Deadline
 from moe_triton.processes import RankFailedError, run_ranks
 from moe_triton.runtime import on_lost
@@ -246,6 +253,47 @@ def test_what_cannot_go_on_is_refused(options: dict[str, Any], rule: str) -> Non
     sizes = {"num_max_tokens_per_rank": 4, "hidden": 64, "num_topk": 2, "num_experts": 4, "relaxed": True}
     with pytest.raises(ArgumentError, match=rule):
         EPBuffer(**{**sizes, "comm_alg": "fullmesh_v1", **options})
+
+
+def masked_by_hand_alive(rank: int, num_ranks: int) -> list[int]:
+    """Who is masked in the end, where others have masked a rank that knows nothing of it."""
+    case, last = small_case(num_ranks), num_ranks - 1
+    with make_buffer(case, on_lost="mask", timeout_s=seconds(1.0)) as buffer:
+        one_round(buffer, case, inputs_of(case, rank, 0), None)
+        if rank == last:
+            with pytest.raises(RankMaskedError):
+                one_round(buffer, case, inputs_of(case, rank, 1), None)
+        else:
+            buffer.update_mask(last, True)
+            for number in range(1, 5):
+                one_round(buffer, case, inputs_of(case, rank, number), None)
+        dist.barrier()
+        masked: list[int] = buffer.query_mask().tolist()
+    return masked
+
+
+def test_who_is_masked_by_hand_masks_nobody() -> None:
+    assert run_ranks(masked_by_hand_alive, 3) == [[0, 0, 1], [0, 0, 1], [0, 0, 0]]
+
+
+def unmasked_before_a_call(rank: int, num_ranks: int) -> list[str]:
+    """The others have not heard of a mask that no call has gone by."""
+    case = small_case(num_ranks)
+    with make_buffer(case, on_lost="mask") as buffer:
+        if rank == 0:
+            buffer.update_mask(1, True)
+            buffer.update_mask(1, False)
+        return compare_one_round(buffer, case, rank)
+
+
+def compare_one_round(buffer: EPBuffer, case: Case, rank: int) -> list[str]:
+    received, sums = expected_round(case, 0)
+    output, combined = one_round(buffer, case, inputs_of(case, rank, 0), None)
+    return [*wrong_received(output, received[rank]), *([] if torch.equal(combined, sums[rank]) else ["sums"])]
+
+
+def test_a_mask_that_no_call_has_gone_by_can_be_taken_back() -> None:
+    assert run_ranks(unmasked_before_a_call, 2) == [[], []]
 
 
 def other_on_lost(rank: int, num_ranks: int) -> str:
