@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,7 +12,7 @@ from moe_triton.core.ascendc import REPORT_MASKED
 
 from .case import WrongResultError, check_reports, draw_routing
 from .library import Library
-from .masking import LATE_S, Late, MaskedDirectCase, MaskedDirectWorld, learn, mask
+from .masking import Late, MaskedDirectCase, MaskedDirectWorld, learn, mask, while_masking
 
 LOST, LAST = 1, 2
 When = Literal["counts", "others' counts", "rows to send", "other masks", "rows", "called off"]
@@ -36,24 +33,9 @@ class MaskedLaterCase(MaskedDirectCase):
     when: When = "counts"
 
 
-@contextmanager
-def masked_later(world: MaskedDirectWorld, late: Late | None = None) -> Iterator[None]:
+def masked_later(world: MaskedDirectWorld, late: Late | None = None) -> AbstractContextManager[None]:
     """Masks the rank for rank 0 a while from now, and raises a flag of another rank's behind that."""
-
-    def run() -> None:
-        time.sleep(LATE_S)
-        mask(world.tables_of_peers[0], LOST, world.case.lost)
-        if late is not None:
-            late.put_up()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-        if late is not None:
-            late.check()
-    finally:
-        thread.join()
+    return while_masking(lambda: mask(world.tables_of_peers[0], LOST, world.case.lost), late)
 
 
 def check_masked_later(library: Library, case: MaskedLaterCase, seed: int = 0) -> None:
