@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from moe_triton.core.config import Config
-from moe_triton.core.reach import CHANGES_SHIFT
+from moe_triton.core.reach import CHANGES_SHIFT, KNOWN_WORD, NUM_CHANGES_WORDS
 from moe_triton.runtime.masks import Masks, Paths, State
 from moe_triton.schemes.rank_context import OPERATORS
 
@@ -19,7 +19,7 @@ class Watched:
     """A table of peers; another thread learns of a change as soon as kernels can see it."""
 
     def __init__(self) -> None:
-        self._words = torch.zeros(RANKS + 2, dtype=torch.int64)
+        self._words = torch.zeros(RANKS + NUM_CHANGES_WORDS, dtype=torch.int64)
         self.device = self._words.device
         self.learned: list[State] = []
         self.unnoticed: list[int] = []
@@ -31,7 +31,7 @@ class Watched:
 
     def __setitem__(self, place: int, word: Any) -> None:
         self._words[place] = word
-        count, known = self._words[RANKS:].tolist()
+        count, known = self._words[RANKS : RANKS + KNOWN_WORD + 1].tolist()
         if place < RANKS and count == known:
             self.unnoticed.append(place)
         if place == RANKS and count % 2**CHANGES_SHIFT > 0 and not self.learned:

@@ -179,7 +179,7 @@ def waited() -> Waited:
     made.learn(frozenset({LOST}))
     variant = CombineVariant(torch.bfloat16)
     executables = mock.Mock(key_of=lambda _: (variant, 0, "whole", 1))
-    participants = Participants(mock.Mock(), mock.Mock(), masks, {}, executables, mock.Mock())
+    participants = Participants(mock.Mock(), mock.Mock(), masks, {}, executables, mock.Mock(), mock.Mock())
     participants.renewals, waits = made, Waits()
     participants._of_waits = mock.Mock(), waits, 0.05
     return Waited(participants, window, waits)

@@ -11,7 +11,6 @@ QUICK = (
     "tests/test_readme.py",
     "tests/torch_npu_ops/test_worked_example.py",
     "tests/test_rounds.py",
-    "tests/test_lost_rounds.py",
     "tests/test_layout.py",
     "tests/kernels/test_weighted_sum.py",
     "tests/kernels/test_route.py",

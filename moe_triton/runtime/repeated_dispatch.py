@@ -19,6 +19,7 @@ import torch
 
 from moe_triton.backends.base import Executable
 from moe_triton.core.ascendc import REPORT_MASKED
+from moe_triton.core.checks import CPU
 from moe_triton.core.errors import BufferStateError
 from moe_triton.operators.variants import DispatchVariant
 from moe_triton.runtime.executables import Executables
@@ -158,6 +159,6 @@ class RepeatedDispatch(MaskedRun):
     def _drop_rows(self) -> torch.Tensor:
         """The same, and keeps where the others were."""
         kept = super()._drop_rows()
-        places = torch.arange(len(kept)) if self.places is None else self.places
+        places = torch.arange(len(kept), device=CPU) if self.places is None else self.places
         self.places = places[kept]
         return kept

@@ -213,7 +213,7 @@ def main() -> int:
     seeds = [seed for seed in seeds if options.strike in (None, draw(seed).strike)]
     began, found = time.monotonic(), []
     console = Console()
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # connections to a dead host
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # connections to a dead host
     context = multiprocessing.get_context("spawn")
     # Not the user's own: nothing that is kept is to be a trial's.
     with (
