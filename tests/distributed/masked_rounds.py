@@ -199,6 +199,9 @@ def calls_without(rank: int, num_ranks: int, of: LongChaos) -> tuple[list[str], 
                 if number == of.calls and rank == of.victim:
                     for each in of.deaf:
                         buffer.update_mask(each, True)
+                    # As one does that dies in between, it sends them nothing, and names them to nobody.
+                    if (on_lost := buffer._communicator.participants._on_lost) is not None:
+                        on_lost.name = lambda _: None  # type: ignore[method-assign]
                     leave_in(buffer, of)
                 elif number == of.calls and of.by_hand:
                     mask_when_waiting(buffer, of.victim)
