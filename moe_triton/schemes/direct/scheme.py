@@ -87,12 +87,18 @@ class Dispatch(DispatchSteps):
         return self.plan([self.post("recall", self.layout.rows_status)])
 
     @property
-    def _known(self) -> Placeholder:
-        return words_from(self.config.num_ranks + KNOWN_WORD)
+    def _known(self) -> Value:
+        return self._of_masks(KNOWN_WORD)
 
     @property
-    def _agreed(self) -> Placeholder:
-        return words_from(self.config.num_ranks + SET_WORD)
+    def _agreed(self) -> Value:
+        return self._of_masks(SET_WORD)
+
+    def _of_masks(self, word: int) -> Value:
+        """A word behind those of the peers; none where no rank is masked while a call runs."""
+        if self.context.capabilities.is_asynchronous:
+            return 0
+        return words_from(self.config.num_ranks + word)
 
     def _send_counts(self) -> Launch:
         shared = Placeholder("shared_counts") if self.config.num_shared_ranks else 0
