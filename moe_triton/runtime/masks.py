@@ -310,8 +310,7 @@ class Masks:
             bindings: what all placeholders of the combine hold.
             ran: launches of it that have run.
         """
-        if self._now.word:
-            tables.mark_lost(bindings, self._paths.rank, self.known.masked.__contains__, ran)
+        tables.mark_lost(bindings, self._paths.rank, self.known.masked.__contains__, ran)
 
     def whole(self, ids: torch.Tensor) -> torch.Tensor:
         """Ids without marks; the same tensor where nobody has ever masked."""

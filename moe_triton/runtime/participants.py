@@ -135,10 +135,9 @@ class Participants:
         """
         notes, waits, timeout_s = of_waits
         self._counts = counts
-        layout = self._scheme.layout
+        layout, of_ranks = self._scheme.layout, (self._context.rank, self._context.config.num_ranks)
         if layout.wandering and isinstance(window, RenewedWindow):
             of_zones = layout.wandering, layout.num_zones
-            of_ranks = self._context.rank, self._context.config.num_ranks
             self.renewals = Renewals(window, *of_zones, *of_ranks, watches[0].is_quiet)
             self._masks.on_change = window.say_masked
         self._of_waits = of_waits
@@ -146,7 +145,6 @@ class Participants:
         if sets is not None:
             self._on_lost = OnLostRanks(self._context, self._masks, sets, *of_waits, counts)
             waits.give_up_after(timeout_s, self._on_lost.missing)
-        of_ranks = self._context.rank, self._context.config.num_ranks
         calling = self._calling
 
         def ended() -> tuple[int, bool]:
@@ -390,10 +388,8 @@ class Participants:
                 break
         if code == 0:
             run.end(operator)
-            if (
-                operator == "dispatch" and self._settled is not None
-            ):  # others may ask what this rank goes by in it
-                self._settled.note()
+            if operator == "dispatch" and self._settled is not None:
+                self._settled.note()  # others may ask what this rank goes by in it
         return code
 
     def mark(self, phases: Sequence[PhaseRun]) -> None:

@@ -101,10 +101,10 @@ class Renewals:
         self._suspects = self._loud()
         if not self._suspects:
             self._due.clear()
+            return
         for i in due:
-            if (i, zone) in self._due:
-                self._due.remove((i, zone))
-                self._renew(i, zone)
+            self._due.remove((i, zone))
+            self._renew(i, zone)
 
     def before(self, peers: Collection[int]) -> None:
         """Follows peers to what they have renewed, before this rank writes there.
