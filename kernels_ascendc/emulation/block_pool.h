@@ -41,6 +41,13 @@ inline void Backoff(uint32_t attempt) {
     }
 }
 
+// Whether a wait looks at more than its flags now: not in the first attempts, so that a flag that arrives soon is seen
+// without delay; then in each. On a loaded machine every attempt that lets others run takes a tenth of a second.
+inline bool IsTimeToLook(uint32_t attempt) {
+    constexpr uint32_t SOON = 256;
+    return attempt >= SOON;
+}
+
 // The threads of one caller. Block 0 runs on the caller itself, so a single block needs no thread.
 class BlockPool {
 public:
@@ -76,14 +83,12 @@ public:
         }
         body(0);
         for (uint32_t attempt = 0; running_.load(std::memory_order_acquire) != 0; ++attempt) {
-            if (attempt % ATTEMPTS_PER_LOOK == ATTEMPTS_PER_LOOK - 1) LookUp();
+            if (IsTimeToLook(attempt)) LookUp();
             Backoff(attempt);
         }
     }
 
 private:
-    static constexpr uint32_t ATTEMPTS_PER_LOOK = 256;
-
     // Other blocks may be waiting for peers after this thread's own block has ended.
     static void LookUp() {
         if (WaitControl* const control = ControlOfThread()) LookUpFromWait(*control);

@@ -57,7 +57,7 @@ public:
             if (one_ended && round_.load(std::memory_order_acquire) == round) {
                 throw CheckFailed("SyncAll: some blocks ended without calling it");
             }
-            if (attempt % ATTEMPTS_PER_LOOK == ATTEMPTS_PER_LOOK - 1) look();
+            if (IsTimeToLook(attempt)) look();
             Backoff(attempt);
         }
     }
@@ -87,7 +87,6 @@ public:
     const std::string& Why() const { return why_; }
 
 private:
-    static constexpr uint32_t ATTEMPTS_PER_LOOK = 256;
     static inline std::atomic<uint64_t> launches_{0};
 
     const uint32_t blocks_;

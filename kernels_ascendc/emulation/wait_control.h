@@ -54,6 +54,7 @@ struct WaitControl {
     uint64_t patience_ns;  // of a wait before its first report; 0: never
     uint64_t pause_ns;     // between two looks that makes a wait begin anew: the process has not run; 0: none does
     uint64_t looked_ns;    // last
+    uint64_t was_paused;   // whether this wait has begun anew: once, for a loaded machine makes many such pauses
     uint64_t main_thread;  // the one that handles signals
     PythonCalls python;
     void* tell;      // a callable
@@ -118,9 +119,13 @@ constexpr uint64_t NS_BETWEEN_LOOKS = 50'000'000;
 // Called repeatedly by the launching thread while it waits, without the GIL.
 inline void LookUpFromWait(WaitControl& control) {
     const uint64_t now = MonotonicNs();
-    const bool was_paused = control.pause_ns != 0 && now - control.looked_ns > control.pause_ns;
+    const bool begins = control.began_ns == 0;
+    if (begins) control.was_paused = 0;
+    const bool has_paused = control.pause_ns != 0 && now - control.looked_ns > control.pause_ns;
+    const bool begins_anew = !begins && has_paused && control.was_paused == 0;
+    if (begins_anew) control.was_paused = 1;
     control.looked_ns = now;
-    if (control.began_ns == 0 || was_paused) {
+    if (begins || begins_anew) {
         control.began_ns = now;
         control.look_ns = now + NS_BETWEEN_LOOKS;
         control.tell_ns = control.patience_ns == 0 ? UINT64_MAX : now + control.patience_ns;

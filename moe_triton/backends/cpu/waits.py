@@ -72,7 +72,7 @@ class WaitControlStruct(ctypes.Structure):
 
     _fields_ = (
         *alike(U64, "stop", "alarm", "holder", "plan", "first", "launch", "began_ns", "look_ns"),
-        *alike(U64, "tell_ns", "patience_ns", "pause_ns", "looked_ns"),
+        *alike(U64, "tell_ns", "patience_ns", "pause_ns", "looked_ns", "was_paused"),
         ("main_thread", U64),
         *alike(POINTER, *_PYTHON_CALLS, "tell", "answer"),
         ("error", POINTER * 3),
