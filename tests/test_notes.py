@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch.distributed as dist
@@ -212,6 +212,54 @@ def test_who_is_stuck_is_asked_for_in_the_store() -> None:
     found = Notes(lambda: store, 0, RANKS).culprits(CALL, [1])  # type: ignore[arg-type, return-value]
     assert (found.ranks, found.uncertain) == ((3,), ())
     assert states(store, 0) == "raised"
+
+
+class Watched:
+    """What rank 0 says of the ranks it misses, while it waits, by a clock of its own."""
+
+    PATIENCE_S = 8.0
+
+    def __init__(self, *missing: int) -> None:
+        self.store, self.now, self._missing, is_over = dist.HashStore(), 100.0, missing, [False]
+        self._notes = Notes(lambda: self.store, 0, RANKS, clock=lambda: self.now)  # type: ignore[arg-type, return-value]
+        self._renewing = self._notes.renewing(CALL, missing, lambda: not is_over[0])
+
+    def after(self, seconds: float, notes: dict[int, str], cleared: Sequence[int] = ()) -> list[int]:
+        """Who holds it up, once a while has gone by with these notes, which waits renew."""
+        for beat in range(round(seconds / PERIOD_S)):
+            for rank, text in notes.items():
+                note = Note.read(text, RANKS)
+                self.store.set(str(rank), note.text(beat) if note and note.state == "waits" else text)
+            self.now += PERIOD_S
+            next(self._renewing)
+        return self._notes.holding_up(self._missing, self.PATIENCE_S, cleared)
+
+
+def test_who_does_not_wait_holds_others_up() -> None:
+    watched = Watched(1, 2)
+    assert watched.after(8.0, {1: waits(3), 2: waits(0)}) == [2]
+    assert watched.after(1.0, {1: waits(3)}) == [2]
+
+
+def test_who_has_been_stuck_until_now_is_missed_a_time_out_later() -> None:
+    """It goes on only now that the one it waited for is masked."""
+    watched = Watched(1)
+    assert watched.after(8.0, {1: waits(3)}) == []
+    assert watched.after(0.5, {1: over(3)}) == []
+    assert watched.after(7.0, {1: over(3)}) == []
+    assert watched.after(1.0, {1: over(3)}) == [1]
+
+
+def test_a_wait_that_was_over_before_excuses_nobody_who_holds_others_up() -> None:
+    watched = Watched(1)
+    assert watched.after(8.0, {1: over(3)}) == [1]
+
+
+def test_a_wait_that_nobody_has_watched_excuses_while_its_ranks_have_just_been_masked() -> None:
+    watched = Watched(*range(1, RANKS))
+    said = dict.fromkeys(range(1, RANKS), over(3, 2))
+    assert watched.after(8.0, said, cleared=[2]) == []
+    assert watched.after(8.0, said, cleared=[]) == [1, 2, 3]
 
 
 def test_a_store_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

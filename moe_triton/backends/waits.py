@@ -54,8 +54,8 @@ class Waits:
         """Ends all waits, now and later. Callable from any thread.
 
         Args:
-            why: ranks that differ; or what makes the error where they are lost; empty if the buffer is
-                closed.
+            why: ranks that differ; or what makes the error where they are lost, another one each time, for
+                one that was raised holds on to the frames of its call; empty if the buffer is closed.
         """
         self._why = self._why or why
         self.is_stopped = True

@@ -245,6 +245,8 @@ class Notes:
         self._beats = itertools.count()
         self._latest: object = None
         self._before: dict[int, tuple[str, float]] = {}
+        # Ranks that have waited for others during this one's wait, and when that was seen last.
+        self._waited: dict[int, float] = {}
         self._has_last_word = False
         self._writing = threading.Lock()
 
@@ -265,13 +267,14 @@ class Notes:
         """What `leave` does, with a pause of some seconds at each step."""
         self._latest = mine = object()
         note, store = Note("waits", call, tuple(ranks)), self._open_store()
-        self._before = {}
+        self._before, self._waited = {}, {}
         while self._write(store, note, mine):
             renewed = self._clock()
             for rank in ranks[:MOST_WATCHED]:
                 text = read_key(store, str(rank))
                 if self._before.get(rank, ("", 0.0))[0] != text:
                     self._before[rank] = text, renewed
+                    self._sees_stuck(rank, text, renewed)
             while pending() and self._clock() < renewed + PERIOD_S:
                 yield _LOOK_S
             if not pending():
@@ -331,21 +334,40 @@ class Notes:
         except Exception:
             return Culprits.unknown(missing, NO_STORE)
 
-    def holding_up(self, missing: Sequence[int]) -> list[int]:
+    def holding_up(
+        self, missing: Sequence[int], patience_s: float, cleared: Collection[int] = ()
+    ) -> list[int]:
         """Those of the missing ranks that are not stuck behind others themselves, as far as is known at once.
 
         Args:
             missing: ranks that this rank waits for.
+            patience_s: for so long one is not to be missed that has been stuck until then.
+            cleared: ranks that nobody has had to wait for since, at most for as long.
         """
         store, now = self._open_store(), self._clock()
-        return [rank for rank in missing if not self._is_stuck(rank, read_key(store, str(rank)), now)]
 
-    def _is_stuck(self, rank: int, text: str, now: float) -> bool:
+        def is_stuck(rank: int) -> bool:
+            text = read_key(store, str(rank))
+            return self._sees_stuck(rank, text, now) or self._was_stuck(rank, text, now - patience_s, cleared)
+
+        return [rank for rank in missing if not is_stuck(rank)]
+
+    def _sees_stuck(self, rank: int, text: str, now: float) -> bool:
         """Whether a rank waits for others: its note is there, and has been renewed a moment ago."""
         note, (before, since) = Note.read(text, self._num_ranks), self._before.get(rank, ("", now))
         if note is None or note.state not in ("waits", "raised") or set(note.ranks) <= {self._rank}:
             return False
-        return text != before or now - since < SILENT_S
+        is_new = text != before or now - since < SILENT_S
+        if is_new:
+            self._waited[rank] = now
+        return is_new
+
+    def _was_stuck(self, rank: int, text: str, after: float, cleared: Collection[int]) -> bool:
+        """Whether a rank has waited for others until a time from which on it may take as long as any."""
+        note = Note.read(text, self._num_ranks)
+        if note is None or note.state != "over":
+            return False
+        return self._waited.get(rank, after) > after or not {*note.ranks}.isdisjoint(cleared)
 
     def asking(self, missing: Sequence[int]) -> Generator[float, None, Culprits]:
         """The ranks that hold up the missing ones, with a pause of some seconds at each step.

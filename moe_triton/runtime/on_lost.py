@@ -1,16 +1,20 @@
 """What a buffer does about ranks that do not come, where it goes on without them (``on_lost="mask"``).
 
 A rank that is missed when a wait has lasted for the time-out is named in the next of the numbered sets that
-all ranks agree on (`moe_triton.rendezvous.masked_sets`), unless it is stuck behind others, by its notes.
-Everybody masks who is in the latest set, and who finds itself there raises.
+all ranks agree on (`moe_triton.rendezvous.masked_sets`), unless it is stuck behind others, by its notes, or
+has been until less than a time-out ago. Everybody masks who is in the latest set, and who finds itself there
+raises.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent import futures
+from functools import partial
 from typing import Literal
 
 from moe_triton.backends.waits import Waiting, Waits
@@ -46,6 +50,23 @@ def half_rung(masked: Collection[int]) -> BufferStateError:
     )
 
 
+def unsettled(ranks: Sequence[int], operator: str, zone: int, why: str) -> CommunicationTimeoutError:
+    """Of a call that waits for ranks of which nobody can agree whether they are lost.
+
+    Args:
+        ranks: that it waits for.
+        operator: of it.
+        zone: of it.
+        why: kind of what the store has said.
+    """
+    answers = f"the group's store does not answer ({why})"
+    said = f"ranks cannot agree on who is missing, as {answers}. "
+    found = Culprits.unknown(ranks, answers, said)
+    return CommunicationTimeoutError(
+        operator, 0, zone, ranks, found.said, uncertain_ranks=found.uncertain, uncertainty=found.why
+    )
+
+
 class OnLostRanks:
     """Masks ranks that do not come.
 
@@ -57,6 +78,7 @@ class OnLostRanks:
         waits: of the communicator.
         timeout_s: after which a rank is missed.
         counts: runs of each operator that have ended.
+        clock: seconds.
     """
 
     def __init__(
@@ -68,13 +90,16 @@ class OnLostRanks:
         waits: Waits,
         timeout_s: float,
         counts: Mapping[str, int],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._context, self._masks, self._sets = context, masks, sets
         self._notes, self._waits, self._timeout_s = notes, waits, timeout_s
         self._counts = counts
         self._lock, self._ending = threading.Lock(), threading.Event()
         self._reasons: dict[int, str] = {}
+        self._clock, self._masked_at = clock, dict[int, float]()
         self._named: set[int] = set()
+        self._hearing: futures.Future[None] | None = None
         self._following = in_thread(self._follow, "masked sets")
 
     def close(self) -> None:
@@ -94,11 +119,11 @@ class OnLostRanks:
         if not ranks or group_of(self._context, waiting.launch):
             return
         ranks = [rank for rank in ranks if rank not in self._masks.masked and rank != self._context.rank]
+        operator, zone = waiting.plan.operator, waiting.plan.zone
         try:
-            self.missing_ranks(ranks, waiting.plan.operator, waiting.plan.zone)
-        except CommunicationTimeoutError as error:
-            unsettled = error
-            self._waits.stop(lambda: unsettled)
+            self._settle(ranks)
+        except Exception as error:
+            self._waits.stop(partial(unsettled, ranks, operator, zone, type(error).__name__))
 
     def missing_ranks(self, ranks: Sequence[int], operator: str, zone: int) -> None:
         """Masks ranks that have not come or answered in time, or those who hold them up.
@@ -111,22 +136,14 @@ class OnLostRanks:
         Raises:
             CommunicationTimeoutError: ranks cannot agree on it.
         """
-        asking = in_thread(lambda: self._decide(ranks), "missing ranks")
         try:
-            _answer_of(asking)
-        except Exception as error:  # a store whose host is gone never answers
-            answers = f"the group's store does not answer ({type(error).__name__})"
-            detail = f"ranks cannot agree on who is missing, as {answers}. "
-            culprits = Culprits.unknown(ranks, answers, detail)
-            raise CommunicationTimeoutError(
-                operator,
-                0,
-                zone,
-                ranks,
-                culprits.said,
-                uncertain_ranks=culprits.uncertain,
-                uncertainty=culprits.why,
-            ) from error
+            self._settle(ranks)
+        except Exception as error:
+            raise unsettled(ranks, operator, zone, type(error).__name__) from error
+
+    def _settle(self, ranks: Sequence[int]) -> None:
+        """Masks whom ranks agree on; an error says that the store does not answer, as without its host."""
+        _answer_of(in_thread(lambda: self._decide(ranks), "missing ranks"))
 
     def miss(self, ranks: Collection[int]) -> None:
         """Masks ranks that have said nothing for the time-out, or those who hold them up."""
@@ -151,6 +168,23 @@ class OnLostRanks:
         if self._context.rank in self._sets.masked:
             raise self._masked_here()
 
+    def hear(self, masked: Collection[int]) -> None:
+        """Reads at once what others have named, where they mask ranks that this one does not.
+
+        Args:
+            masked: of which others have said so in their own data.
+        """
+        is_asking = self._hearing is not None and not self._hearing.done()
+        if is_asking or set(masked) <= self._masks.masked:
+            return
+        self._hearing = in_thread(self._hear, "masked sets")
+        with contextlib.suppress(Exception):  # a store that is gone has nothing to say
+            _answer_of(self._hearing)
+
+    def _hear(self) -> None:
+        with self._lock:
+            self._apply(self._sets.follow())
+
     def lost(self, rank: int, why: str) -> None:
         """A rank has ended, which is certain: it is masked here at once, and in the next set.
 
@@ -163,7 +197,10 @@ class OnLostRanks:
     def _decide(self, ranks: Sequence[int]) -> None:
         self._apply(self._sets.follow())
         left = [rank for rank in ranks if rank not in self._masks.masked]
-        culprits = self._notes.holding_up(left)
+        since = self._clock() - self._timeout_s
+        # Who has waited for those goes on only now, and is missed as long after that.
+        cleared = [rank for rank, at in self._masked_at.items() if at > since]
+        culprits = self._notes.holding_up(left, self._timeout_s, cleared)
         for rank in culprits:
             self._reasons.setdefault(rank, f"it did not come within {self._timeout_s:g} s")
         if culprits:
@@ -176,8 +213,7 @@ class OnLostRanks:
     def _apply(self, masked: frozenset[int]) -> None:
         """Goes by a set."""
         if self._context.rank in masked:
-            masked_here = self._masked_here()
-            self._waits.stop(lambda: masked_here)
+            self._waits.stop(self._masked_here)
             return
         self._mask(masked)
 
@@ -192,13 +228,13 @@ class OnLostRanks:
         for rank in sorted(masked - self._masks.masked):
             why = self._reasons.get(rank, "as another rank has said")
             self._masks.update(rank, True, why)
+            self._masked_at[rank] = self._clock()
             _log.warning("rank %d is masked from now on (%s), and the others go on without it", rank, why)
 
     def _follow(self) -> None:
         """Looks what others have named, as long as the buffer is open. Ends where the store is gone."""
         while not self._ending.wait(FOLLOWED_S):
-            with self._lock:
-                self._apply(self._sets.follow())
+            self._hear()
 
 
 def _answer_of(asking: futures.Future[None]) -> None:

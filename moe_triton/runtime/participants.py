@@ -342,11 +342,16 @@ class Participants:
             self._masks.mark_tables(tables, {**self._fixed, **bindings})
 
     def end_combine(self, bindings: Bindings) -> None:
-        """Marks the ids whose results others have not had when they summed for this rank."""
+        """Marks the ids whose results others have not had when they summed for this rank.
+
+        They mask those ranks, which this one would hear of many quick rounds later.
+        """
         if self.owns_ids and (ranks := self._scheme.left_out(self._fixed)):
             ids = bindings[IDS]
             assert isinstance(ids, torch.Tensor)
             self._masks.mark_left_out(ids, ranks)
+            if self._on_lost is not None:
+                self._on_lost.hear(ranks)
 
     def go_on(self, operator: str, number: int, executable: Executable, bindings: Bindings) -> int:
         """Brings a run to its end in which ranks were masked; returns what `Executable.run` does.

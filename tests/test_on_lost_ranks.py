@@ -1,0 +1,90 @@
+"""Whom a buffer goes on without: what it asks the group's store, and what waits end with."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from moe_triton.backends.waits import Waits
+from moe_triton.core.errors import CommunicationTimeoutError
+from moe_triton.core.threads import in_thread
+from moe_triton.rendezvous.masked_sets import MaskedSets
+from moe_triton.runtime import on_lost
+from moe_triton.runtime.on_lost import OnLostRanks
+from tests.lost_rounds import KnownMasks, MemoryStore
+from tests.patience import seconds
+
+RANKS = 3
+
+
+class GoneStore:
+    """A store whose host is gone."""
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """As torch's stores."""
+        raise TimeoutError
+
+
+def rank_0(store: Any, masks: KnownMasks, waits: Waits) -> OnLostRanks:
+    """What rank 0 does about lost ranks, as far as it is asked to."""
+    with mock.patch.object(on_lost, "in_thread"):  # nothing runs by itself here
+        sets = MaskedSets(lambda: store, RANKS, 0)
+        context, notes = mock.Mock(rank=0), mock.Mock()
+        return OnLostRanks(context, masks, sets, notes, waits, 1.0, {"dispatch": 4})  # type: ignore[arg-type]
+
+
+def test_who_is_said_to_be_masked_is_looked_up_at_once() -> None:
+    masks = KnownMasks(())
+    rank_0(MemoryStore([0b010, 0b110]), masks, Waits()).hear({1})
+    assert masks.masked == {1, 2}
+
+
+def test_who_is_masked_already_is_not_looked_up() -> None:
+    store = mock.Mock()
+    rank_0(store, KnownMasks([1]), Waits()).hear({1})
+    store.compare_set.assert_not_called()
+
+
+def test_a_store_that_is_gone_has_nothing_to_say() -> None:
+    masks = KnownMasks(())
+    rank_0(GoneStore(), masks, Waits()).hear({1})
+    assert masks.masked == set()
+
+
+def test_a_store_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_lost, "STORE_ANSWERS_S", 0.01)
+    answers, asked = threading.Event(), threading.Semaphore(0)
+
+    def compare_set(*_: str) -> bytes:
+        asked.release()
+        answers.wait(seconds(30.0))
+        return b""
+
+    rank = rank_0(mock.Mock(compare_set=compare_set), KnownMasks(()), Waits())
+    rank.hear({1})
+    rank.hear({1})
+    assert asked.acquire(timeout=seconds(10.0))
+    assert not asked.acquire(blocking=False)
+    answers.set()
+
+
+def test_each_call_gets_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was raised holds the frames of its call, and these the window: nobody keeps it."""
+    monkeypatch.setattr(on_lost, "awaited_ranks", lambda *_: [1])
+    monkeypatch.setattr(on_lost, "group_of", lambda *_: "")
+    monkeypatch.setattr(on_lost, "in_thread", in_thread)
+    waits, waiting = Waits(), mock.Mock()
+    waiting.plan.operator, waiting.plan.zone, waiting.plan.phase = "combine", 1, ""
+    rank_0(GoneStore(), KnownMasks(()), waits).missing(waiting)
+    raised = []
+    for _ in range(2):
+        with pytest.raises(CommunicationTimeoutError, match=r"does not answer \(TimeoutError\)") as caught:
+            waits.raise_stopped("combine")
+        raised.append(caught.value)
+    first, second = raised
+    assert first is not second
+    assert first.uncertain_ranks == second.uncertain_ranks == (1,)
+    assert first.__cause__ is first.__context__ is None
