@@ -1,6 +1,7 @@
 // The host's settings of its launches: how to wait, how to copy, and where the windows of the group are.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 #include "paced_link.h"
@@ -30,12 +31,25 @@ struct LaunchSettings {
     PacedLink* link;  // what carries writes to peers; null: they take what the core takes
     Nic* nic;         // of this rank, where peers are reached by queue; or null
     const uint64_t* changes;  // of masks, as kernels see them; behind that word those that the call knows. Or null
+    const uint64_t* masked_by;  // addresses of the bytes in which peers say that they mask this rank, with its bit
+    uint64_t num_masked_by;
+    uint64_t mask_bit;
 };
 
 // Whether ranks have been masked that the caller of a plan does not know of. Any thread may mask them.
 inline bool AreMasksChanged(const LaunchSettings* settings) {
     if (settings == nullptr || settings->changes == nullptr) return false;
     return __atomic_load_n(settings->changes, __ATOMIC_ACQUIRE) != settings->changes[1];
+}
+
+// Whether a peer masks this rank, and so may have written over what has been read in its window until now.
+inline bool IsMaskedByPeers(const LaunchSettings& settings) {
+    std::atomic_thread_fence(std::memory_order_acquire);
+    for (uint64_t i = 0; i < settings.num_masked_by; ++i) {
+        const auto* const byte = reinterpret_cast<const uint8_t*>(settings.masked_by[i]);
+        if ((__atomic_load_n(byte, __ATOMIC_RELAXED) & settings.mask_bit) != 0) return true;
+    }
+    return false;
 }
 
 // The settings of the calling thread's launches; null for the defaults.
@@ -46,8 +60,8 @@ inline const LaunchSettings*& ThreadSettings() {
 
 // By default no streaming stores, no sleeping on doorbells, no paced link, no queues.
 inline const LaunchSettings& SettingsOfThread() {
-    static constexpr LaunchSettings defaults{nullptr, UINT64_MAX, 200,     20000,   0,
-                                             nullptr, nullptr,    nullptr, nullptr, nullptr};
+    static constexpr LaunchSettings defaults{nullptr, UINT64_MAX, 200,     20000,   0, nullptr, nullptr,
+                                             nullptr, nullptr,    nullptr, nullptr, 0, 0};
     return ThreadSettings() != nullptr ? *ThreadSettings() : defaults;
 }
 

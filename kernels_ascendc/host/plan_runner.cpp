@@ -117,6 +117,7 @@ struct MoePlan {
     const moe::TracedPlan* trace;  // null for none
     const char* name;              // for torch's profiler
     const char* const* steps;      // likewise, of each phase
+    uint64_t reads_peers;  // whether it reads in peers' windows what they write over once they mask this rank
 };
 
 // A run among several: of which operator, and whether a run of that begins with it, or ends.
@@ -218,7 +219,9 @@ int64_t Walk(const MoePlan* plan, Steps steps, uint64_t first) {
     }
     // A stop is reported even if the last launch has succeeded.
     if (IsStopped(plan)) return 1 + static_cast<int64_t>(plan->launches[plan->num_launches - 1].first);
-    return moe::AreMasksChanged(plan->settings) ? MASKS_CHANGED + static_cast<int64_t>(plan->num_launches) : 0;
+    const bool is_masked = plan->reads_peers != 0 && moe::IsMaskedByPeers(*plan->settings);
+    const bool is_changed = is_masked || moe::AreMasksChanged(plan->settings);
+    return is_changed ? MASKS_CHANGED + static_cast<int64_t>(plan->num_launches) : 0;
 }
 
 int64_t RunFrom(const MoePlan* plan, const uint64_t* placeholders, uint64_t first) {
@@ -240,6 +243,9 @@ int64_t RunFrom(const MoePlan* plan, const uint64_t* placeholders, uint64_t firs
 
 extern "C" {
 
+// See `moe::IsMaskedByPeers`.
+int moe_is_masked_by_peers(const moe::LaunchSettings* settings) { return moe::IsMaskedByPeers(*settings) ? 1 : 0; }
+
 // In a process that has just been forked: the calling thread's helper threads do not exist here.
 void moe_forget_threads() {
     moe::ForgetThreadPool();
@@ -254,8 +260,8 @@ void moe_use_profiler(bool (*is_on)(), decltype(moe::TorchProfiler::start) start
 
 // Returns 0; 1 + i if phase i reported something (in plan->report), or did not begin or end because the plan's control
 // was stopped; -1 - i if the launch that begins with phase i failed (moe_last_error says why); MASKS_CHANGED + n if
-// ranks have been masked meanwhile, before the n-th launch. Phases are counted over the whole plan. Later launches have
-// not run.
+// ranks have been masked meanwhile, before the n-th launch, or this one by peers whose windows it has read. Phases are
+// counted over the whole plan. Later launches have not run.
 int64_t moe_run_plan(const MoePlan* plan, const uint64_t* placeholders) { return RunFrom(plan, placeholders, 0); }
 
 // The same from a launch on.

@@ -164,6 +164,10 @@ class Executable(Protocol):
     """A plan compiled for one back end."""
 
     @property
+    def plan(self) -> Plan:
+        """What it runs."""
+
+    @property
     def failed_launch(self) -> Launch | None:
         """The launch that reported something in the last failed run, or None."""
 

@@ -221,6 +221,7 @@ class Plan:
         launches: in an order in which they may run one after the other; phases count one by one.
         overlap: whether each stream has its own cores, so that launches may overlap.
         phase: of an operator in rounds what of it this is; "" for all of one, or a half.
+        reads_peers: whether it reads in peers' windows what they write over once they mask this rank.
     """
 
     operator: str
@@ -228,6 +229,7 @@ class Plan:
     launches: tuple[Launch, ...]
     overlap: bool = False
     phase: str = ""
+    reads_peers: bool = False
 
     @property
     def two_streams(self) -> bool:

@@ -71,6 +71,11 @@ def num_ranks_in(table: Sized) -> int:
     return len(table) - NUM_CHANGES_WORDS
 
 
+def is_queued(word: int) -> bool:
+    """Whether only a queue leads to the rank of this word."""
+    return bool(word >> QUEUED_BIT & 1)
+
+
 def is_masked(word: int) -> bool:
     """Whether nothing is sent to the rank of this word."""
     return bool(word >> MASKED_BIT & 1)

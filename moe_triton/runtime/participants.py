@@ -361,7 +361,12 @@ class Participants:
             number: which run of it.
             executable: what has stopped.
             bindings: that it ran with.
+
+        Raises:
+            RankMaskedError: it has read in windows of peers that mask this rank.
         """
+        if self.renewals is not None and executable.plan.reads_peers:
+            self.renewals.refuse_masked(range(self._context.config.num_ranks))
         of_run = self._scheme, self._masks, self._fixed, bindings, self._executables.key_of(executable)[0]
         if operator == "dispatch" and self._scheme.sends_by_all_counts:
             repeated = RepeatedDispatch(*of_run, owns_ids=self.owns_ids)

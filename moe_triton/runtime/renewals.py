@@ -120,7 +120,17 @@ class Renewals:
             for i, each in enumerate(self._wandering):
                 for zone in range(self._num_zones):
                     self._window.follow(rank, self._number(i, zone), each.offset(zone), each.num_bytes)
+        self.refuse_masked(peers)
 
+    def refuse_masked(self, peers: Collection[int]) -> None:
+        """Ends a call of a rank that others go on without.
+
+        Args:
+            peers: that it needs.
+
+        Raises:
+            RankMaskedError: one of them masks this rank.
+        """
         if by := sorted(rank for rank in peers if self._rank in self._window.masked_by(rank)):
             raise RankMaskedError(
                 f"rank {self._rank} is masked by rank(s) {by}, which go on without it: they did not hear of "

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import operator
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 
-from moe_triton import DispatchOutput, EPBuffer
+from moe_triton import DispatchOutput, EPBuffer, RankMaskedError
+from moe_triton.backends.cpu import executable
 from moe_triton.runtime.renewals import Renewals
 from moe_triton.tools.selftest.cases import combined, difference, dispatched, wrong_received
 from tests.distributed.cases import Case, Inputs, inputs_of, smooth_scales_of
@@ -94,6 +97,43 @@ def one_round(buffer: EPBuffer, of: Masked, number: int, combine: Callable[..., 
     wrong = wrong_received(output, received[rank])
     text = difference("combined", combine(buffer, case, inputs, output), sums[rank])
     return [f"round {number}: {each}" for each in [*wrong, *([text] if text else [])]]
+
+
+def late_in_a_combine(rank: int, num_ranks: int, of: Masked, is_guarded: bool) -> list[str]:
+    """Runs rounds of which the last rank is late in the first combine, and reads what others have by then.
+
+    All its peers have told it that their results are there, and masked it after that.
+    """
+    case, nobody = of.case, ((ctypes.c_uint64 * 0)(), 0, 0)
+    looks = mock.patch.object(executable, "masked_by", return_value=nobody)
+    with contextlib.nullcontext() if is_guarded else looks, make_buffer(case) as buffer:
+        inputs = inputs_of(case, rank, 0)
+        output = dispatched(buffer, case, inputs, smooth_scales_of(case))
+        if rank in of.gone:
+            dist.barrier()  # the others have gone on
+            try:
+                sums = combined(buffer, case, inputs, output)
+            except RankMaskedError as error:
+                return [str(error)]
+            finally:
+                dist.barrier()
+            return [
+                difference("combined", sums, replace(of, gone=()).expected(0)[1][rank]) or "as it should be"
+            ]
+        status, (late,) = buffer.layout.region("results_status"), of.gone
+        begin = status.offset(zone=buffer._communicator.zone("combine"), source=rank)
+        window = buffer._communicator._windows[0].view(late)[begin : begin + 4].view(torch.int32)
+        before = int(window)
+        with ThreadPoolExecutor(1) as beside:
+            sum_ = beside.submit(combined, buffer, case, inputs, output)
+            until(lambda: int(window) != before)
+            mask(buffer, of.gone)
+            sum_.result(seconds(60))
+        rounds = range(1, LATE_ROUND + 1)
+        wrong = [text for number in rounds for text in one_round(buffer, of, number, combined)]
+        dist.barrier()
+        dist.barrier()  # it has read
+    return wrong
 
 
 def combine_late(buffer: EPBuffer, case: Case, inputs: Inputs, output: DispatchOutput) -> torch.Tensor:

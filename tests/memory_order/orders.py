@@ -16,6 +16,7 @@ from tests.ascendc.library import SOURCES, Patch
 HEADERS = {
     "memory.h": ("core", "posts"),
     "fast_core.h": ("core",),
+    "launch_settings.h": ("core",),
     "row_copies.h": ("core",),
     "doorbell.h": ("doorbell", "core", "posts"),
     "post_ring.h": ("rings", "launch"),
@@ -26,7 +27,6 @@ HEADERS = {
 }
 # Where nothing but one word is read and written.
 ALONE = {
-    "launch_settings.h": "whether masks have changed: nothing of a rank counts that is masked meanwhile",
     "nic.h": "when to stop: a ring is behind it, as behind a post",
     "trace.h": "a number is taken; the launch's end is behind what is written",
     "wait_control.h": "whether waits are to end",
@@ -133,6 +133,11 @@ SPARE = (
         "blocks come in any order: each has a flag of its own",
     ),
     Spare("fast_core.h", "count_before_look_ = bell->count.load(", "flags are copied behind a fence"),
+    Spare(
+        "launch_settings.h",
+        "return __atomic_load_n(settings->changes,",
+        "a word alone: nothing of a rank counts that is masked meanwhile",
+    ),
     Spare("doorbell.h", "if (wake_at.exchange(NOBODY", KERNEL),
     Spare("doorbell.h", "wakes.fetch_add(1", KERNEL),
     Spare("doorbell.h", "seen = wakes.load(", "the wish behind it releases"),

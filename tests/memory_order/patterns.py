@@ -221,6 +221,13 @@ def _python_takes(machine: Machine) -> list[Thread]:
     return [taker, putter]
 
 
+def _masked(machine: Machine) -> list[Thread]:
+    """Results are read, and then whether their rank had masked this one before it wrote others."""
+    reader = machine.run("reader", ("plain_load", "row"), ("is_masked", "byte"))
+    masker = machine.run("masker", ("byte_store", "byte", 1), ("moe_fence",), ("plain_store", "row", 1))
+    return [reader, masker]
+
+
 BELL = OWN + 0x30000
 BELL_PLACES = {
     "count": _word(BELL),
@@ -620,6 +627,13 @@ PATTERNS = [
         _python_takes,
         [{"taker.row.0": 1}],
         {"row": Place(ROW, is_data=True), "flag": _word(ENTRY)},
+    ),
+    Pattern(
+        "results of a rank that masks their reader",
+        "core",
+        _masked,
+        [{"reader.row.0": 1, "reader.byte.0": 0}],
+        {"row": Place(ROW, is_data=True), "byte": Place(ENTRY, 1)},
     ),
     Pattern("a ring that a sleeper misses", "doorbell", _missed_ring, [{}], BELL_PLACES),
     Pattern("a wake before the sleep", "doorbell", _missed_wake(0), [{}], BELL_PLACES),

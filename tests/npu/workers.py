@@ -178,7 +178,7 @@ def words_of_a_call(rank: int, num_ranks: int, case: Case) -> list[str]:
         buffer.synchronize()
         fixed = buffer._communicator._fixed
         executable = buffer._communicator._last["dispatch"]
-        plan = executable._plan  # type: ignore[attr-defined]
+        plan = executable.plan
         brought: dict[str, torch.Tensor | int] = {
             "x": inputs.x,
             "topk_idx": output.handle.topk_idx,

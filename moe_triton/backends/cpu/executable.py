@@ -16,6 +16,7 @@ from moe_triton.backends.base import Bindings, Turn
 from moe_triton.backends.cpu import native, row_copies
 from moe_triton.backends.cpu.nic import Nic
 from moe_triton.backends.cpu.paced_link import PacedLink
+from moe_triton.backends.cpu.spare import mask_place
 from moe_triton.backends.cpu.trace_log import NativeTraceLog
 from moe_triton.backends.cpu.triton import load
 from moe_triton.backends.cpu.waits import NativeWaits
@@ -34,7 +35,7 @@ from moe_triton.core.checks import CPU
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import Arg, AscendCKernel, TritonKernel
 from moe_triton.core.plan import Launch, Part, Phases, Placeholder, Plan, num_blocks
-from moe_triton.core.reach import PEER_BYTES, num_ranks_in
+from moe_triton.core.reach import PEER_BYTES, address_of, is_queued, num_ranks_in
 from moe_triton.core.tuning import Tuning, usual_on_cpu
 
 KIND_TRITON, KIND_ASCEND_C = 0, 1
@@ -167,6 +168,7 @@ class NativeExecutable(_Executable):
             ctypes.addressof(self._trace) if self._trace else None,
             name_of(plan).encode(),
             ctypes.addressof(self._c_names),
+            plan.reads_peers,
         )
         self.address = ctypes.addressof(self._struct)
         self._run = native.library().moe_run_plan
@@ -298,6 +300,9 @@ class TorchExecutable(_Executable):
         now, known = (ctypes.c_uint64.from_address(changes + PEER_BYTES * word).value for word in range(2))
         return now != known
 
+    def _is_masked_by_peers(self) -> bool:
+        return bool(native.library().moe_is_masked_by_peers(ctypes.byref(self._settings)))
+
     def _run(self, bindings: Bindings, first: int = 0) -> int:
         self._report.zero_()
         self._words.clear()
@@ -319,7 +324,7 @@ class TorchExecutable(_Executable):
                     self.failed_launch, self.failed_report = phases[phase], self._report[phase]
                     return code
             self._durations[number] = (time.perf_counter() - start) * 1e6
-        if self._are_masks_changed():
+        if self._are_masks_changed() or (self.plan.reads_peers and self._is_masked_by_peers()):
             self._stopped_at, self.failed_launch = len(self._times.launches), None
             return REPORT_MASKED
         return 0
@@ -380,7 +385,19 @@ def settings_struct(settings: CpuSettings, fixed: Bindings, waits: NativeWaits) 
         settings.link.address if settings.link else None,
         settings.nic.address if settings.nic else None,
         changes_of(fixed),
+        *masked_by(fixed),
     )
+
+
+def masked_by(fixed: Bindings) -> tuple[ctypes.Array[ctypes.c_uint64], int, int]:
+    """Addresses of the bytes in which peers say that they mask this rank, how many, and its bit there."""
+    peers, window = fixed.get("peers"), fixed.get("window")
+    if not isinstance(peers, torch.Tensor) or not isinstance(window, torch.Tensor):
+        return (ctypes.c_uint64 * 0)(), 0, 0
+    words, own = peers[: num_ranks_in(peers)].tolist(), window.data_ptr()
+    byte, bit = mask_place([address_of(word) for word in words].index(own))
+    places = [address_of(word) + window.numel() + byte for word in words if not is_queued(word)]
+    return (ctypes.c_uint64 * len(places))(*places), len(places), 1 << bit
 
 
 def changes_of(fixed: Bindings) -> int | None:

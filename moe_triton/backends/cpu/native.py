@@ -58,6 +58,7 @@ class SettingsStruct(ctypes.Structure):
         *fields(copy_row=POINTER, cached_bytes=U64, spins=U32, yields=U32),
         *fields(num_groups=U64, groups=ctypes.POINTER(WindowGroupStruct)),
         *alike(POINTER, "control", "link", "nic", "changes"),
+        *fields(masked_by=ctypes.POINTER(U64), num_masked_by=U64, mask_bit=U64),
     )
 
 
@@ -68,7 +69,7 @@ class PlanStruct(ctypes.Structure):
         *fields(launches=POINTER, num_launches=U64, patches=POINTER, num_patches=U64),
         *fields(report=POINTER, report_words=U64, phase_words=U64),
         *fields(durations_us=POINTER, settings=POINTER, overlap=U64),
-        *fields(trace=POINTER, name=TEXT, steps=POINTER),
+        *fields(trace=POINTER, name=TEXT, steps=POINTER, reads_peers=U64),
     )
 
 

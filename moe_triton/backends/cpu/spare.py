@@ -24,6 +24,11 @@ MAX_PARTS = (_MASKS_AT - _WORDS_AT) // _WORD_BYTES
 MAX_RANKS = (DOORBELL_BYTES - _MASKS_AT) * 8
 
 
+def mask_place(rank: int) -> tuple[int, int]:
+    """Byte behind a window, and bit in it, that say whether its rank masks another one."""
+    return _MASKS_AT + rank // 8, rank % 8
+
+
 class Spare:
     """Room for other memory, behind each window and its doorbell, in the same file.
 

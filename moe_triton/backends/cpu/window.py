@@ -157,6 +157,8 @@ class SharedWindow:
         if views:
             native.library().moe_fence()
             self._spare.say_masked(views[self._meeting.rank].data_ptr(), ranks)
+            # Before results that take the place of those that a masked rank may still read.
+            native.library().moe_fence()
 
     def masked_by(self, rank: int) -> frozenset[int]:
         """See `moe_triton.backends.base.RenewedWindow`."""

@@ -39,7 +39,7 @@ class NpuExecutable:
     def __init__(
         self, plan: Plan, fixed: Bindings, runtime: Runtime, communication: Stream, two_streams: bool
     ) -> None:
-        self._plan, self._runtime, self._communication = plan, runtime, communication
+        self.plan, self._runtime, self._communication = plan, runtime, communication
         self.failed_launch: Launch | None = None
         self.failed_report = torch.zeros(0, REPORT_WORDS, dtype=torch.int32, device="cpu")
         self._placeholders = tuple(name for name in plan.placeholders if name not in fixed and name != REPORT)
@@ -178,12 +178,12 @@ class NpuExecutable:
         if not self._timed:
             raise BufferStateError("no run was measured: call measure(True) before it")
         self._runtime.synchronize()
-        durations = [0.0] * len(self._plan.launches)
+        durations = [0.0] * len(self.plan.launches)
         first = 0
         for phases, (begin, end) in zip(self._times.launches, self._timed, strict=True):
             durations[first] = begin.elapsed_time(end) * 1e3
             first += len(phases)
-        return self._plan.by_step(self._times.durations_us(durations))
+        return self.plan.by_step(self._times.durations_us(durations))
 
 
 def _reports(launch: Launch) -> bool:

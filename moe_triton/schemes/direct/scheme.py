@@ -11,7 +11,8 @@ What guards what, in zone z of round i:
 - the counts flag guards a source's counts. The same flag says that the receiver has entered dispatch i and
   given up the output of dispatch i - 2, which lies in the same zone: no row is written before it is seen.
 - the rows flag guards all rows and stamps of a source.
-- the results flag guards all results of a rank.
+- the results flag guards all results of a rank, for those that it does not mask. Who is masked may be late
+  and find later results there: so whoever has read them looks whether a peer masks it.
 
 Where a rank is masked while a dispatch runs, its counts may have come to some of the others only. So counts
 say which ranks their source has masked, rows are sent by the counts of all that were not masked when the
@@ -24,6 +25,7 @@ i + 2, or writes results for i + 2, comes after the last read of what i left in 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -157,7 +159,7 @@ class Combine(CombineSteps):
             slots=Placeholder("window", self.layout.results.offset(zone=self.zone)),
             offsets=Placeholder("result_offsets"),
         )
-        return self.plan([*joined([*copy, *phases], self.fused), total])
+        return replace(self.plan([*joined([*copy, *phases], self.fused), total]), reads_peers=True)
 
     @property
     def num_results(self) -> Placeholder:

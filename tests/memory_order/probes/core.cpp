@@ -44,9 +44,17 @@ void barrier() { core.Barrier(PIPE_ALL); }
 void notify(const void* flags) { core.Notify(flags, 1); }
 void poll(const void* window) { core.Poll(0, window, 1, {}); }
 void finish() { core.Finish(); }
+uint64_t is_masked(const uint8_t* by) {
+    const auto place = reinterpret_cast<uint64_t>(by);
+    moe::LaunchSettings looks{};
+    looks.masked_by = &place;
+    looks.num_masked_by = looks.mask_bit = 1;
+    return moe::IsMaskedByPeers(looks) ? 1 : 0;
+}
 uint8_t* doorbell(uint64_t window) { return reinterpret_cast<uint8_t*>(DoorbellBehind(window, 0x40000)); }
 
 // What has no order of its own: Triton's kernels, and Python.
+void byte_store(volatile uint8_t* to, uint8_t value) { *to = value; }
 void plain_store(volatile uint64_t* to, uint64_t value) { *to = value; }
 uint64_t plain_load(const volatile uint64_t* from) { return *from; }
 }
