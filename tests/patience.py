@@ -18,3 +18,7 @@ PATIENCE = float(os.environ.get(FACTOR, "3" if os.environ.get("CI") else "1"))
 def seconds(on_an_idle_machine: float) -> float:
     """A deadline: many times what it takes on an idle machine, times the factor."""
     return on_an_idle_machine * PATIENCE
+
+
+UNTIL_MASKED_S = seconds(8.0)
+"""`timeout_s` where whoever does not come is masked: an innocent one is seconds late on a loaded machine."""

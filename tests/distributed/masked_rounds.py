@@ -24,12 +24,14 @@ from moe_triton import (
 from moe_triton.backends.cpu.executable import TorchExecutable
 from moe_triton.core.handle import PlacedHandle
 from moe_triton.core.plan import Phases
+from moe_triton.layout import NUM_ZONES
 from moe_triton.tools.selftest.cases import Inputs, difference, expected_dispatch
 from tests.distributed import long_runs, test_rows_per_rank
 from tests.distributed.cases import Case, inputs_of
 from tests.distributed.long_runs import Options, beside
 from tests.distributed.masked import Chaos, is_over, strike
 from tests.distributed.workers import make_buffer
+from tests.patience import seconds
 
 
 @dataclass(frozen=True)
@@ -219,16 +221,26 @@ def calls_without(rank: int, num_ranks: int, of: LongChaos) -> tuple[list[str], 
     return wrong[:5], masked, raised
 
 
+def all_calls_once(buffer: EPBuffer, of: LongChaos, stats: torch.Tensor) -> list[str]:
+    """Makes each call in each zone: what is wrong."""
+    turns = range(NUM_ZONES * len(of.options))
+    made = [(number % of.case.rounds, of.options[number % len(of.options)]) for number in turns]
+    return [text for call in made for text in wrong_in_call(buffer, of.case, buffer.rank, *call, stats)]
+
+
 def calls_in_chaos(rank: int, num_ranks: int, of: LongChaos) -> tuple[list[str], list[int], str]:
     """Runs calls until all others have gone on for some: what is wrong, who is masked, what was raised."""
-    wrong, raised, calls = [], "", len(of.options)
+    raised, calls = "", len(of.options)
+    stats = torch.zeros(of.case.config.num_local_experts, dtype=torch.int32)
+    # A rank that first compiles a kernel, or makes plans of it, is late without a fault.
+    with make_buffer(of.case, timeout_s=seconds(120.0), tuning=beside(of.case)) as buffer:
+        wrong = all_calls_once(buffer, of, stats)
     with make_buffer(of.case, on_lost="mask", timeout_s=of.timeout_s, tuning=beside(of.case)) as buffer:
-        stats = torch.zeros(buffer.num_local_experts, dtype=torch.int32)
         run = partial(wrong_in_call, buffer, of.case, rank)
-        wrong += run(0, of.options[0], stats)
+        wrong += all_calls_once(buffer, of, stats)
         if rank == of.victim:
             strike(of)
-        number = 1
+        number = NUM_ZONES * calls
         try:
             while not is_over(buffer, number):
                 turn = number % of.case.rounds

@@ -33,7 +33,7 @@ from tests.distributed.cases import Case, inputs_of, small_case
 from tests.distributed.cut_short import CutShort, rounds_with_a_death
 from tests.distributed.masked import Masked, rounds_of_each_kind, rounds_with_masks
 from tests.distributed.workers import expected_round, make_buffer, one_round
-from tests.patience import seconds
+from tests.patience import UNTIL_MASKED_S, seconds
 
 SCHEMES = "fullmesh_v1", "fullmesh_v2", "direct", "fullmesh"
 
@@ -134,7 +134,7 @@ def test_a_wait_between_servers_goes_on(gone: tuple[int, ...], in_between: bool,
 def test_who_does_not_come_is_masked(scheme: str, in_between: bool) -> None:
     case = replace(between_servers(scheme, 2 if scheme == "hierarchy" else 4), rounds=5)
     of = Masked(case, (2,), 2, in_between, by_itself=True)
-    options = {"on_lost": "mask", "timeout_s": seconds(1.0)}
+    options = {"on_lost": "mask", "timeout_s": UNTIL_MASKED_S}
     assert run_ranks(rounds_with_masks, 4, (of, options)) == [[]] * 4
 
 
@@ -258,7 +258,7 @@ def test_what_cannot_go_on_is_refused(options: dict[str, Any], rule: str) -> Non
 def masked_by_hand_alive(rank: int, num_ranks: int) -> list[int]:
     """Who is masked in the end, where others have masked a rank that knows nothing of it."""
     case, last = small_case(num_ranks), num_ranks - 1
-    with make_buffer(case, on_lost="mask", timeout_s=seconds(1.0)) as buffer:
+    with make_buffer(case, on_lost="mask", timeout_s=UNTIL_MASKED_S) as buffer:
         one_round(buffer, case, inputs_of(case, rank, 0), None)
         if rank == last:
             with pytest.raises(RankMaskedError):

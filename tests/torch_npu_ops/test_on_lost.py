@@ -17,7 +17,7 @@ from moe_triton import torch_npu_ops as ops
 from moe_triton.processes import RankFailedError, RankGroup, run_ranks
 from moe_triton.rendezvous.meeting import shared_store_of
 from moe_triton.torch_npu_ops import registry
-from tests.patience import seconds
+from tests.patience import UNTIL_MASKED_S, seconds
 from tests.torch_npu_ops.setting import HIDDEN, TOKENS, Round, make_round
 from tests.torch_npu_ops.test_masks import Layer, lost_of
 
@@ -81,8 +81,8 @@ def go_on(
 def without_who_is_late(rank: int, num_ranks: int) -> list[str]:
     """What is wrong where a rank does not come in one window, and comes later in another."""
     r, store = make_round(rank, num_ranks), shared_store_of(dist.group.WORLD)
-    layers, wait_s = layers_of(r), seconds(30.0)
-    with going_on(seconds(3.0)) as name:
+    layers, wait_s = layers_of(r), seconds(60.0)
+    with going_on(UNTIL_MASKED_S) as name:
         expected = [expected_of(layer, r, GONE) for layer in layers]
         wrong = []
         if rank == GONE:
