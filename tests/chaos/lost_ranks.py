@@ -10,7 +10,6 @@ import itertools
 import logging
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -381,12 +380,13 @@ def _nothing(inputs: Inputs) -> Inputs:
 
 def _wait_to_be_struck(ask: Callable[[], None] = lambda: None) -> None:
     """Until this process has been stopped and goes on; who is to be killed does not come back."""
-    is_back, end = threading.Event(), time.monotonic() + STRUCK_S
-    before = signal.signal(signal.SIGCONT, lambda *_: is_back.set())
+    # Not an event: a handler that comes while this thread holds its lock would wait for that for ever.
+    is_back, end = list[int](), time.monotonic() + STRUCK_S
+    before = signal.signal(signal.SIGCONT, lambda number, _: is_back.append(number))
     try:
         ask()
         # Another thread may take the signal, which then does not end this one's wait.
-        while not is_back.wait(0.02) and time.monotonic() < end:
-            pass
+        while not is_back and time.monotonic() < end:
+            time.sleep(0.02)
     finally:
         signal.signal(signal.SIGCONT, before)
