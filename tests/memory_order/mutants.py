@@ -25,6 +25,10 @@ def _memory(old: str, new: str) -> Patch:
     return Patch("emulation/memory.h", old, new)
 
 
+def _settings(old: str, new: str) -> Patch:
+    return Patch("emulation/launch_settings.h", old, new)
+
+
 def _core(old: str, new: str) -> Patch:
     return Patch("emulation/fast_core.h", old, new)
 
@@ -401,6 +405,12 @@ MUTANTS = (
         "events are counted in two steps",
         (Patch("emulation/trace.h", "__atomic_fetch_add(&num_events, 1, __ATOMIC_RELAXED)", "num_events++"),),
         ("two blocks that trace",),
+    ),
+    # launch_settings.h
+    Mutant(
+        "results are read behind the look at masks",
+        (_settings("    std::atomic_thread_fence(std::memory_order_acquire);\n", ""),),
+        ("results of a rank that masks their reader",),
     ),
     # transport.h
     Mutant(
