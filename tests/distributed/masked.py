@@ -113,7 +113,8 @@ def rounds_with_masks(rank: int, num_ranks: int, of: Masked, options: dict[str, 
     smooth = smooth_scales_of(case)
     with make_buffer(case, **options) as buffer:
         for number in range(case.rounds):
-            if of.dies and number == of.before:  # the round before is over on all ranks, and whole
+            # The round before is over on all ranks, and whole: who is masked while it still reads raises.
+            if number == of.before:
                 dist.barrier()
             is_over = rank in of.gone and number >= of.before
             if is_over and not (of.in_between and number == of.before):
