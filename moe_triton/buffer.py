@@ -294,8 +294,9 @@ class EPBuffer(Owner, Uncopied):
         Raises:
             ArgumentError: no rank of the group, this rank itself, one of shared experts, or a buffer with
                 tp_group.
-            BufferStateError: a rank that has missed calls cannot be un-masked; a call is not waited for; a
-                graph has captured calls; or the buffer is closed, broken or in use by another thread.
+            BufferStateError: a rank that has missed calls cannot be un-masked, and none while another thread
+                is in a call; a call is not waited for; a graph has captured calls; or the buffer is closed or
+                broken.
 
         Examples:
             >>> buffer.update_mask(1 - buffer.rank, True)

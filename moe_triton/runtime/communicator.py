@@ -175,6 +175,15 @@ class Communicator(Calling):
         words = (window[place : place + _WORD_BYTES] for window in windows for place in places)
         return [word.numpy().data.cast("i") for word in words]
 
+    def check_usable(self) -> None:
+        """Checks that a call may begin, which then goes by what is masked.
+
+        Raises:
+            BufferStateError: a thread is inside, or it is closed, broken or without a rank that is dead.
+        """
+        super().check_usable()
+        self.participants.learn_told()
+
     def settle(self) -> None:
         """Waits for what this rank has started, if that runs by itself."""
         if self._unread is not None:

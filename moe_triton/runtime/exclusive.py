@@ -76,6 +76,15 @@ class Exclusive(ABC):
         if self._closed or self._forked:
             Exclusive._check_open(self)
 
+    def check_whole(self) -> None:
+        """Checks that it is open and not broken, whether ranks are dead or not.
+
+        Raises:
+            BufferStateError: it is not.
+        """
+        if not self.is_whole:
+            Exclusive._check_open(self)
+
     @property
     def is_usable(self) -> bool:
         """Whether it is open and not broken, and no rank is dead."""

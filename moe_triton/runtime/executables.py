@@ -239,8 +239,8 @@ class Executables:
             if isinstance(variant, DispatchVariant):
                 tokens = self.window_view("rows", zone, variant.row_dtype)
             self.calls.add(variant, zone, parts, tokens, executable)
-        if self._are_stopped:  # meanwhile, by another thread
-            self.stop_calls()
+        if self._are_stopped or self._is_suspended:  # meanwhile, by another thread
+            self.calls.swap({})
 
     def window_view(self, output: Output, zone: int, dtype: torch.dtype) -> torch.Tensor | None:
         """The view of an output in this rank's window, the same tensor every time.
@@ -291,7 +291,7 @@ class Executables:
         return executable
 
     def suspend_calls(self, suspended: bool) -> None:
-        """Has Python do all calls, or lets native code do them again.
+        """Has Python do all calls, from any thread; or lets native code do them again.
 
         Args:
             suspended: whether Python is to do them.

@@ -94,6 +94,8 @@ class Participants:
     renewals: Renewals | None = None
     owns_ids = False
     _on_lost: OnLostRanks | None = None
+    _has_told = False
+    """Whether ranks have been masked by hand since the last call."""
     _gaps: tuple[int, torch.Tensor] | None = None
     """Of which dispatch, and where the results of its rows belong: not one behind the other."""
 
@@ -195,32 +197,51 @@ class Participants:
 
         Raises:
             ArgumentError: there is no such rank, it is this one, or masks are not for this buffer.
-            BufferStateError: closed, broken or in use by another thread; or the rank has missed rounds.
+            BufferStateError: closed or broken; the rank has missed rounds; or it is to be un-masked while
+                another thread is in a call.
         """
         if self._context.exchange_rank is not None:
             rule = "of tensor-parallel ranks one cannot go on without the other"
             raise ArgumentError("rank", rank, rule, "Construct the buffer without tp_group.")
         calling = self._owner()
-        if not calling.is_busy:
-            try:
-                # Whoever is dead can be masked: calls are refused until then.
-                calling.alone(self._update_mask, rank, masked, beside_dead=masked)
-                return
-            except BufferStateError:
-                if not (masked and calling.is_busy and calling.is_whole):  # a call has begun in between
-                    raise
-        if not masked:
+        if masked and not self._backend.is_asynchronous:
+            self._mask_beside_calls(calling, rank)
+        elif calling.is_busy and not masked:
             raise BufferStateError(
                 "a call is under way, and who was masked has missed it. Un-mask between calls."
             )
-        self._masks.update(rank, True)
-        self._accept_without_dead()
+        else:  # whoever is dead can be masked: calls are refused until then
+            calling.alone(self._update_mask, rank, masked, beside_dead=masked)
 
     def _update_mask(self, rank: int, masked: bool) -> None:
         self._prepare_to_mask()
         self._masks.update(rank, masked)
         self._learn_masks()
         self._accept_without_dead()
+
+    def _mask_beside_calls(self, calling: Calling, rank: int) -> None:
+        """Masks a rank and keeps no call out, as another thread may begin one or be in it.
+
+        Such a call sees it where it runs; the next one begins with it (`learn_told`).
+        """
+        calling.check_whole()
+        is_between_calls = not calling.is_busy
+        if is_between_calls:
+            self._check_quiet()
+        self._masks.update(rank, True)
+        if is_between_calls:
+            self._has_told = True
+            self._executables.suspend_calls(True)
+        self._accept_without_dead()
+
+    def learn_told(self) -> None:
+        """Has the call that begins go by what has been masked by hand since the last one.
+
+        Raises:
+            BufferStateError: closed, broken or in use by another thread.
+        """
+        if self._has_told and not self._in_flight.variants:
+            self._owner().alone(self._learn_masks)
 
     def _accept_without_dead(self) -> None:
         """Calls need nobody who is dead and masked."""
@@ -244,9 +265,12 @@ class Participants:
         self._accept_without_dead()
 
     def _prepare_to_mask(self) -> None:
+        self._check_quiet()
+        self._owner().settle()
+
+    def _check_quiet(self) -> None:
         recapture = "Construct a buffer without the rank, and capture with it."
         self.check_quiet("this buffer", lambda _: "Wait for it first.", recapture)
-        self._owner().settle()
 
     def check_quiet(self, of: str, end: Callable[[str], str], recapture: str) -> None:
         """Checks that nothing has begun, or is to run again, that would find other masks than it began with.
@@ -268,6 +292,7 @@ class Participants:
 
     def _learn_masks(self) -> None:
         """From now on calls go by what is masked."""
+        self._has_told = False
         masked = self._masks.learn().masked
         self._executables.suspend_calls(bool(masked))
         if self.renewals is not None:

@@ -170,6 +170,7 @@ def lost(
     if moe_expert_num is not None:
         moe_expert_num = check_integer("moe_expert_num", moe_expert_num)
     made = _alike(name, members, ids.shape[1], moe_expert_num)
+    made.participants.learn_told()
     # What else an id may be, like -5 where a mask leaves it out, is no mark.
     missing = made.masks.marked(ids) != ids
     if x_active_mask is not None:

@@ -100,6 +100,7 @@ class FunctionPlan(PreparedCall):
             if made is not None:
                 communicator.note_use()
                 return made
+        communicator.check_usable()
         bindings = self._bind(communicator, named)
         outputs = self._make_outputs(communicator)
         for placeholder, output in zip(self._output_placeholders, outputs, strict=True):

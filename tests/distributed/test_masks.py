@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from concurrent import futures
@@ -119,6 +120,44 @@ def test_a_wait_between_servers_goes_on(gone: tuple[int, ...], in_between: bool,
     case = replace(between_servers("hierarchy", 2), rounds=4, num_blocks=num_blocks)
     of = Masked(case, gone, 1, in_between, while_waiting=0.2)
     assert run_ranks(rounds_with_masks, 4, (of, {})) == [[]] * 4
+
+
+def masked_while_a_call_begins(rank: int, num_ranks: int, of: Masked) -> list[str]:
+    """What differs in a round that begins while another thread masks a rank, which finds no call yet."""
+    case, wrong = of.case, []
+    with make_buffer(case) as buffer:
+        one_round(buffer, case, inputs_of(case, rank, 0), None)
+        dist.barrier()
+        if rank not in of.gone:
+            communicator, has_begun = buffer._communicator, threading.Event()
+            update = communicator.masks.update
+
+            def update_late(gone: int, masked: bool) -> None:
+                has_begun.set()
+                while not communicator.is_busy:
+                    time.sleep(0.001)
+                update(gone, masked)
+
+            communicator.masks.update = update_late  # type: ignore[method-assign, assignment]
+            thread = threading.Thread(target=buffer.update_mask, args=(of.gone[0], True))
+            thread.start()
+            assert has_begun.wait(seconds(20.0))
+            for number in range(1, case.rounds):
+                output, sums = one_round(buffer, case, inputs_of(case, rank, number), None)
+                received, expected = of.expected(number)
+                texts = wrong_received(output, received[rank])
+                wrong += [text for text in texts if "expand_idx" not in text]
+                wrong += [] if torch.equal(sums, expected[rank]) else [f"round {number}: sums"]
+            thread.join(seconds(20.0))
+            assert not thread.is_alive()
+        dist.barrier()
+    return wrong
+
+
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "direct"])
+def test_a_thread_that_masks_keeps_no_call_out(scheme: str) -> None:
+    of = Masked(small_case(3, scheme, rounds=4, weights=True), (2,), 1)
+    assert run_ranks(masked_while_a_call_begins, 3, (of,)) == [[]] * 3
 
 
 @pytest.mark.parametrize(
