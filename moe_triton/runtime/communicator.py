@@ -532,11 +532,10 @@ class Communicator(Calling):
             self._unread.add(executable, operator, number, bindings)
         elif code:
             self._fail(Run(operator, number, bindings), executable, code)
-        elif operator != "barrier":
+        elif turn and operator != "barrier":
             if operator == "combine":
                 self.participants.end_combine(bindings)
-            if turn:
-                self.participants.behind(executable)
+            self.participants.behind(executable)
 
     def make_calls(self, buffer_id: int) -> BufferCalls | None:
         """The native calls of a buffer, or None if the back end has none.
