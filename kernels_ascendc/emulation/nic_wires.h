@@ -26,6 +26,7 @@ struct NicPeer {
 // Of a peer's window as the transport knows it: the address in items is one that nobody can use.
 struct NicMemory {
     static constexpr uint32_t TOKEN_SHIFT = 48;
+    static constexpr uint64_t NUM_TOKENS = 1024;  // the last rank's is 0 (moe_triton/core/reach.py)
 
     uint64_t out_begin;  // what may be posted
     uint64_t out_end;
@@ -35,9 +36,9 @@ struct NicMemory {
 
     bool Holds(const PostItem& item) const {
         const uint64_t offset = OffsetOf(item);
-        return item.remote >> TOKEN_SHIFT == uint64_t{item.rank} + 1 && item.bytes > 0 && item.local >= out_begin &&
-               item.local <= out_end && item.bytes <= out_end - item.local && offset <= in_bytes &&
-               item.bytes <= in_bytes - offset;
+        return item.remote >> TOKEN_SHIFT == (uint64_t{item.rank} + 1) % NUM_TOKENS && item.bytes > 0 &&
+               item.local >= out_begin && item.local <= out_end && item.bytes <= out_end - item.local &&
+               offset <= in_bytes && item.bytes <= in_bytes - offset;
     }
 };
 

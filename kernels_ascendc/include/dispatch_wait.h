@@ -30,7 +30,7 @@ public:
         if (args.known != 0) {
             silent_.InitKnown(args.peers, sources, args.known);
         } else {
-            silent_.Init(args.peers, sources, args.changes, args.is_relayed != 0);
+            silent_.Init(args.peers, sources, args.changes, args.is_relayed != 0 ? Senders::RELAYED : Senders::RANKS);
         }
     }
 

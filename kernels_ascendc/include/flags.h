@@ -77,7 +77,7 @@ public:
 
     // For copies, or for posts if it is queued.
     __aicore__ inline uint64_t WindowOf(uint64_t rank) const {
-        return windows_.GetValue(rank) & ((uint64_t{1} << KNOWN_BIT) - 1);
+        return windows_.GetValue(rank) & ((uint64_t{1} << GONE_BIT) - 1);
     }
 
     // Whether only posts get there.
@@ -88,6 +88,11 @@ public:
     // Whether nothing is sent to it.
     __aicore__ inline bool IsMasked(uint64_t rank) const {
         return (windows_.GetValue(rank) >> MASKED_BIT & 1) != 0;
+    }
+
+    // Whether it takes no part itself. Another rank may stand in for it, and pass on what is sent to it.
+    __aicore__ inline bool IsGone(uint64_t rank) const {
+        return (windows_.GetValue(rank) >> GONE_BIT & 1) != 0;
     }
 
     // Whether nothing is awaited from it.

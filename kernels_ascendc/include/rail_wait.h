@@ -18,7 +18,7 @@ public:
         end_.Init(pipe, RAIL_END_WORDS);
         seen_.Init(pipe, UB_ALIGN / sizeof(int32_t));
         left_out_.Init(pipe, UB_ALIGN / sizeof(int32_t));
-        silent_.Init(args.peers, args.num_servers * args.ranks_per_server, args.changes);
+        silent_.Init(args.peers, args.num_servers * args.ranks_per_server, args.changes, Senders::RELAYS);
     }
 
     __aicore__ inline void Process() {

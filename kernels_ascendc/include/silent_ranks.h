@@ -1,5 +1,5 @@
-// The ranks that nothing is awaited from: those that are masked, and where words are relayed those whose words would
-// come through one.
+// The ranks that nothing is awaited from: those that are gone, and where words are relayed those whose words would come
+// through one for which nobody stands in.
 //
 // The host may mask a rank while others are waited for. So each look reads the word behind the table of peers, which
 // says how many ranks are masked and how often that has changed, and the table only where that word says so.
@@ -10,15 +10,18 @@
 
 namespace moe {
 
+// Whose words are awaited: those of ranks themselves, those that relays pass on, or those of relays.
+enum class Senders : uint8_t { RANKS, RELAYED, RELAYS };
+
 class SilentRanks {
 public:
     // `changes`: where that word stands; null where no rank can be masked. Nobody is silent before the first look: each
     // goes to memory, and costs as much as all else that a core does in a wait that finds everything there.
-    __aicore__ inline void Init(uint64_t peers, int64_t num_ranks, uint64_t changes, bool are_relayed = false) {
+    __aicore__ inline void Init(uint64_t peers, int64_t num_ranks, uint64_t changes, Senders awaited = Senders::RANKS) {
         peers_ = peers;
         num_ranks_ = num_ranks;
         changes_ = changes;
-        are_relayed_ = are_relayed;
+        awaited_ = awaited;
     }
 
     // `known`: where it stands what the call knows of that word.
@@ -50,7 +53,10 @@ public:
         if (is_known_) {
             return HasAny() && words_.IsKnownSilent(number);
         }
-        return HasAny() && (are_relayed_ ? words_.IsSilent(number) : words_.IsMasked(number));
+        if (awaited_ == Senders::RANKS) {
+            return HasAny() && words_.IsGone(number);
+        }
+        return HasAny() && (awaited_ == Senders::RELAYED ? words_.IsSilent(number) : words_.IsMasked(number));
     }
 
 private:
@@ -59,7 +65,7 @@ private:
     uint64_t changes_ = 0;
     uint64_t word_ = 0;
     int64_t num_ranks_ = 0;
-    bool are_relayed_ = false;
+    Senders awaited_ = Senders::RANKS;
     bool is_known_ = false;
 };
 

@@ -86,6 +86,23 @@ class RenewedWindow(Protocol):
         """The ranks that a peer says it masks, behind all that has been read of it before."""
 
 
+@runtime_checkable
+class StandsIn(Protocol):
+    """A back end by which this process runs launches of another rank of its server, which has ended."""
+
+    def stand_in(self, window: Window, rank: int, queues: Queues) -> tuple[Backend, Window]:
+        """What runs them, and where: that rank's window, which this process still has.
+
+        Args:
+            window: of this rank.
+            rank: the other one.
+            queues: of this rank.
+
+        Raises:
+            WindowError: there can be no thread.
+        """
+
+
 class HostPosts(Protocol):
     """Messages that the host posts to queues, out of a window that no kernel posts from."""
 

@@ -53,6 +53,7 @@ CONSTANTS: dict[str, int] = {
     "MASKED_BIT": reach.MASKED_BIT,
     "SILENT_BIT": reach.SILENT_BIT,
     "KNOWN_BIT": reach.KNOWN_BIT,
+    "GONE_BIT": reach.GONE_BIT,
     **{name: value for name, value in vars(ascendc).items() if name.startswith("TRACE_")},
 }
 _CONSTANTS_LINE = "constants"

@@ -97,6 +97,11 @@ class DispatchHandle(Unpickled):
         # Frozen dataclasses set field by field, which costs three times as much, in every dispatch.
         self.__dict__.update(values)
 
+    @property
+    def dispatched(self) -> int:
+        """The dispatch of the buffer that began it: the first round of several."""
+        return self.number
+
     def note_traffic(self, traffic: Traffic | None) -> None:
         """For the buffer that made it: what its dispatch has posted."""
         self.__dict__["traffic"] = traffic
@@ -251,6 +256,11 @@ class PlacedHandle(DispatchHandle):
     tokens_per_expert: torch.Tensor
     first_starts: torch.Tensor
     limits: torch.Tensor
+
+    @property
+    def dispatched(self) -> int:
+        """The dispatch of the buffer that was its first round."""
+        return self.number - len(self.rounds) + 1
 
     def __getattr__(self, name: str) -> Any:
         made: Any

@@ -12,13 +12,17 @@ import zlib
 from collections.abc import Collection, Sized
 from typing import NamedTuple
 
-QUEUED_BIT, INSIDE_BIT, MASKED_BIT, SILENT_BIT, KNOWN_BIT = 63, 62, 61, 60, 59
+from moe_triton.core.group_sizes import MAX_RANKS
+
+QUEUED_BIT, INSIDE_BIT, MASKED_BIT, SILENT_BIT, KNOWN_BIT, GONE_BIT = 63, 62, 61, 60, 59, 58
 """Bits of a peer's word: only a queue leads there; it is of this rank's server; nothing is sent to it;
-nothing is awaited from it; and the running call has known that from its beginning."""
+nothing that is relayed is awaited from it; the running call has known that from its beginning; and it takes
+no part, though what is sent to it may be passed on by a rank that stands in for it."""
 CHANGES_SHIFT = 32
 """In the word behind those of the ranks: the number of changes, above that of masked ranks."""
 TOKEN_SHIFT = 48
-"""Addresses in memory have fewer bits. A queued peer's is a token above them, where nothing is mapped."""
+"""Addresses in memory have fewer bits. A queued peer's is a token above them, where nothing is mapped. That
+of the last rank of the largest group would need one more bit than there are, and is 0."""
 
 PEER_BYTES = 8
 """Of a word."""
@@ -29,7 +33,7 @@ and what stands for the set that it goes by (`number_of`)."""
 KNOWN_WORD, SET_WORD = 1, 2
 """The last two, counted from the first of them."""
 
-_ADDRESS_MASK = (1 << KNOWN_BIT) - 1
+_ADDRESS_MASK = (1 << GONE_BIT) - 1
 _MOST_NUMBERS = 1 << 30
 
 
@@ -58,7 +62,7 @@ class Queues(NamedTuple):
 
 def token_of(rank: int) -> int:
     """The address of a queued peer's window where posts name memory by rank and offset."""
-    return (rank + 1) << TOKEN_SHIFT
+    return (rank + 1) % MAX_RANKS << TOKEN_SHIFT
 
 
 def address_of(word: int) -> int:
@@ -81,10 +85,10 @@ def is_masked(word: int) -> bool:
     return bool(word >> MASKED_BIT & 1)
 
 
-def masked_word(word: int, masked: bool, silent: bool) -> int:
+def masked_word(word: int, gone: bool, masked: bool, silent: bool) -> int:
     """A peer's word, as a signed integer of 64 bits, with what masks say of the rank."""
-    bits = word & ~(1 << MASKED_BIT | 1 << SILENT_BIT)
-    return bits | masked << MASKED_BIT | silent << SILENT_BIT
+    bits = word & ~(1 << MASKED_BIT | 1 << SILENT_BIT | 1 << GONE_BIT)
+    return bits | gone << GONE_BIT | masked << MASKED_BIT | silent << SILENT_BIT
 
 
 def known_word(word: int, silent: bool) -> int:

@@ -15,6 +15,8 @@ from moe_triton.operators.description import Operator, Output, Symbols, TensorAr
 from moe_triton.operators.dispatch import COUNTS, DISPATCH, INDEX, ROWS
 
 TABLES = "tables"
+DISPATCHED = "dispatched"
+"""What no kernel reads: the number of a combine's dispatch."""
 """The placeholder of what a dispatch keeps for its combine (`moe_triton.schemes.scheme.KeptTables`)."""
 
 # What combine takes from the handle: fields of it.

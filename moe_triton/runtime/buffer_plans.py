@@ -17,7 +17,13 @@ from moe_triton.core.handle import OF_RANKS, DispatchHandle, DispatchOutput, Pen
 from moe_triton.core.records import CALL_HEADER
 from moe_triton.core.row_formats import RowFormat
 from moe_triton.layout.call_word import BY_HANDLE
-from moe_triton.operators.buffer import COMBINE_OF_BUFFER, DISPATCH_OF_BUFFER, OF_HANDLE, attributes_of
+from moe_triton.operators.buffer import (
+    COMBINE_OF_BUFFER,
+    DISPATCH_OF_BUFFER,
+    DISPATCHED,
+    OF_HANDLE,
+    attributes_of,
+)
 from moe_triton.operators.description import Operator, Symbols
 from moe_triton.runtime import arguments, given_outputs
 from moe_triton.runtime.arguments import call_of, check_argument, inputs_of, other_ids_error
@@ -127,7 +133,8 @@ class BufferPlans:
         context, c = communicator.context, communicator.config
         self._context = CallSite(Deployment(context.config, context.rank), lambda: communicator)
         self.tables = communicator.scheme.tables_of(context.config)
-        words = self.tables.num_words if self.tables else 0
+        copies = 2 if communicator.participants.may_stand_in else 1
+        words = copies * self.tables.num_words if self.tables else 0
         others = context.rank, context.exchange_rank, special, words
         self._of_kernels = attributes_of(context.config, *others)
         self._attributes = {
@@ -291,7 +298,8 @@ class BufferPlans:
             return self.fitting.copied(seen, out)
 
         answer: torch.Tensor | Pending[torch.Tensor]
-        answer = self._run(plan, bindings | plan.bound(outputs), finish, wait)
+        bindings = bindings | plan.bound(outputs) | {DISPATCHED: handle.dispatched}
+        answer = self._run(plan, bindings, finish, wait)
         return answer
 
     def _asked(self, plan: BufferPlan, tensors: Named, out: Any) -> dict[str, torch.Tensor]:

@@ -111,7 +111,7 @@ class Communicator(Calling):
         of_waits = self._notes, self._waits, self._timeout_s
         of_sets = partial(meeting.store, order.agreed_at), self.config.num_ranks, self.rank
         sets = MaskedSets(*of_sets) if self._on_lost == "mask" else None
-        of_ranks = meeting.store, self._windows[0]
+        of_ranks = meeting.store, self._windows[0], self.kernel_settings
         self.participants.begin(watches, reached, of_waits, self.counts, sets, *of_ranks)
         self._tell_of_waits()
         if self._unread is not None:
@@ -158,7 +158,8 @@ class Communicator(Calling):
         self._notes = Notes(meetings[0].store, *of_group_ranks, self.backend.waits.are_seen)
         super().__init__(self.backend.waits)
         of_calls = self._fixed, self._executables, self._in_flight, self.backend
-        self.participants = Participants(self, self.scheme, self.masks, *of_calls)
+        goes_on = self._on_lost == "mask"
+        self.participants = Participants(self, self.scheme, self.masks, *of_calls, goes_on=goes_on)
 
     def _make_bells(self) -> list[memoryview]:
         """Words that calls in rounds ring: in this rank's window, and where posts are relayed in those of its
@@ -245,6 +246,8 @@ class Communicator(Calling):
         if phase != "whole" or self._in_flight.variants:
             self._in_flight.check(operator, phase == "teardown", capturing)
         if phase != "teardown":
+            if operator == "dispatch":
+                self.participants.before_dispatch()
             if self._rounds.needs_wait(operator, capturing):
                 self._full_wait()
             self._rounds.begin(operator)
@@ -259,7 +262,8 @@ class Communicator(Calling):
         try:
             if operator == "combine":
                 self.participants.begin_combine(bindings)
-            self._execute(operator, executable, bindings, turn=phase != "setup")
+            with self.participants.passing_on(variant, zone, phase, number, bindings):
+                self._execute(operator, executable, bindings, turn=phase != "setup")
             if phase == "setup":
                 self._in_flight.begin(operator, variant, capturing)
             self._last[operator] = executable
@@ -287,13 +291,16 @@ class Communicator(Calling):
         if self._in_flight.variants:
             self._in_flight.check(operator, False, capturing)
         if phase in BEGINNING:
+            if operator == "dispatch":
+                self.participants.before_dispatch()
             self._rounds.begin(operator)
         if zone is None:
             zone = self._rounds.zone(operator)
         executable = self._executables.operator(variant, zone, phase, run.parts(self.context))
         number = self.counts[operator]
         try:
-            self._execute(operator, executable, bindings, turn=phase in ENDING)
+            with self.participants.passing_on(variant, zone, phase, number, bindings):
+                self._execute(operator, executable, bindings, turn=phase in ENDING)
             self._last.pop(operator, None)  # of an operator in one piece
         except BaseException as error:
             self._give_up_at(operator, number, error)

@@ -110,6 +110,8 @@ Phase = Literal[
     "mend",
     "recount",
     "recall",
+    # of what another rank did that is lost
+    "pass_on",
 ]
 HALVES = "whole", "setup", "teardown"
 # Variant, zone, phase and parts of an operator; for a barrier, its timeout in place of the variant.

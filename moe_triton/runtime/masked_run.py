@@ -11,6 +11,7 @@ import ctypes
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -22,7 +23,7 @@ from moe_triton.core.errors import BufferStateError
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.plan import Launch, Part, Phases, Placeholder
 from moe_triton.core.records import ORIGIN, TRAILER, WORD_BYTES
-from moe_triton.operators.buffer import TABLES
+from moe_triton.operators.buffer import DISPATCHED, TABLES
 from moe_triton.operators.variants import DispatchVariant
 from moe_triton.runtime.executables import Phase
 from moe_triton.runtime.masks import Masks
@@ -184,7 +185,9 @@ class MaskedRun:
             if launch.step == SUM:
                 for token in self._summed_by(launch, tokens):
                     pending[token] = False
-        mark = self._masks.marked_cut_off
+        dispatched = self.bindings.get(DISPATCHED)
+        assert dispatched is None or isinstance(dispatched, int)
+        mark = partial(self._masks.marked_cut_off, dispatched=dispatched)
         self._mark_ids(self._ids(), mark, pending)
         active = self._ids(ACTIVE_IDS)
         if active is not None:  # what a mask of the caller's has left of them

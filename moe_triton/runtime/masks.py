@@ -20,6 +20,7 @@ from moe_triton.core.errors import ArgumentError, BufferStateError
 from moe_triton.core.handle import DispatchHandle
 from moe_triton.core.plan import Phases
 from moe_triton.core.reach import CHANGES_SHIFT, KNOWN_WORD, SET_WORD, known_word, masked_word, number_of
+from moe_triton.operators.buffer import DISPATCHED
 from moe_triton.schemes import scheme_type
 from moe_triton.schemes.rank_context import OPERATORS
 from moe_triton.schemes.scheme import KeptTables
@@ -30,6 +31,9 @@ _NOT_MASKED = -1
 @dataclass(frozen=True)
 class Paths:
     """By whom a rank reaches others.
+
+    What is asked goes by ranks that are masked, and by those of them that pass nothing on: all, or without
+    those in whose place others do.
 
     Attributes:
         config: of the group, as kernels have it.
@@ -51,22 +55,34 @@ class Paths:
         number = source - topology.neighbours(source).start
         return topology.neighbours(receiver).start + number
 
-    def is_silent(self, source: int, masked: frozenset[int]) -> bool:
+    def is_silent(self, source: int, masked: frozenset[int], relays: frozenset[int] | None = None) -> bool:
         """Whether nothing comes from a source any more."""
-        return source in masked or self.relay(source, self.rank) in masked
+        return source in masked or self.relay(source, self.rank) in (masked if relays is None else relays)
 
-    def is_lost(self, receiver: int, masked: frozenset[int]) -> bool:
+    def is_lost(self, receiver: int, masked: frozenset[int], relays: frozenset[int] | None = None) -> bool:
         """Whether nothing gets to a rank any more, or none of its results back."""
-        return receiver in masked or self.relay(self.rank, receiver) in masked
+        return receiver in masked or self.relay(self.rank, receiver) in (masked if relays is None else relays)
 
-    def is_cut_off(self, receiver: int, masked: frozenset[int]) -> bool:
+    def is_cut_off(self, receiver: int, masked: frozenset[int], relays: frozenset[int] | None = None) -> bool:
         """Whether none of a rank's results come back of what it has got already.
 
         Those of a masked rank may have come to the one that sums them before it was masked. That one says so.
         """
         if self.relays and self.are_heard:
-            return self.relay(self.rank, receiver) in masked
-        return self.is_lost(receiver, masked)
+            return self.relay(self.rank, receiver) in (masked if relays is None else relays)
+        return self.is_lost(receiver, masked, relays)
+
+
+class StandIn(NamedTuple):
+    """A rank that passes on what another one did, which is lost.
+
+    Attributes:
+        rank: this one.
+        since: the dispatch of the buffer that it does so from, and its combine.
+    """
+
+    rank: int
+    since: int
 
 
 def _marked(ids: torch.Tensor, is_lost: torch.Tensor | None) -> torch.Tensor:
@@ -94,10 +110,12 @@ class State(NamedTuple):
     Attributes:
         masked: ranks that are.
         word: what stands behind the ranks' words in the table of peers.
+        relays: those of them that pass nothing on, nobody else in their place.
     """
 
     masked: frozenset[int]
     word: int
+    relays: frozenset[int] = frozenset()
 
 
 class Masks:
@@ -118,6 +136,7 @@ class Masks:
         on_change: is told who is masked, once no launch begins any more that does not go by that. On any
             thread.
         on_masked: each is called with each rank that is masked from now on, and why, by whom that does it.
+        stand_ins: by the masked rank that they stand in for.
     """
 
     on_change: Callable[[frozenset[int]], None] | None = None
@@ -126,6 +145,7 @@ class Masks:
         self, words: torch.Tensor, paths: Paths, counts: Mapping[str, int], fence: Callable[[], None]
     ) -> None:
         self._words, self._paths, self._counts, self._fence = words, paths, counts, fence
+        self._tables = [words]
         self._plain: list[int] = []
         self._lock = threading.Lock()
         self._now = self.known = State(frozenset(), 0)
@@ -133,7 +153,8 @@ class Masks:
         self.reasons: dict[int, tuple[str, float]] = {}
         self._lost: torch.Tensor | None = None
         words[paths.config.num_ranks + SET_WORD] = number_of(())
-        self._cut_off: torch.Tensor | None = None
+        self._cut_off_by: dict[frozenset[int], torch.Tensor] = {}
+        self.stand_ins: Mapping[int, StandIn] = {}
         self._has_marks = False
         self.on_masked: list[Callable[[int, str], None]] = []
 
@@ -141,6 +162,11 @@ class Masks:
     def masked(self) -> frozenset[int]:
         """Ranks that are masked now."""
         return self._now.masked
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether calls have not learned yet what is masked now."""
+        return self._now.word != self.known.word
 
     @property
     def is_used(self) -> bool:
@@ -219,29 +245,79 @@ class Masks:
     def _runs(self) -> tuple[int, ...]:
         return tuple(self._counts[operator] for operator in OPERATORS)
 
+    def stand_in(self, stand_ins: Mapping[int, StandIn]) -> None:
+        """Has ranks stand in for masked ones, as long as they are not masked themselves.
+
+        For the thread that is in a call, where no launch runs: kernels wait for them from the next one on.
+
+        Args:
+            stand_ins: by the masked rank.
+        """
+        with self._lock:
+            self.stand_ins = dict(stand_ins)
+            self._change(self.masked)
+
+    def lost_relays(self, masked: frozenset[int], dispatched: int | None = None) -> frozenset[int]:
+        """Masked ranks that pass nothing on, nobody else in their place.
+
+        Args:
+            masked: ranks.
+            dispatched: the dispatch of what is to be passed on; None for the latest.
+        """
+        return frozenset(
+            rank
+            for rank in masked
+            if (other := self.stand_ins.get(rank)) is None
+            or other.rank in masked
+            or (dispatched is not None and dispatched < other.since)
+        )
+
     def _change(self, masked: frozenset[int]) -> None:
         """Writes what has changed, and before and behind that the word that says so.
 
         Where a rank is masked already, kernels look at the words of ranks: those that have seen a part of a
         change have to end in a run that stops.
         """
-        num_ranks, paths = self._paths.config.num_ranks, self._paths
+        num_ranks, paths, relays = self._paths.config.num_ranks, self._paths, self.lost_relays(masked)
         if not self._plain:
             self._plain = self._words.tolist()
         one = 1 << CHANGES_SHIFT
-        self._words[num_ranks] = self._now.word + one
+        for table in self._tables:
+            table[num_ranks] = self._now.word + one
         self._fence()
         for peer in range(num_ranks):
-            word = masked_word(self._plain[peer], peer in masked, paths.is_silent(peer, masked))
+            is_silent = paths.is_silent(peer, masked, relays)
+            word = masked_word(self._plain[peer], peer in masked, peer in relays, is_silent)
             if word != self._plain[peer]:
-                self._words[peer] = self._plain[peer] = word
+                self._plain[peer] = word
+                for table in self._tables:
+                    table[peer] = word
         changes = (self._now.word >> CHANGES_SHIFT) + 2
-        now = State(masked, changes * one + len(masked))
+        now = State(masked, changes * one + len(masked), relays)
         self._fence()
-        self._words[num_ranks] = now.word
+        for table in self._tables:
+            table[num_ranks] = now.word
         self._now = now
         if self.on_change is not None:
             self.on_change(masked)
+
+    def make_table(self) -> torch.Tensor:
+        """Another table of peers, for launches that run beside a call and learn of changes by themselves."""
+        with self._lock:
+            table = self._words.clone()
+            self._tables.append(table)
+            return table
+
+    def drop_table(self, table: torch.Tensor) -> None:
+        """It is not used any more."""
+        with self._lock:
+            self._tables = [each for each in self._tables if each is not table]
+
+    def learn_in(self, table: torch.Tensor) -> State:
+        """Has the launches of such a table go by what is masked now."""
+        with self._lock:
+            table[self._paths.config.num_ranks + KNOWN_WORD] = self._now.word
+            return self._now
 
     def learn(self) -> State:
         """Has calls go by what is masked now. For the thread that is in a call, or where none is."""
@@ -251,12 +327,27 @@ class Masks:
                 return now
             self._note_known(now)
         paths = self._paths
-        self._lost = self._of_experts(lambda rank: paths.is_lost(rank, now.masked)) if now.masked else None
-        self._cut_off = (
-            self._of_experts(lambda rank: paths.is_cut_off(rank, now.masked)) if now.masked else None
+        self._lost = (
+            self._of_experts(lambda rank: paths.is_lost(rank, now.masked, now.relays)) if now.masked else None
         )
+        self._cut_off_by.clear()
         self.known = now
         return now
+
+    def _cut_off(self, dispatched: int | None) -> torch.Tensor | None:
+        """(M,) bool: experts whose results do not come back; None where nobody is masked.
+
+        Args:
+            dispatched: the dispatch that they have tokens of; None for the latest.
+        """
+        masked = self.known.masked
+        if not masked:
+            return None
+        relays = self.lost_relays(masked, dispatched)
+        if (found := self._cut_off_by.get(relays)) is None:
+            found = self._of_experts(lambda rank: self._paths.is_cut_off(rank, masked, relays))
+            self._cut_off_by[relays] = found
+        return found
 
     def _of_experts(self, of_rank: Callable[[int], bool]) -> torch.Tensor:
         """(M,) bool: what is true of the rank of each expert."""
@@ -268,7 +359,7 @@ class Masks:
         """Says in the table what the call that begins goes by, and behind that that it knows it."""
         first = self._paths.config.num_ranks
         for peer in range(first):
-            word = known_word(self._plain[peer], self._paths.is_silent(peer, now.masked))
+            word = known_word(self._plain[peer], self._paths.is_silent(peer, now.masked, now.relays))
             if word != self._plain[peer]:
                 self._words[peer] = self._plain[peer] = word
         self._words[first + SET_WORD] = number_of(now.masked)
@@ -279,9 +370,14 @@ class Masks:
         """Ids, those of experts that cannot be reached marked; the same tensor where all can be."""
         return _marked(ids, self._lost)
 
-    def marked_cut_off(self, ids: torch.Tensor) -> torch.Tensor:
-        """The same of ids that have been sent for, of those whose results do not come back."""
-        return _marked(ids, self._cut_off)
+    def marked_cut_off(self, ids: torch.Tensor, dispatched: int | None = None) -> torch.Tensor:
+        """The same of ids that have been sent for, of those whose results do not come back.
+
+        Args:
+            ids: of experts.
+            dispatched: the dispatch that sent them; None for the latest.
+        """
+        return _marked(ids, self._cut_off(dispatched))
 
     def mark_left_out(self, ids: torch.Tensor, ranks: frozenset[int]) -> None:
         """Marks what others have summed without, in place: experts of these ranks."""
@@ -291,14 +387,15 @@ class Masks:
     def silent(self) -> list[int]:
         """Ranks that nothing comes from any more, as far as calls know."""
         ranks = range(self._paths.config.num_ranks)
-        return [rank for rank in ranks if self._paths.is_silent(rank, self.known.masked)]
+        known = self.known
+        return [rank for rank in ranks if self._paths.is_silent(rank, known.masked, known.relays)]
 
     def mark_handle(self, handle: DispatchHandle) -> None:
         """Marks what a combine will go by, in place: results of ranks that are masked will not come."""
-        if self._cut_off is not None:
+        if self.known.masked:
             for ids in (handle.topk_idx, handle.results_idx):
                 if ids is not None:
-                    ids.copy_(self.marked_cut_off(ids))
+                    ids.copy_(self.marked_cut_off(ids, handle.dispatched))
 
     def mark_tables(
         self, tables: KeptTables, bindings: Mapping[str, Any], ran: Sequence[Phases] = ()
@@ -310,7 +407,25 @@ class Masks:
             bindings: what all placeholders of the combine hold.
             ran: launches of it that have run.
         """
-        tables.mark_lost(bindings, self._paths.rank, self.known.masked.__contains__, ran)
+        self.mark_tables_of(self._paths.rank, self.known.masked, tables, bindings, ran)
+
+    def mark_tables_of(
+        self,
+        rank: int,
+        masked: frozenset[int],
+        tables: KeptTables,
+        bindings: Mapping[str, Any],
+        ran: Sequence[Phases] = (),
+    ) -> None:
+        """The same of what the scheme keeps for a rank, this one or one that it stands in for.
+
+        Args:
+            rank: whose tables they are.
+            masked: ranks that its launches go without.
+            tables, bindings, ran: see `mark_tables`.
+        """
+        relays = self.lost_relays(masked, bindings.get(DISPATCHED))
+        tables.mark_lost(bindings, rank, masked.__contains__, relays.__contains__, ran)
 
     def whole(self, ids: torch.Tensor) -> torch.Tensor:
         """Ids without marks; the same tensor where nobody has ever masked."""

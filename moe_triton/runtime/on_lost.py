@@ -79,7 +79,12 @@ class OnLostRanks:
         timeout_s: after which a rank is missed.
         counts: runs of each operator that have ended.
         clock: seconds.
+
+    Attributes:
+        on_followed: called each time that it was looked what others have named.
     """
+
+    on_followed: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -111,12 +116,21 @@ class OnLostRanks:
 
         Called on the thread that is in the call.
         """
-        ranks = awaited_ranks(self._context, waiting)
+        self.missing_at(self._context, waiting)
+
+    def missing_at(self, context: RankContext, waiting: Waiting) -> None:
+        """The same of a wait in launches of another rank.
+
+        Args:
+            context: that they run in.
+            waiting: the wait.
+        """
+        ranks = awaited_ranks(context, waiting)
         if waiting.plan.phase == "announce" and self._masks.since_dispatch(self._counts["dispatch"] - 2):
             # Who was not rung never joins, and is not missed.
             self._waits.stop(lambda: half_rung(self._masks.masked))
             return
-        if not ranks or group_of(self._context, waiting.launch):
+        if not ranks or group_of(context, waiting.launch):
             return
         ranks = [rank for rank in ranks if rank not in self._masks.masked and rank != self._context.rank]
         operator, zone = waiting.plan.operator, waiting.plan.zone
@@ -136,8 +150,23 @@ class OnLostRanks:
         Raises:
             CommunicationTimeoutError: ranks cannot agree on it.
         """
+        self.ask(lambda: self._decide(ranks), ranks, operator, zone)
+
+    @staticmethod
+    def ask(question: Callable[[], None], ranks: Sequence[int], operator: str, zone: int) -> None:
+        """Asks the store something, beside the thread that is in a call.
+
+        Args:
+            question: what.
+            ranks: that the call needs an answer about.
+            operator: in whose call.
+            zone: of it.
+
+        Raises:
+            CommunicationTimeoutError: it does not answer.
+        """
         try:
-            self._settle(ranks)
+            _answer_of(in_thread(question, "the group's store"))
         except Exception as error:
             raise unsettled(ranks, operator, zone, type(error).__name__) from error
 
@@ -235,6 +264,8 @@ class OnLostRanks:
         """Looks what others have named, as long as the buffer is open. Ends where the store is gone."""
         while not self._ending.wait(FOLLOWED_S):
             self._hear()
+            if self.on_followed is not None:
+                self.on_followed()
 
 
 def _answer_of(asking: futures.Future[None]) -> None:

@@ -6,11 +6,12 @@ import time
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
 
-from moe_triton.backends.base import Backend, Bindings, Executable, RenewedWindow, Window
+from moe_triton.backends.base import Backend, Bindings, Executable, RenewedWindow, StandsIn, Window
 from moe_triton.backends.waits import Waits
 from moe_triton.core.ascendc import REPORT_MASKED
 from moe_triton.core.errors import (
@@ -22,15 +23,17 @@ from moe_triton.core.errors import (
 from moe_triton.core.health import RankHealth
 from moe_triton.core.reach import address_of
 from moe_triton.core.threads import Deadline
-from moe_triton.operators.variants import CombineVariant, DispatchVariant
+from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
 from moe_triton.rendezvous.deaths import Gone, Watch
 from moe_triton.rendezvous.masked_sets import MaskedSets
 from moe_triton.rendezvous.notes import Notes, noted_after_s
+from moe_triton.rendezvous.starts import Start
 from moe_triton.rendezvous.stores import Store
 from moe_triton.runtime.exclusive import Exclusive
-from moe_triton.runtime.executables import Executables
+from moe_triton.runtime.executables import Executables, Phase
 from moe_triton.runtime.in_flight import InFlight
 from moe_triton.runtime.losses import Losses
+from moe_triton.runtime.lost_relay import LostRelay
 from moe_triton.runtime.masked_run import IDS, MaskedRun
 from moe_triton.runtime.masks import Masks
 from moe_triton.runtime.on_lost import OnLostRanks
@@ -38,8 +41,10 @@ from moe_triton.runtime.outcomes import Outcomes
 from moe_triton.runtime.renewals import Renewals
 from moe_triton.runtime.repeated_dispatch import RepeatedDispatch, Together
 from moe_triton.runtime.settled_calls import SettledCalls, Verdict
+from moe_triton.runtime.stand_ins import Owner, StandIns
 from moe_triton.runtime.turns import PhaseRun, operator_of
 from moe_triton.schemes.scheme import Scheme
+from moe_triton.tables import KernelSettings
 
 HEARD_S = 0.001
 """Between looks at whom others mask."""
@@ -80,6 +85,7 @@ class Participants:
         executables: of its plans.
         in_flight: its pending calls.
         backend: of its calls.
+        goes_on: whether calls go on by themselves without ranks that are lost.
 
     Attributes:
         losses: who is lost, once calls may begin.
@@ -94,6 +100,7 @@ class Participants:
     renewals: Renewals | None = None
     owns_ids = False
     _on_lost: OnLostRanks | None = None
+    _stand_ins: StandIns | None = None
     _has_told = False
     """Whether ranks have been masked by hand since the last call."""
     _gaps: tuple[int, torch.Tensor] | None = None
@@ -108,11 +115,13 @@ class Participants:
         executables: Executables,
         in_flight: InFlight,
         backend: Backend,
+        *,
+        goes_on: bool = False,
     ) -> None:
         self._calling = weakref.ref(calling)
         self._scheme, self._context, self._masks = scheme, scheme.context, masks
         self._fixed, self._executables, self._in_flight = fixed, executables, in_flight
-        self._backend = backend
+        self._backend, self._goes_on = backend, goes_on
 
     def begin(
         self,
@@ -123,6 +132,7 @@ class Participants:
         sets: MaskedSets | None,
         open_store: Callable[[], Store],
         window: Window,
+        kernel_settings: KernelSettings,
     ) -> None:
         """Hears of deaths from now on: calls are refused and waits ended that need a rank which is lost.
 
@@ -134,6 +144,7 @@ class Participants:
             sets: of masked ranks, where calls go on without those that do not come.
             open_store: returns the store of these ranks and this buffer.
             window: of the scheme's own.
+            kernel_settings: of its plans.
         """
         notes, waits, timeout_s = of_waits
         self._counts = counts
@@ -144,10 +155,13 @@ class Participants:
             self._masks.on_change = window.say_masked
         self._of_waits = of_waits
         self.losses = Losses(self._context, watches, waits, counts, notes, self._masks)
+        calling = self._calling
         if sets is not None:
             self._on_lost = OnLostRanks(self._context, self._masks, sets, *of_waits, counts)
             waits.give_up_after(timeout_s, self._on_lost.missing)
-        calling = self._calling
+            if self.may_stand_in:
+                is_quiet = watches[0].is_quiet
+                self._begin_stand_ins(window, sets, open_store, is_quiet, kernel_settings)
 
         def ended() -> tuple[int, bool]:
             owner = calling()
@@ -165,6 +179,61 @@ class Participants:
         for watch, reach_all in zip(watches, reached, strict=True):
             watch.listen(hear)
             watch.begin(reach_all)
+
+    @property
+    def may_stand_in(self) -> bool:
+        """Whether a rank may come to pass on what another one of its server did, which is lost."""
+        relays = self._scheme.relays and self._context.config.topology.num_servers > 1
+        return relays and self._goes_on and isinstance(self._backend, StandsIn)
+
+    def _begin_stand_ins(
+        self,
+        window: Window,
+        sets: MaskedSets,
+        open_store: Callable[[], Store],
+        is_quiet: Callable[[int], bool],
+        settings: KernelSettings,
+    ) -> None:
+        calling, counts, (notes, waits, timeout_s) = self._calling, self._counts, self._of_waits
+        me = weakref.ref(self)  # what follows others must not keep the window
+
+        def meet() -> None:
+            if (owner := calling()) is not None:
+                owner.meet()
+
+        def learn() -> None:
+            if (participants := me()) is not None:
+                participants._learn_masks()
+
+        def give_up(start: Start) -> None:
+            if (participants := me()) is not None:
+                participants._give_up_starting(start)
+
+        def make_relay(rank: int, since: int) -> LostRelay:
+            participants = me()
+            assert participants is not None  # it is in a call
+            return participants._make_relay(rank, since, settings, window)
+
+        def follow() -> None:
+            if (participants := me()) is not None and participants._stand_ins is not None:
+                participants._stand_ins.look()
+
+        owner = Owner(lambda: counts["dispatch"], meet, learn, notes.leave, give_up, make_relay)
+        of_ranks = self._masks, sets, open_store, is_quiet, waits, timeout_s
+        self._stand_ins = StandIns(self._scheme, window, *of_ranks, owner)
+        assert self._on_lost is not None
+        self._on_lost.on_followed = follow
+
+    def _make_relay(self, rank: int, since: int, settings: KernelSettings, window: Window) -> LostRelay:
+        assert self._on_lost is not None
+        tensors = {name: each for name, each in self._fixed.items() if isinstance(each, torch.Tensor)}
+        of_plans = since, settings, self._backend, window, tensors
+        of_waits = self._of_waits[2], self._on_lost.missing_at
+        return LostRelay(self._scheme, rank, *of_plans, self._masks, *of_waits)
+
+    def _give_up_starting(self, start: Start) -> None:
+        assert self._on_lost is not None
+        self._on_lost.ask(start.give_up, range(self._context.config.num_ranks), "dispatch", 0)
 
     def _hear(self, gone: Gone) -> None:
         """A rank has gone. Called on the thread that has noticed it."""
@@ -189,6 +258,8 @@ class Participants:
         found = list(self.losses.health(calling.is_busy_elsewhere))
         for rank, (why, since_s) in sorted(self._masks.reasons.items()):
             sign = f"{why}; {found[rank].sign}" if found[rank].state in ("dead", "left") else why
+            if (other := self._masks.stand_ins.get(rank)) is not None:
+                sign += f"; rank {other.rank} passes on what it did"
             found[rank] = RankHealth(rank, "masked", since_s, sign)
         return tuple(found)
 
@@ -361,6 +432,23 @@ class Participants:
             f"that goes on, before the same call.",
         )
 
+    def before_dispatch(self) -> None:
+        """A dispatch begins, from which on ranks may stand in for lost ones.
+
+        Raises:
+            CommunicationTimeoutError: a rank does not come to where all meet before that.
+        """
+        if self._stand_ins is not None:
+            self._stand_ins.before_dispatch()
+
+    def passing_on(
+        self, variant: Variant, zone: int, phase: Phase, number: int, bindings: Bindings
+    ) -> AbstractContextManager[None]:
+        """While a call runs, runs what the rank did in it that this one stands in for, if there is one."""
+        if self._stand_ins is None:
+            return nullcontext()
+        return self._stand_ins.passing_on(variant, zone, phase, number, bindings)
+
     def begin_combine(self, bindings: Bindings) -> None:
         """Takes out of what a scheme keeps for a combine the results that will not come."""
         if self._masks.is_used and (tables := self._scheme.tables_of(self._context.config)):
@@ -493,7 +581,10 @@ class Participants:
     def stop_masking(self) -> None:
         """Nobody is masked any more for what others say."""
         if self._on_lost is not None:
+            self._on_lost.on_followed = None
             self._on_lost.close()
+        if self._stand_ins is not None:
+            self._stand_ins.close()
 
     def close(self) -> None:
         """Nobody is watched any more."""

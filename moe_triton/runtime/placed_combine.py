@@ -11,7 +11,7 @@ import torch
 from moe_triton.core.checks import check_tensor
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.handle import PlacedHandle, Round
-from moe_triton.operators.buffer import COMBINE_OF_BUFFER, OF_HANDLE
+from moe_triton.operators.buffer import COMBINE_OF_BUFFER, DISPATCHED, OF_HANDLE
 from moe_triton.operators.variants import CombineVariant
 from moe_triton.runtime import given_outputs
 from moe_triton.runtime.arguments import other_ids_error
@@ -71,7 +71,7 @@ class PlacedCombine:
         if self.fitting is not None:
             fitted["y"] = self.fitting.results(results, handle.num_rows, quantized=is_quantized)
         self._check_tables(fitted)
-        self.given: Bindings = self.plan.bind(fitted)
+        self.given: Bindings = {**self.plan.bind(fitted), DISPATCHED: handle.dispatched}
         if handle.digest != self.communicator.digest_ids(handle.topk_idx, handle.active_mask):
             name, remedy = "handle.topk_idx", "Pass output.handle as dispatch made it."
             raise other_ids_error(name, f"dispatch {handle.number}", remedy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Literal, NamedTuple
 
@@ -162,6 +162,7 @@ class RankContext:
         tuning: how operators are cut into parts.
         sources: where settings come from that a table has filled in, by name.
         keeps_order: whether queues to peers keep the order of bytes inside a message.
+        stand_ins: by the rank that is lost, who passes on what that one did. It changes while plans run.
         scheme: how tokens travel; it sets itself when it is made (`moe_triton.schemes.make_scheme`).
     """
 
@@ -174,6 +175,7 @@ class RankContext:
     tuning: Tuning = field(default_factory=Tuning)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     keeps_order: bool = True
+    stand_ins: dict[int, int] = field(default_factory=dict, compare=False)
     scheme: SchemeFacts = field(init=False, repr=False, compare=False)
 
     def of(self, scheme: SchemeFacts) -> RankContext:
@@ -181,6 +183,10 @@ class RankContext:
         own = copy.copy(self)
         object.__setattr__(own, "scheme", scheme)
         return own
+
+    def of_rank(self, rank: int) -> RankContext:
+        """That of another rank of this server, whose plans run in this process."""
+        return replace(self, rank=rank)
 
     @property
     def target(self) -> str:

@@ -115,15 +115,25 @@ class KeptTables(ABC):
             ArgumentError: it is not. Nothing was sent.
         """
 
+    def empty(self, tables: torch.Tensor) -> torch.Tensor:
+        """Tables of the same size, of a dispatch in which a rank has passed nothing on."""
+        raise NotImplementedError
+
     def mark_lost(  # noqa: B027
-        self, bindings: Bindings, rank: int, is_masked: Callable[[int], bool], ran: Sequence[Phases] = ()
+        self,
+        bindings: Bindings,
+        rank: int,
+        is_masked: Callable[[int], bool],
+        is_lost_relay: Callable[[int], bool],
+        ran: Sequence[Phases] = (),
     ) -> None:
         """Takes out what will not come any more, before a combine runs or in its middle.
 
         Args:
             bindings: what the combine's placeholders hold.
-            rank: this one.
+            rank: whose combine it is.
             is_masked: of a rank.
+            is_lost_relay: whether a rank passes nothing on, nor another one in its place.
             ran: launches of it that have run.
         """
 
@@ -252,7 +262,7 @@ class Scheme(SchemeFacts):
             name: a method of what builds its plans: "ask", "ring", "place", "routing", "announce",
                 "starts", "restart", "round", "count", "entries", "fill", "fill_ahead", "late_fill" or
                 "local_counts" of a dispatch, "gather" of a combine; "mend" and "recount" where `recounts`,
-                "recall" where `sends_by_all_counts`.
+                "recall" where `sends_by_all_counts`; "pass_on" of both where `relays`.
             variant: what it is specialised for.
             zone: that it is built for; 0 where kernels look it up.
             parts: that its tokens are cut into.

@@ -327,7 +327,7 @@ class HierarchyWorld:
         sent = self._sent(rank, received.number)
         check("rail_seen", seen.array, sent)
         check("rail_left_out", left_out.array, self.left_out_of(rank))
-        self._check_sums(rank, number, zone, received.number)
+        self.check_sums(rank, number, zone, received.number)
 
     @property
     def pieces(self) -> list[range]:
@@ -501,7 +501,7 @@ class HierarchyWorld:
         rail = self.config.topology.rail(rank)
         return np.array([self.left_out(peer)[(own - at) % servers] for at, peer in enumerate(rail)], np.int32)
 
-    def _check_sums(self, rank: int, number: int, zone: int, dispatch_number: int) -> None:
+    def check_sums(self, rank: int, number: int, zone: int, dispatch_number: int) -> None:
         """Each token's: its servers' sums ascending, of results as their experts made them, ascending."""
         layout, window, size = self.layout, self.windows[rank], self.case.result_bytes
         routing = draw_routing(self.case, self.seed, dispatch_number, rank)

@@ -175,7 +175,7 @@ def dispatched(library: Library, case: HierarchyCase, seed: int) -> tuple[Hierar
     for rank, each in enumerate(received):
         wait_on(world, rank, each)
         world.check_received(rank, 0, each)
-    return _reopened(world), received
+    return reopened(world), received
 
 
 def returned_by_all(
@@ -300,7 +300,7 @@ def _check_gone_in_combine(library: Library, case: GoneCase, seed: int) -> None:
             raise WrongResultError(f"rank {rank} has seen {seen.array.tolist()} without rank {gone}")
 
 
-def _reopened(world: HierarchyWorld) -> HierarchyWorld:
+def reopened(world: HierarchyWorld) -> HierarchyWorld:
     """With NICs again, which have been closed to have everything delivered."""
     world.nics = world.make_nics()
     world.tables = [across_lines(table.tolist()) for table in world.tables]

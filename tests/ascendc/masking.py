@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -40,17 +40,21 @@ LATE_S, LATER_S = 0.02, 0.01
 STALE_COUNT, STALE_CALL = 2, 77
 
 
-def mask(peers: np.ndarray, *gone: int, paths: Paths | None = None) -> None:
+def mask(
+    peers: np.ndarray, *gone: int, paths: Paths | None = None, stood_in_for: Collection[int] = ()
+) -> None:
     """Does as the host does: words of the ranks, and behind them the word that says so.
 
     Args:
         peers: the table.
         gone: the ranks that are masked.
         paths: where other ranks are silent without them.
+        stood_in_for: those of them in whose place others pass on what is sent to them.
     """
+    lost = frozenset(gone).difference(stood_in_for)
     for peer in range(len(peers)):
-        is_silent = paths.is_silent(peer, frozenset(gone)) if paths else peer in gone
-        peers[peer] = masked_word(int(peers[peer]), masked=peer in gone, silent=is_silent)
+        is_silent = paths.is_silent(peer, frozenset(gone), lost) if paths else peer in gone
+        peers[peer] = masked_word(int(peers[peer]), peer in gone, peer in lost, is_silent)
     changes = changes_behind(peers)
     changes[0] = (int(changes[0] >> CHANGES_SHIFT) + 1) << CHANGES_SHIFT | len(gone)
 

@@ -20,6 +20,7 @@ from .mutants import (
     Mutant,
     without,
 )
+from .standing_in import StandingInCase
 
 SILENT_RANKS, ROW_FLAGS, RESULT_FLAGS = (
     f"include/{name}.h" for name in ("silent_ranks", "row_flags", "result_flags")
@@ -34,6 +35,9 @@ BLOCKS_WAIT, BLOCK_FORMAT, RAIL_RELAY, DISPATCH_RECEIVE = (
     f"include/{name}.h" for name in ("blocks_wait", "block_format", "rail_relay", "dispatch_receive")
 )
 RAIL_WAIT, PARTIALS_SEND = "include/rail_wait.h", "include/partials_send.h"
+POSTS, POST_STATUS, SERVER_RETURN = (
+    f"include/{name}.h" for name in ("posts", "post_status", "server_return")
+)
 
 
 def _case(**changes: Any) -> MaskedCase:
@@ -336,13 +340,7 @@ RAILS = (
     ),
     Mutant(
         "what ranks say themselves taken for relayed",
-        (
-            Patch(
-                SILENT_RANKS,
-                "are_relayed_ ? words_.IsSilent(number) : words_.IsMasked(number)",
-                "words_.IsSilent(number)",
-            ),
-        ),
+        (Patch(SILENT_RANKS, "words_.IsGone(number)", "words_.IsSilent(number)"),),
         DirectEntriesCase(),
     ),
     Mutant(
@@ -374,6 +372,36 @@ RAILS = (
         "who is left out said by piece",
         (Patch(PARTIALS_SEND, "args_.left_out, args_.first_place + i", "args_.left_out, i"),),
         HierarchyCase(tokens=(3, 2, 4, 1), servers=(2, 2), pieces=2),
+    ),
+)
+
+_STANDING_IN = StandingInCase(tokens=(3, 3, 3, 0, 3, 3), timeout_us=MUTANT_TIMEOUT_US)
+
+STAND_INS = (
+    Mutant(
+        "nothing posted to a rank that another one stands in for",
+        (Patch(POSTS, "if (peers_->IsMasked(rank)) {", "if (peers_->IsGone(rank)) {"),),
+        _STANDING_IN,
+    ),
+    Mutant(
+        "no results for what a stand-in sums",
+        (Patch(SERVER_RETURN, "if (peers_.IsMasked(relay)) {", "if (peers_.IsGone(relay)) {"),),
+        _STANDING_IN,
+    ),
+    Mutant(
+        "sums of a stand-in not waited for",
+        (Patch(RAIL_WAIT, "args.changes, Senders::RELAYS);", "args.changes);"),),
+        _STANDING_IN,
+    ),
+    Mutant(
+        "words waited for of a rank whose relay another one has taken over",
+        (Patch(SILENT_RANKS, "words_.IsGone(number)", "words_.IsMasked(number)"),),
+        _STANDING_IN,
+    ),
+    Mutant(
+        "a stand-in not told that results are there",
+        (Patch(POST_STATUS, "if (!peers_.IsMasked(rank) && ", "if (!peers_.IsGone(rank) && "),),
+        _STANDING_IN,
     ),
 )
 
@@ -418,7 +446,8 @@ DIRECT_LATER = (
         (
             Patch(
                 DISPATCH_WAIT,
-                "            silent_.Init(args.peers, sources, args.changes, args.is_relayed != 0);\n",
+                "            silent_.Init(args.peers, sources, args.changes, "
+                "args.is_relayed != 0 ? Senders::RELAYED : Senders::RANKS);\n",
                 "",
             ),
         ),
@@ -435,4 +464,4 @@ DIRECT_LATER = (
     ),
 )
 
-MASKING_MUTANTS = SENDERS + ENTRIES + ROWS + RESULTS + OTHER_SCHEMES + RAILS + DIRECT_LATER
+MASKING_MUTANTS = SENDERS + ENTRIES + ROWS + RESULTS + OTHER_SCHEMES + RAILS + STAND_INS + DIRECT_LATER

@@ -71,6 +71,7 @@ from .offsets import OffsetsCase, check_offsets
 from .posts import PostingCase, PostingWorld
 from .receiving import MissingCase, ReceivingCase, ReceivingWorld, check_missing
 from .split import SplitCase, check_split
+from .standing_in import StandingInCase, check_standing_in
 from .wrong_places import WrongPlaceCase, check_wrong_place
 
 MOST_SEEDS = 300
@@ -115,6 +116,8 @@ def run_case(library: Library, case: AnyCase, seed: int) -> None:
         MaskedBlocksWorld(library, case, seed).run()
     elif isinstance(case, MaskedMeanwhileCase):
         check_masked_meanwhile(library, case, seed)
+    elif isinstance(case, StandingInCase):
+        check_standing_in(library, case, seed)
     elif isinstance(case, DirectEntriesCase):
         check_direct_entries(library, case, seed)
     elif isinstance(case, MaskedRailCase):

@@ -27,6 +27,7 @@ from .masking_rails import (
     check_masked_rail,
 )
 from .orders import orders
+from .standing_in import StandingInCase, check_standing_in
 
 ALL_SEND = (4, 3, 3)
 CASES = {
@@ -109,6 +110,17 @@ def test_rails(strict: Library, seeds: range, message_tokens: int, lost: int) ->
 def test_rails_meanwhile(strict: Library, seeds: range, during: Any, blocks: int) -> None:
     for seed in seeds:
         check_masked_meanwhile(strict, MaskedMeanwhileCase(blocks=blocks, during=during), seed)
+
+
+@orders(4, 40)
+@pytest.mark.parametrize("message_tokens", [0, 1])
+@pytest.mark.parametrize("lost", [2, 3])
+def test_rails_with_a_stand_in(strict: Library, seeds: range, message_tokens: int, lost: int) -> None:
+    tokens = tuple(0 if rank == lost else 3 for rank in range(6))
+    for seed in seeds:
+        check_standing_in(
+            strict, StandingInCase(tokens=tokens, message_tokens=message_tokens, lost=lost), seed
+        )
 
 
 def test_what_ranks_say_themselves_is_waited_for(strict: Library) -> None:

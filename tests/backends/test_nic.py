@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,9 @@ from moe_triton.backends.cpu import nic
 from moe_triton.backends.cpu.nic import Nic, NicSettings, describe, emulated_nic
 from moe_triton.backends.cpu.paced_link import PacedLink
 from moe_triton.core.errors import ArgumentError
+from moe_triton.core.group_sizes import MAX_RANKS
 from moe_triton.core.reach import QUEUED_BIT, Queues, address_of, token_of
+from tests.patience import seconds
 
 QUEUES = Queues(frozenset({1, 2}), (0, 0, 1), 4096)
 
@@ -96,6 +99,26 @@ def test_a_nic_is_a_thread_until_it_is_closed() -> None:
     made.close()
     made.close()
     assert (made.address, threads()) == (0, before)
+
+
+def test_all_ranks_of_the_largest_group_are_posted_to() -> None:
+    memory = np.zeros(3 * 8192, np.uint8)
+    own = int(memory.ctypes.data)
+    others = frozenset(range(1, MAX_RANKS))
+    queues = Queues(others, (0,) * MAX_RANKS, 4096)
+    made = Nic(queues, 0, [own] + [own + 8192] * len(others), 8192, NicSettings())
+    try:
+        for rank in (1, MAX_RANKS - 1):
+            remote = address_of(queues.word(0, rank, token_of(rank)))
+            assert remote == token_of(rank)
+            memory[4096] = rank % 251
+            assert made.post(rank, own + 4096, remote + 64, 1)
+            deadline = time.monotonic() + seconds(10.0)
+            while made.delivered(rank) == 0:
+                assert time.monotonic() < deadline, f"nothing has come to rank {rank}"
+            assert memory[8192 + 64] == rank % 251
+    finally:
+        made.close()
 
 
 def test_a_forked_child_leaves_the_thread_to_its_parent() -> None:

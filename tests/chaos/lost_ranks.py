@@ -295,8 +295,10 @@ class Checked:
         """Those of whom no rows have come: victims, maybe with those whom they relay for. None: others.
 
         Args:
-            at_least: of whom none had come in the round before.
+            at_least: of whom none had come in the round before. Victims stay so; who was behind them may have
+                another relay by now.
         """
+        at_least &= frozenset(self.victims)
         sets = [
             frozenset(s)
             for n in range(len(self.victims) + 1)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from moe_triton import DispatchOutput, EPBuffer
 from moe_triton.core.plan import Launch, joined
-from moe_triton.core.reach import MASKED_BIT
+from moe_triton.core.reach import GONE_BIT, MASKED_BIT
 from moe_triton.core.region import Region
 from moe_triton.layout import FLAG_BITS
 from moe_triton.operators.variants import DispatchVariant
@@ -101,7 +101,7 @@ def do_steps(buffer: EPBuffer, of: Lost) -> Callable[[], None]:
         run([routing, *(joined(told[:-1], FUSED) if of.steps > 1 else ())], bindings)
         for peer in range(of.case.config.num_ranks):
             if peer not in (*of.hearing, buffer.rank):
-                words[peer] |= 1 << MASKED_BIT
+                words[peer] |= 1 << MASKED_BIT | 1 << GONE_BIT
         run(told[-1:], bindings)
         return 0
 

@@ -11,7 +11,16 @@ from typing import Literal
 
 import torch
 
-from moe_triton.backends.base import Bindings, CallSetting, Executable, HostPosts, TensorSpec, TraceLog, Turn
+from moe_triton.backends.base import (
+    Bindings,
+    CallSetting,
+    Executable,
+    HostPosts,
+    TensorSpec,
+    TraceLog,
+    Turn,
+    Window,
+)
 from moe_triton.backends.cpu import native, nic, output_pool, paced_link, row_copies
 from moe_triton.backends.cpu.calls import NativeCalls
 from moe_triton.backends.cpu.capabilities import CAPABILITIES
@@ -29,7 +38,7 @@ from moe_triton.backends.cpu.trace_log import NativeTraceLog
 from moe_triton.backends.cpu.triton import cache
 from moe_triton.backends.cpu.triton.toolchain import find_toolchain
 from moe_triton.backends.cpu.waits import NativeWaits
-from moe_triton.backends.cpu.window import QueuedWindow, SharedWindow
+from moe_triton.backends.cpu.window import QueuedWindow, SharedWindow, StandInWindow
 from moe_triton.core.checks import CPU
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.plan import Plan
@@ -145,6 +154,15 @@ class CpuBackend:
         window = QueuedWindow(num_bytes, meeting, private_bytes, *of_nic, spare_bytes=spare_bytes)
         self._nic = window.nic
         return window
+
+    def stand_in(self, window: Window, rank: int, queues: Queues) -> tuple[CpuBackend, StandInWindow]:
+        """See `moe_triton.backends.base.StandsIn`."""
+        assert isinstance(window, SharedWindow)
+        made = CpuBackend(self.kernels, self.tuning)
+        made._patience = self._patience
+        theirs = StandInWindow(window, rank, queues, self._device, self._link)
+        made._nic = theirs.nic
+        return made, theirs
 
     def make_side_window(
         self, num_bytes: int, meeting: Meeting, queues: Queues | None = None

@@ -225,6 +225,48 @@ class QueuedWindow(SharedWindow):
         super().close()
 
 
+class StandInWindow:
+    """The window of another rank of this server, as that rank had it: this process runs launches of it.
+
+    That rank has ended. Its memory stays as long as a peer maps it.
+
+    Args:
+        window: of this rank.
+        rank: the other one.
+        queues: as this rank has them: they lead from its whole server to the same peers.
+        settings: of the emulated NIC that the other rank gets here.
+        link: that messages to other servers go over, or None.
+
+    Attributes:
+        nic: carries out its posts.
+    """
+
+    def __init__(
+        self, window: SharedWindow, rank: int, queues: Queues, settings: NicSettings, link: PacedLink | None
+    ) -> None:
+        ranks = range(len(window.peers))
+        self._window, self._rank, self.peers = window, rank, window.peers
+        self.base = window.view(rank).data_ptr()
+        mapped = [window.view(peer).data_ptr() for peer in ranks]
+        self.nic = Nic(queues, rank, mapped, window.view(rank).numel(), settings, link)
+        self._ending = at_end(self, self.nic.close)
+
+    def tensor(self) -> torch.Tensor:
+        """That window as a flat uint8 tensor."""
+        return self._window.view(self._rank)
+
+    def view(self, rank: int) -> torch.Tensor:
+        """A rank's window as a flat uint8 tensor."""
+        return self._window.view(rank)
+
+    def barrier(self) -> None:
+        """Nothing: the group is this rank's own window's."""
+
+    def close(self) -> None:
+        """Ends the NIC, which delivers what was posted. May be called twice."""
+        self._ending()
+
+
 def _chosen_folder() -> tuple[Path, str]:
     """Where this rank makes its window; and why it cannot, if so."""
     try:

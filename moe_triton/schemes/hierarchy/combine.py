@@ -105,6 +105,16 @@ class Combine(CombineSteps):
         ]
         return self.plan(steps)
 
+    def pass_on(self) -> Plan:
+        """What a rank does for others as their relay, by itself."""
+        steps: list[Launch] = []
+        for number, places in enumerate(self._pieces()):
+            _, *waiting = self._wait_returned(number, places)
+            steps += joined(waiting, FUSED)
+            for rows in self._rows_of(places):
+                steps += [*self._made(rows), self._send(number, rows)]
+        return self.plan(steps, phase="pass_on")
+
     def _pieces(self) -> list[range]:
         """Places of servers whose results are returned together, in the order in which all their ranks do it.
 

@@ -75,6 +75,10 @@ class Dispatch(DispatchSteps):
         """Of a dispatch in which ranks were masked: from the counts on, which are without theirs now."""
         return self.plan([self._offsets(), self._inner_table(), *self.arrangement()], phase="mend")
 
+    def pass_on(self) -> Plan:
+        """What a rank does for others as their relay, by itself."""
+        return self.plan([self._relay(), self._inner_table()], phase="pass_on")
+
     def _until_counted(self) -> list[Launch]:
         c, context = self.config, self.context
         outer = outer_table_kernel(c.num_topk, self.layout.num_servers, context.target)

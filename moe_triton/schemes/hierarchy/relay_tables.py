@@ -106,17 +106,31 @@ class RelayTables(KeptTables):
         given = bindings["topk_weights"]
         self.of(bindings[TABLES], "own_weights")[: len(given)].copy_(given.view(torch.int32))
 
+    def empty(self, tables: torch.Tensor) -> torch.Tensor:
+        """Those of a relay that no token has come to."""
+        made = torch.full_like(tables, -1)
+        for name in ("outer_counts", "rail_counts"):
+            self.of(made, name).zero_()
+        return made
+
     def mark_lost(
-        self, bindings: Bindings, rank: int, is_masked: Callable[[int], bool], ran: Sequence[Phases] = ()
+        self,
+        bindings: Bindings,
+        rank: int,
+        is_masked: Callable[[int], bool],
+        is_lost_relay: Callable[[int], bool],
+        ran: Sequence[Phases] = (),
     ) -> None:
         """Takes out servers whose rank of this rail is masked, and experts of masked ranks of this server.
+
+        But for servers on which another rank stands in for that one.
 
         These only of what is not summed yet, nor decided (`moe_triton.schemes.hierarchy.left_out`).
         """
         tables, topology = bindings[TABLES], self.config.topology
         own = topology.neighbours(rank)
         for server, relay in enumerate(topology.rail(rank)):
-            if is_masked(relay):
+            if is_lost_relay(relay):
                 self.of(tables, "outer_ids")[:, server] = -1
                 self.of(tables, "outer_counts")[server] = 0
         servers, experts = topology.num_servers, self.config.num_experts // topology.num_servers

@@ -33,6 +33,12 @@ def _rank_on(context: RankContext, server: int) -> int:
     return server * ranks + context.rank % ranks
 
 
+def _relay_on(context: RankContext, server: int) -> int:
+    """Who sums for this rank there: the one of its rail, or who stands in for that one."""
+    rank = _rank_on(context, server)
+    return context.stand_ins.get(rank, rank)
+
+
 def _neighbour(context: RankContext, number: int) -> int:
     """A rank of this server by its number in it."""
     ranks = context.config.topology.sizes[0]
@@ -78,7 +84,10 @@ def _is_told(counts: torch.Tensor, source: int) -> bool:
 
 
 def _relay_of(context: RankContext, source: int) -> int:
-    return _neighbour(context, source % context.config.topology.sizes[0])
+    """Who passes on what a source sends. A rank that stands in for that one waits for the source itself."""
+    relay = _neighbour(context, source % context.config.topology.sizes[0])
+    other = context.stand_ins.get(relay, relay)
+    return source if other == context.rank != relay else other
 
 
 def _entries_pending(context: RankContext, arguments: dict[str, Any], places: range) -> Iterator[int]:
@@ -151,13 +160,22 @@ def _rails_timed_out(wait: TimedOut) -> list[int]:
     )
 
 
-def _rails_pending(context: RankContext, arguments: dict[str, Any], servers: range) -> Iterator[int]:
+def _ends_pending(context: RankContext, arguments: dict[str, Any], servers: range) -> Iterator[int]:
+    """The servers of which no end flag is there."""
     ends: Region = arguments["ends"]
     number = running_round(arguments)
     for server in servers:
         at = arguments["window"] + ends.offset(zone=arguments["zone"], server=server)
         if int32_at(at, _NUMBER) != number:
-            yield _rank_on(context, server)
+            yield server
+
+
+def _rails_pending(context: RankContext, arguments: dict[str, Any], servers: range) -> Iterator[int]:
+    return (_rank_on(context, server) for server in _ends_pending(context, arguments, servers))
+
+
+def _partials_pending(context: RankContext, arguments: dict[str, Any], servers: range) -> Iterator[int]:
+    return (_relay_on(context, server) for server in _ends_pending(context, arguments, servers))
 
 
 def _rail_words(wait: TimedOut) -> Iterator[tuple[int, int]]:
@@ -177,7 +195,7 @@ def _partials_timed_out(wait: TimedOut) -> list[int]:
     seen = wait.tensor("rail_seen").view(-1)
     counts = enumerate(seen[: wait.context.config.topology.num_servers].tolist())
     return sorted(
-        {_rank_on(wait.context, s) if count == -1 else -2 - count for s, count in counts if count < 0}
+        {_relay_on(wait.context, s) if count == -1 else -2 - count for s, count in counts if count < 0}
     )
 
 
@@ -185,7 +203,7 @@ def _partials_told(wait: TimedOut) -> dict[int, list[int]]:
     """Ranks without which others of their servers had nothing to send, by who said it."""
     seen = wait.tensor("rail_seen").view(-1)
     servers = range(wait.context.config.topology.num_servers)
-    return {_rank_on(wait.context, s): [-2 - int(seen[s])] for s in servers if int(seen[s]) < -1}
+    return {_relay_on(wait.context, s): [-2 - int(seen[s])] for s in servers if int(seen[s]) < -1}
 
 
 FINDERS = {
@@ -199,7 +217,7 @@ FINDERS = {
     ),
     RAIL_RELAY.name: Finder(_rails_timed_out, _rails_pending, _rail_words, rank_of=_rank_itself),
     RAIL_WAIT.name: Finder(
-        _partials_timed_out, _rails_pending, _rail_words, told=_partials_told, rank_of=_rank_itself
+        _partials_timed_out, _partials_pending, _rail_words, told=_partials_told, rank_of=_rank_itself
     ),
     **{kernel.name: POSTS for kernel in (RAIL_SEND, RETURNS_LOST, PARTIALS_SEND, POST_STATUS)},
 }
