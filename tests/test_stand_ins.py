@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from unittest import mock
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from moe_triton.core.topology import Topology
 from moe_triton.runtime.masks import StandIn
-from moe_triton.runtime.stand_ins import assigned
+from moe_triton.runtime.stand_ins import StandIns, assigned
 
 TOPOLOGIES = st.lists(st.integers(1, 6), min_size=1, max_size=4).map(lambda sizes: Topology(tuple(sizes)))
 
@@ -100,3 +102,20 @@ def test_the_first_rank_is_behind_the_last() -> None:
 
 def test_a_rank_alone_on_its_server_has_nobody() -> None:
     assert assigned(Topology((1, 2)), {}, {0}, 7) == {}
+
+
+def test_a_call_that_wakes_late_leaves_the_next_agreement_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Meanwhile the one that follows others has ended the first, and promised something in the next."""
+    first, second = mock.Mock(is_settled=True, at=None), mock.Mock(is_settled=False)
+    owner = mock.Mock(num_dispatches=lambda: 5)
+    made = StandIns(*[mock.Mock() for _ in range(7)], timeout_s=1.0, owner=owner)
+    made._start, made._promise = first, (first, 3)
+
+    def wait(start: object) -> None:
+        assert start is first
+        made._start, made._promise = second, (second, 9)
+
+    monkeypatch.setattr(made, "_wait_for", wait)
+    made.before_dispatch()
+    assert made._start is second
+    assert made._promise == (second, 9)

@@ -247,7 +247,7 @@ class Communicator(Calling):
             self._in_flight.check(operator, phase == "teardown", capturing)
         if phase != "teardown":
             if operator == "dispatch":
-                self.participants.before_dispatch()
+                self._before_dispatch()
             if self._rounds.needs_wait(operator, capturing):
                 self._full_wait()
             self._rounds.begin(operator)
@@ -271,6 +271,13 @@ class Communicator(Calling):
             self._give_up_at(operator, number, error)
             raise
 
+    def _before_dispatch(self) -> None:
+        try:
+            self.participants.before_dispatch()
+        except BaseException as error:
+            self._give_up_at("dispatch", self.counts["dispatch"], error)
+            raise
+
     def run_phase(self, run: PhaseRun) -> None:
         """Runs one phase of a dispatch in rounds; or what goes before a combine of one.
 
@@ -292,7 +299,7 @@ class Communicator(Calling):
             self._in_flight.check(operator, False, capturing)
         if phase in BEGINNING:
             if operator == "dispatch":
-                self.participants.before_dispatch()
+                self._before_dispatch()
             self._rounds.begin(operator)
         if zone is None:
             zone = self._rounds.zone(operator)

@@ -233,7 +233,7 @@ class Participants:
 
     def _give_up_starting(self, start: Start) -> None:
         assert self._on_lost is not None
-        self._on_lost.ask(start.give_up, range(self._context.config.num_ranks), "dispatch", 0)
+        self._on_lost.ask(start.give_up, start.awaited(), "dispatch", 0)
 
     def _hear(self, gone: Gone) -> None:
         """A rank has gone. Called on the thread that has noticed it."""

@@ -129,7 +129,8 @@ class StandIns:
         self._settled = 0
         self._masked = frozenset[int]()
         self._start: Start | None = None
-        self._promised: int | None = None
+        # Of which agreement, and which dispatch: one, as the thread that calls reads it without the lock.
+        self._promise: tuple[Start, int] | None = None
         self._seen, self._ahead = 0, FEWEST_AHEAD
         self._relay: LostRelay | None = None
 
@@ -159,9 +160,16 @@ class StandIns:
             store = partial(self._store_of, number)
             start = self._start = Start(store, members, self._context.rank)
             self._settled, self._masked = number, masked
-        start.look(self._is_ready, self._promise, number > self._settled)
+        start.look(self._is_ready, partial(self._choose, start), number > self._settled)
         if (start.is_settled and start.at is None) or (number > self._settled and start.promised is None):
-            self._start, self._promised = None, None
+            self._forget(start)
+
+    def _forget(self, start: Start) -> None:
+        """Nothing of it holds any more; another one may have begun."""
+        if self._start is start:
+            self._start = None
+        if self._promise is not None and self._promise[0] is start:
+            self._promise = None
 
     def _store_of(self, number: int) -> Store:
         return below(self._open_store(), f"stand_ins/{number}")
@@ -177,11 +185,12 @@ class StandIns:
         are_masked = self._masked <= self._masks.masked
         return are_masked and all(self._is_quiet(rank) for rank in self._masked if rank in own)
 
-    def _promise(self) -> int:
+    def _choose(self, start: Start) -> int:
         while True:
-            self._promised = self._owner.num_dispatches() + self._ahead
-            if self._owner.num_dispatches() < self._promised:  # which the thread that calls sees from now on
-                return self._promised
+            promised = self._owner.num_dispatches() + self._ahead
+            self._promise = start, promised
+            if self._owner.num_dispatches() < promised:  # which the thread that calls sees from now on
+                return promised
 
     # What calls do.
 
@@ -192,19 +201,17 @@ class StandIns:
             CommunicationTimeoutError: a rank does not come to where all meet, or the store does not answer.
             BufferStateError: closed meanwhile.
         """
-        count, promised = self._owner.num_dispatches(), self._promised
-        if promised is None or count < promised:
+        count, promise = self._owner.num_dispatches(), self._promise
+        if promise is None or count < promise[1]:
             return
-        start = self._start
-        if start is None:
-            return
+        start = promise[0]
         self._wait_for(start)
-        if start.at is not None and count < start.at:
-            return
         if start.at is not None:
+            if count < start.at:
+                return
             self._begin(start.at)
         with self._lock:
-            self._start, self._promised = None, None
+            self._forget(start)
 
     def _wait_for(self, start: Start) -> None:
         """Until the thread that follows others has heard what was agreed on."""
