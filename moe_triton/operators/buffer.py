@@ -15,9 +15,9 @@ from moe_triton.operators.description import Operator, Output, Symbols, TensorAr
 from moe_triton.operators.dispatch import COUNTS, DISPATCH, INDEX, ROWS
 
 TABLES = "tables"
+"""The placeholder of what a dispatch keeps for its combine (`moe_triton.schemes.scheme.KeptTables`)."""
 DISPATCHED = "dispatched"
 """What no kernel reads: the number of a combine's dispatch."""
-"""The placeholder of what a dispatch keeps for its combine (`moe_triton.schemes.scheme.KeptTables`)."""
 
 # What combine takes from the handle: fields of it.
 OF_HANDLE = "topk_idx", "expand_idx", "assist_info", "recv_offsets", "exchange_counts", "active_mask", TABLES

@@ -66,8 +66,7 @@ class LostRelay:
         (spec,) = scheme.windows
         assert isinstance(backend, StandsIn)
         assert spec.queues is not None
-        self._context = scheme.context.of_rank(rank)
-        self._scheme, self._rank, self._masks = make_scheme(self._context), rank, masks
+        self._scheme, self._rank, self._masks = make_scheme(scheme.context.of_rank(rank)), rank, masks
         self._context = self._scheme.context
         self._backend, self.window = backend.stand_in(window, rank, spec.queues)
         self._tables, self._since = scheme.tables_of(scheme.context.config), since

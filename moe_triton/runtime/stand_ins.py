@@ -20,7 +20,6 @@ from functools import partial
 
 from moe_triton.backends.base import Bindings, Window
 from moe_triton.backends.waits import Waits
-from moe_triton.core.region import Region
 from moe_triton.core.threads import Deadline
 from moe_triton.core.topology import Topology
 from moe_triton.operators.variants import Variant
@@ -239,7 +238,8 @@ class StandIns:
         mine = [rank for rank, each in new.items() if each.rank == own]
         relay = self._owner.make_relay(mine[0], since) if mine else None
         if relay is not None:
-            self._clear(relay.window, (self._scheme.layout.region("return_status"),))
+            flags = self._scheme.layout.region("return_status")
+            relay.window.tensor()[flags.base : flags.end] = 0
         try:
             self._owner.meet()
         except BaseException:
@@ -267,11 +267,6 @@ class StandIns:
                 if source % size in numbers:
                     first = counts.offset(zone=zone, source=source)
                     window[first : first + counts.extent("expert") * counts.stride("expert")] = 0
-
-    @staticmethod
-    def _clear(window: Window, regions: Collection[Region]) -> None:
-        for region in regions:
-            window.tensor()[region.base : region.end] = 0
 
     @contextmanager
     def passing_on(

@@ -115,9 +115,9 @@ class KeptTables(ABC):
             ArgumentError: it is not. Nothing was sent.
         """
 
+    @abstractmethod
     def empty(self, tables: torch.Tensor) -> torch.Tensor:
         """Tables of the same size, of a dispatch in which a rank has passed nothing on."""
-        raise NotImplementedError
 
     def mark_lost(  # noqa: B027
         self,
