@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE_SOURCES := $(shell find kernels_ascendc moe_triton/core/abi.py moe_triton/core/ascendc.py moe_triton/core/kernel.py moe_triton/core/records.py \
     moe_triton/core/region.py moe_triton/schemes/__init__.py $(wildcard moe_triton/schemes/*/ascendc.py) moe_triton/tools/codegen.py -type f -not -name '*.pyc')
-CPP_SOURCES := $(filter %.h %.cpp %.asc,$(NATIVE_SOURCES))
+# Not what others have written.
+CPP_SOURCES := $(filter-out kernels_ascendc/hosts/libfabric/%,$(filter %.h %.cpp %.asc,$(NATIVE_SOURCES)))
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 PIP := $(INSTALL) --quiet
 TORCH := torch==2.13.0
@@ -13,7 +14,7 @@ TORCH := torch==2.13.0
 # stays dead: xdist would give the test that killed it to the next one, and wait forever once all are.
 SPREAD := --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: demo test test-quick test-long test-bare test-aarch64 chaos-short chaos-long chaos-survivors lint gate gate-update docs bench clean
+.PHONY: demo test test-quick test-long test-bare test-aarch64 test-hosts chaos-short chaos-long chaos-survivors lint gate gate-update docs bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/moe-triton demo
@@ -41,6 +42,10 @@ test-bare:
 # On an emulated processor, in build/aarch64: what docs/aarch64.md lists. apt-get install qemu-user g++-aarch64-linux-gnu.
 test-aarch64: $(VENV)/.installed $(VENV)/.wheels
 	$(BIN)/python -m tests.aarch64
+
+# Ranks on several hosts, which are namespaces of this machine: what `make test` and `make test-long` run of them.
+test-hosts: $(VENV)/.installed
+	$(BIN)/python -m pytest -m "long or not long" tests/hosts
 
 # Ranks that are killed, stopped, late, interrupted or wrong, at random moments: whether the others go on.
 chaos-short: $(VENV)/.installed

@@ -30,7 +30,7 @@ from moe_triton.runtime import arguments
 from moe_triton.runtime.buffer_plans import BufferPlans
 from moe_triton.runtime.chosen_scheme import Asked, choose_scheme
 from moe_triton.runtime.communicator import Communicator
-from moe_triton.runtime.construction import Order, meet, seconds_to_meet
+from moe_triton.runtime.construction import Order, meet, seconds_to_meet, servers_of_group
 from moe_triton.runtime.expert_mapping import ExpertMapping
 from moe_triton.runtime.on_lost import OnLost
 from moe_triton.runtime.output_request import (
@@ -86,7 +86,8 @@ class EPBuffer(Owner, Uncopied):
         product: whose limits and schemes: "A3" or "A2".
         ranks_per_server: how many ranks each server has: one number for all, of which the last may have
             fewer, or one for each in the order of the ranks; None for what the product's have: 8 on A2, on A3
-            all ranks, with "hierarchy" 16. The same on every rank.
+            all ranks, with "hierarchy" 16. Where ranks are on several hosts, None for these. The same on
+            every rank.
         comm_alg: how tokens travel; "" for the product's own. On A3 "fullmesh_v1"; "fullmesh_v2", with flags
             in band; "direct", which moves the fewest bytes, and whose outputs lie in the window: see
             `dispatch`; "hierarchy", which goes between super nodes, and sends a token once to each server.
@@ -166,7 +167,7 @@ class EPBuffer(Owner, Uncopied):
         def make_config() -> Config:
             self._explicitly_destroy = check_flag("explicitly_destroy", explicitly_destroy)
             asked: dict[str, Any] = {"product": product, "relaxed": relaxed}
-            asked |= {"ranks_per_server": ranks_per_server, "experts_per_rank": experts_per_rank}
+            asked |= {"experts_per_rank": experts_per_rank, **servers_of_group(meeting, ranks_per_server)}
             whole = arguments.whole_config(len(meeting.of_group), sizes, special, **asked)
             scheme = Asked(comm_alg, outputs, backend, checked_tuning(tuning).tables)
             chosen = choose_scheme(scheme, whole, meeting.members, tp_group is not None)

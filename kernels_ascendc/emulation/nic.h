@@ -6,8 +6,11 @@
 #include <signal.h>
 #include <sys/prctl.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <memory>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -35,6 +38,8 @@ struct NicDescription {
     uint64_t keeps_order;  // inside messages
     int64_t cpu;           // that it runs on; -1: any
     LinkLog* log;          // of what the link carries; null: it is not traced
+    OtherHosts* others;    // null: all ranks are of this host
+    const uint64_t* elsewhere;  // whether a queue leads to a rank of another one
 };
 
 class Nic {
@@ -48,11 +53,14 @@ public:
           taken_(given.num_ranks),
           is_in_turn_(given.seed == 0),
           log_(given.log),
+          others_(given.others),
           transport_(given.num_ranks) {
         for (uint32_t rank = 0; rank < given.num_ranks; ++rank) {
-            if (given.windows[rank] == 0) continue;
+            peers_[rank].is_elsewhere = given.others != nullptr && given.elsewhere[rank] != 0;
+            if (given.windows[rank] == 0 && !peers_[rank].is_elsewhere) continue;
             peers_[rank].ring = std::make_unique<PostRing>(given.ring_items);
             peers_[rank].is_inside = given.inside[rank] != 0;
+            if (peers_[rank].is_elsewhere) continue;
             emulation::Doorbell* const bell = emulation::DoorbellBehind(given.windows[rank], given.window_bytes);
             transport_.Register(rank, given.windows[rank], given.has_doorbells != 0 ? bell : nullptr);
         }
@@ -60,6 +68,13 @@ public:
             wires_ = std::make_unique<RandomWires>(peers_, transport_, given.seed, given.keeps_order != 0);
         } else {
             wires_ = std::make_unique<TimedWires>(peers_, transport_, given.post_ns, given.link, given.log);
+        }
+        if (others_ != nullptr) {
+            event_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+            if (event_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
+            bell_.WakeBy(event_);
+            const bool has_bell = given.has_doorbells != 0;
+            others_->Begin(peers_, has_bell ? emulation::DoorbellBehind(given.own, given.window_bytes) : nullptr);
         }
         Start(given.cpu);
     }
@@ -69,6 +84,7 @@ public:
         stop_at_ns_.store(MonotonicNs() + LONGEST_END_NS);
         bell_.Ring(Sleep::UNTIL_DUE);
         thread_.join();
+        if (event_ >= 0) close(event_);
     }
 
     bool HasQueue(uint32_t rank) const { return rank < peers_.size() && peers_[rank].ring != nullptr; }
@@ -125,10 +141,14 @@ private:
             const uint32_t rings = bell_.Rings();
             const uint64_t now = MonotonicNs();
             TakeAll();
-            const Due due = wires_->Deliver(now);
+            Due due = wires_->Deliver(now);
+            if (others_ != nullptr) due = due.With(others_->Deliver(now));
             const uint64_t stop_at = stop_at_ns_.load();
-            if (now >= stop_at || (stop_at != Due::NEVER && due.ns == Due::NEVER && AllTaken())) return;
-            if (due.ns == Due::NEVER) {
+            const bool is_idle = due.ns == Due::NEVER && (others_ == nullptr || others_->IsIdle());
+            if (now >= stop_at || (stop_at != Due::NEVER && is_idle && AllTaken())) return;
+            if (others_ != nullptr) {
+                if (others_->MaySleep()) SleepBeside(rings, std::min(due.ns, stop_at));
+            } else if (due.ns == Due::NEVER) {
                 if (stop_at == Due::NEVER) bell_.SleepSince(rings, Sleep::UNTIL_POSTED, nullptr);
             } else if (const uint64_t then = MonotonicNs(); due.ns > then) {
                 const timespec nap{static_cast<time_t>((due.ns - then) / PacedLink::NS_PER_S),
@@ -136,6 +156,15 @@ private:
                 bell_.SleepSince(rings, due.gathers ? Sleep::GATHERING : Sleep::UNTIL_DUE, &nap);
             }
         }
+    }
+
+    // Until something is posted or comes from another host.
+    void SleepBeside(uint32_t rings, uint64_t until_ns) {
+        const uint64_t then = MonotonicNs();
+        if (until_ns <= then) return;
+        const uint64_t ns = until_ns - then;
+        const timespec nap{static_cast<time_t>(ns / PacedLink::NS_PER_S), static_cast<long>(ns % PacedLink::NS_PER_S)};
+        bell_.SleepSince(rings, Sleep::UNTIL_POSTED, until_ns == Due::NEVER ? nullptr : &nap, others_->Descriptor());
     }
 
     bool AllTaken() const {
@@ -150,7 +179,12 @@ private:
             const size_t rank = (first_ + i) % peers_.size();
             if (peers_[rank].ring == nullptr) continue;
             for (const uint64_t posted = peers_[rank].ring->Posted(); taken_[rank] != posted; ++taken_[rank]) {
-                wires_->Take(peers_[rank].ring->At(taken_[rank]));
+                const RingEntry& entry = peers_[rank].ring->At(taken_[rank]);
+                if (peers_[rank].is_elsewhere) {
+                    others_->Take(entry);
+                } else {
+                    wires_->Take(entry);
+                }
             }
         }
     }
@@ -161,6 +195,8 @@ private:
     std::vector<uint64_t> taken_;  // of each ring, how many
     const bool is_in_turn_;
     const LinkLog* const log_;
+    OtherHosts* const others_;
+    int event_ = -1;
     SharedMemory transport_;
     std::unique_ptr<Wires> wires_;
     PostBell bell_;

@@ -21,6 +21,7 @@ namespace moe {
 struct NicPeer {
     std::unique_ptr<PostRing> ring;  // null: it has no queue
     bool is_inside = false;          // of this rank's server: its messages go over no link
+    bool is_elsewhere = false;       // on another host
 };
 
 // Of a peer's window as the transport knows it: the address in items is one that nobody can use.
@@ -51,6 +52,22 @@ struct Due {
 
     // What is due of either.
     Due With(const Due& other) const { return {std::min(ns, other.ns), gathers || other.gathers}; }
+};
+
+// Queues to ranks whose windows are not in this machine.
+class OtherHosts {
+public:
+    virtual ~OtherHosts() = default;
+
+    // Before all others: the queues, and the doorbell of this rank's window.
+    virtual void Begin(std::vector<NicPeer>& peers, emulation::Doorbell* bell) = 0;
+    virtual void Take(const RingEntry& entry) = 0;
+    virtual Due Deliver(uint64_t now_ns) = 0;
+    // Whether nothing is under way.
+    virtual bool IsIdle() const = 0;
+    // Readable when there is more to deliver, once `MaySleep` has said so.
+    virtual int Descriptor() const = 0;
+    virtual bool MaySleep() = 0;
 };
 
 class Wires {

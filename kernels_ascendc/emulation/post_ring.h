@@ -2,6 +2,8 @@
 #pragma once
 
 #include <linux/futex.h>
+#include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -100,24 +102,48 @@ public:
         if (depth == Sleep::NONE || depth < least) return;
         // One call wakes it, and not those of all posts until it runs.
         if (depth_.exchange(Sleep::NONE) == Sleep::NONE) return;
+        if (woken_by_ >= 0) {
+            eventfd_write(woken_by_, 1);
+            return;
+        }
         syscall(SYS_futex, reinterpret_cast<uint32_t*>(&depth_), FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
     }
+
+    // From now on the sleeper sleeps on an event's descriptor, and so beside others. Before anybody posts.
+    void WakeBy(int event) { woken_by_ = event; }
 
     uint32_t Rings() const { return rings_.load(); }
 
     // Unless it has rung since; until it rings, or as long as this.
     void SleepSince(uint32_t rings, Sleep depth, const timespec* longest) {
-        // An exchange: qemu lets a store pass the load behind it, whatever order they have (docs/aarch64.md).
-        depth_.exchange(depth);
-        if (rings_.load() == rings) {
+        SleepUnless(rings, depth, [=] {
             syscall(SYS_futex, reinterpret_cast<uint32_t*>(&depth_), FUTEX_WAIT_PRIVATE, depth, longest, nullptr, 0);
-        }
-        depth_.store(Sleep::NONE);
+        });
+    }
+
+    // The same; or until another descriptor is readable.
+    void SleepSince(uint32_t rings, Sleep depth, const timespec* longest, int other) {
+        SleepUnless(rings, depth, [=] {
+            pollfd both[] = {{woken_by_, POLLIN, 0}, {other, POLLIN, 0}};
+            ppoll(both, 2, longest, nullptr);
+        });
+        // Whoever has taken the depth away writes it, maybe only now: then the next sleep is a short one.
+        eventfd_t number = 0;
+        eventfd_read(woken_by_, &number);
     }
 
 private:
+    template <typename Wait>
+    void SleepUnless(uint32_t rings, Sleep depth, Wait&& wait) {
+        // An exchange: qemu lets a store pass the load behind it, whatever order they have (docs/aarch64.md).
+        depth_.exchange(depth);
+        if (rings_.load() == rings) wait();
+        depth_.store(Sleep::NONE);
+    }
+
     std::atomic<uint32_t> rings_{0};
     std::atomic<Sleep> depth_{Sleep::NONE};
+    int woken_by_ = -1;
 };
 
 static_assert(sizeof(std::atomic<Sleep>) == sizeof(uint32_t), "a futex is a plain word");

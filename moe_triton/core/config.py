@@ -80,6 +80,8 @@ class Config:
         ranks_per_server: how many ranks each server has: one number for all, of which the last may have
             fewer, or one number for each, in the order of the ranks; None for what the product's have: 8 on
             A2, on A3 all ranks, or 16 with hierarchy.
+        servers_are_hosts: whether they are what the group really runs on, in whatever sizes; products' own
+            servers are not asked for then.
         experts_per_rank: how many routed experts each rank has, in the order of the ranks, 0 for those of
             shared experts; None where all ranks of routed experts have as many.
         is_of_buffer: whether it is an `EPBuffer`'s, which takes sizes that torch_npu's functions do not
@@ -105,6 +107,7 @@ class Config:
     num_special_experts: int = 0
     generation: Generation | None = None
     ranks_per_server: RanksPerServer = None
+    servers_are_hosts: bool = False
     experts_per_rank: Sequence[int] | None = None
     is_of_buffer: bool = False
 
@@ -119,7 +122,7 @@ class Config:
             if not -_END <= value < _END:
                 raise ArgumentError(name, value, "it must fit 64 bits", "Pass a size that exists.")
             object.__setattr__(self, name, value)
-        for name in ("relaxed", "is_of_buffer"):
+        for name in ("relaxed", "servers_are_hosts", "is_of_buffer"):
             object.__setattr__(self, name, check_flag(name, getattr(self, name)))
         check_text("product", self.product)
         check_text("comm_alg", self.scheme)
@@ -180,6 +183,11 @@ class Config:
     @property
     def _usual_ranks_per_server(self) -> int:
         return usual_ranks_per_server(self.product, self.scheme)
+
+    @property
+    def has_any_servers(self) -> bool:
+        """Whether it need not have the product's own servers, nor whole ones."""
+        return self.relaxed or self.servers_are_hosts
 
     @property
     def num_moe_ranks(self) -> int:

@@ -97,6 +97,7 @@ class Meeting:
 
     Attributes:
         of_group: every rank of the group.
+        hosts: the number of each rank's host; all 0 until that is known (`moe_triton.rendezvous.hosts`).
         beside: why a rank that is missing may be stuck elsewhere, where its other meetings are not seen here;
             or "".
 
@@ -124,6 +125,7 @@ class Meeting:
         if self.rank < 0:
             raise _not_a_member()
         self.timeout_s = timeout_s
+        self.hosts = (0,) * self.num_ranks
         self.beside = ""
         self._attempt: Attempt | None = None
         self._exchanging: futures.Future[list[bytes]] | None = None
@@ -132,6 +134,11 @@ class Meeting:
         self._lost: dict[int, str] = {}  # what has become of whom
         self._loss = threading.Event()
         self._last: tuple[str, float] | None = None  # purpose and time of the last exchange
+
+    @property
+    def num_hosts(self) -> int:
+        """On how many hosts its ranks are, as far as that is known."""
+        return len(set(self.hosts))
 
     @property
     def group(self) -> dist.ProcessGroup | None:

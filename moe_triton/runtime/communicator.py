@@ -112,6 +112,7 @@ class Communicator(Calling):
         of_sets = partial(meeting.store, order.agreed_at), self.config.num_ranks, self.rank
         sets = MaskedSets(*of_sets) if self._on_lost == "mask" else None
         of_ranks = meeting.store, self._windows[0], self.kernel_settings
+        self.participants.is_of_one_host = meeting.num_hosts == 1
         self.participants.begin(watches, reached, of_waits, self.counts, sets, *of_ranks)
         self._tell_of_waits()
         if self._unread is not None:
@@ -484,6 +485,7 @@ class Communicator(Calling):
         if mine.group is None and mine.num_ranks > 1:
             raise BufferStateError("the buffer's group is gone, and ranks cannot meet. Keep the group.")
         meeting, counts = Meeting(mine.group, mine.timeout_s, mine.members), self.counts
+        meeting.hosts = mine.hosts
         servers = self.config.topology.servers
         return PeerMemory(self.backend, meeting, asked, lambda: counts["dispatch"], servers, out_bytes)
 

@@ -17,15 +17,22 @@ from moe_triton.core.capabilities import Capabilities
 from moe_triton.core.checks import check_choice, check_integer, check_seconds, shown
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.group_sizes import RANKS_PER_SERVER
+from moe_triton.core.group_sizes import RANKS_PER_SERVER, RanksPerServer
 from moe_triton.core.hccl import LOGIC_SUPERPOD_ID, check_window_limit, read_environment
 from moe_triton.core.kept_memory import kept_bytes
 from moe_triton.core.records import PROTOCOL_VERSION
 from moe_triton.core.tuning import Tuning, checked_tuning
+from moe_triton.rendezvous import hosts
 from moe_triton.rendezvous.agreement import KERNELS, agree
 from moe_triton.rendezvous.deaths import Gone, Watch
 from moe_triton.rendezvous.meeting import Meeting
-from moe_triton.runtime.on_lost import KERNELS_WAIT, KERNELS_WAIT_MORE_S, ON_LOST, OnLost
+from moe_triton.runtime.on_lost import (
+    KERNELS_WAIT,
+    KERNELS_WAIT_MORE_S,
+    NO_MASKS_BETWEEN_HOSTS,
+    ON_LOST,
+    OnLost,
+)
 from moe_triton.runtime.traces import TraceFile, TracePath
 from moe_triton.schemes import make_scheme, scheme_type
 from moe_triton.schemes.rank_context import RankContext
@@ -130,6 +137,26 @@ def seconds_to_meet(timeout_s: object) -> float:
         return DEFAULT_TIMEOUT_S
 
 
+def servers_of_group(meeting: Meeting, given: RanksPerServer) -> dict[str, Any]:
+    """Fields of the `Config` of a meeting's whole group that say which ranks share a server.
+
+    Args:
+        meeting: of its ranks that are left.
+        given: what the caller says of it.
+
+    Raises:
+        ArgumentError: it does not fit the hosts that ranks are on.
+    """
+    if meeting.num_hosts == 1:
+        return {RANKS_PER_SERVER: given}
+    known = dict(zip(meeting.members, meeting.hosts, strict=True))
+    of_all, host = [], meeting.hosts[0]
+    for rank in meeting.of_group:  # a lost one counts as of the host of the one before it
+        host = known.get(rank, host)
+        of_all.append(host)
+    return {RANKS_PER_SERVER: hosts.servers_of(of_all, given), "servers_are_hosts": True}
+
+
 def _lost_of(lost: object, size: int) -> frozenset[int]:
     """Numbers of lost ranks of a group of this size.
 
@@ -177,7 +204,11 @@ def meet(
         rule, remedy = f"this rank, {meeting.rank}, is one of them", "Ranks that are lost construct none."
         raise ArgumentError("lost_ranks", sorted(lost), rule, remedy)
     left = [rank for rank in meeting.of_group if rank not in lost]
-    return Meeting(group, timeout_s, left), exchange
+    made = Meeting(group, timeout_s, left)
+    for each in (made, exchange):
+        if each is not None:
+            each.hosts = hosts.find(each)
+    return made, exchange
 
 
 def prepare(order: Order, meeting: Meeting, exchange: Meeting | None, watches: Sequence[Watch]) -> Prepared:
@@ -280,12 +311,15 @@ def check(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:
     on_lost = _checked_on_lost(
         order.on_lost, config, backend, exchange is not None, blocks=tuning.receiving_blocks
     )
+    if on_lost == "mask" and meeting.num_hosts > 1:
+        raise ArgumentError("on_lost", on_lost, NO_MASKS_BETWEEN_HOSTS, "Pass on_lost='raise'.")
     timeout_us = int(timeout_s * 1e6)
     if on_lost == "mask":  # kernels are not the ones that say how long
         timeout_us = int((KERNELS_WAIT * timeout_s + KERNELS_WAIT_MORE_S) * 1e6)
         timeout_us = int(timeout_us / scheme_type(config).relay_share)
     at = meeting.rank, blocks, timeout_us, backend.capabilities, exchange_rank, tuning, pipeline.sources
-    scheme = make_scheme(RankContext(moved, *at, backend.keeps_order))
+    keeps_order = backend.keeps_order and meeting.num_hosts == 1
+    scheme = make_scheme(RankContext(moved, *at, keeps_order))
     windows = scheme.windows
     order.check_window(sum(window.data_bytes for window in windows if window.peers.group == "expert"))
     for window in windows:

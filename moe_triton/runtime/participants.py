@@ -36,7 +36,7 @@ from moe_triton.runtime.losses import Losses
 from moe_triton.runtime.lost_relay import LostRelay
 from moe_triton.runtime.masked_run import IDS, MaskedRun
 from moe_triton.runtime.masks import Masks
-from moe_triton.runtime.on_lost import OnLostRanks
+from moe_triton.runtime.on_lost import NO_MASKS_BETWEEN_HOSTS, OnLostRanks
 from moe_triton.runtime.outcomes import Outcomes
 from moe_triton.runtime.renewals import Renewals
 from moe_triton.runtime.repeated_dispatch import RepeatedDispatch, Together
@@ -91,6 +91,7 @@ class Participants:
         losses: who is lost, once calls may begin.
         renewals: of places in the window that wander; None where there are none, or windows cannot have other
             memory.
+        is_of_one_host: whether all ranks are.
         owns_ids: whether the ids that combine is given are the library's own copies, in which masks may leave
             marks.
     """
@@ -98,6 +99,7 @@ class Participants:
     losses: Losses
     _settled: SettledCalls | None = None
     renewals: Renewals | None = None
+    is_of_one_host = True
     owns_ids = False
     _on_lost: OnLostRanks | None = None
     _stand_ins: StandIns | None = None
@@ -274,6 +276,8 @@ class Participants:
         if self._context.exchange_rank is not None:
             rule = "of tensor-parallel ranks one cannot go on without the other"
             raise ArgumentError("rank", rank, rule, "Construct the buffer without tp_group.")
+        if not self.is_of_one_host:
+            raise ArgumentError("rank", rank, NO_MASKS_BETWEEN_HOSTS, "Construct a buffer without it.")
         calling = self._owner()
         if masked and not self._backend.is_asynchronous:
             self._mask_beside_calls(calling, rank)

@@ -24,6 +24,7 @@ from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError, BufferStateError
 from moe_triton.core.hccl import read_environment
 from moe_triton.limits import MAX_GROUP_NAME
+from moe_triton.rendezvous import hosts
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.runtime import plan_calls
 from moe_triton.runtime.communicator import Communicator
@@ -255,6 +256,9 @@ def communicator(place: Place) -> Communicator:
         agreed_at=_agreed_at.get(place.group_ep, {}).get(place.members),
     )
     with settings.keeping_tables(), _watching(place, group, meeting):
+        for each in (meeting, exchange):
+            if each is not None:
+                each.hosts = hosts.find(each)
         made = Communicator(meeting, order, exchange)
     plan_calls.attach(made)
     if oldest is not None:

@@ -177,7 +177,7 @@ def _counted(machine: Machine) -> list[Thread]:
     machine.locate("count", "doorbell", WINDOW)
     sender = machine.run("sender", ("copy_out", ENTRY, UB_ENTRY, 32), ("notify", ENTRY))
     finds = {"count": [1], "flag": [0]}
-    receiver = machine.run("receiver", ("poll", WINDOW), ("copy_in", UB, ENTRY, 32), finds=finds)
+    receiver = machine.run("receiver", ("poll_once", WINDOW), ("copy_in", UB, ENTRY, 32), finds=finds)
     return [sender, receiver]
 
 

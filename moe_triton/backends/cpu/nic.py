@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moe_triton.backends.cpu import native
+from moe_triton.backends.cpu.fabric import Fabric
 from moe_triton.backends.cpu.native import I64, POINTER, U32, U64, alike
 from moe_triton.backends.cpu.paced_link import PacedLink, in_range
 from moe_triton.backends.cpu.trace_log import NativeTraceLog
@@ -85,7 +86,7 @@ class NicDescription(ctypes.Structure):
         ("link", POINTER),
         *alike(U64, "seed", "keeps_order"),
         ("cpu", I64),
-        ("log", POINTER),
+        *alike(POINTER, "log", "others", "elsewhere"),
     )
 
 
@@ -99,6 +100,7 @@ def describe(
     log: NativeTraceLog | None = None,
     *,
     has_doorbells: bool = True,
+    fabric: Fabric | None = None,
 ) -> tuple[NicDescription, object]:
     """What native code is told of a NIC, and what has to live until it was told.
 
@@ -111,6 +113,7 @@ def describe(
         link: that messages to other servers go over; None for none.
         log: of what that carries; None for none.
         has_doorbells: whether there is one behind each window.
+        fabric: to ranks on other hosts, which have no window here; None where there are none.
 
     Raises:
         ArgumentError: a seed together with a pace.
@@ -120,6 +123,7 @@ def describe(
         raise ArgumentError("seed", settings.seed, rule, "Leave out the seed, or post_us and the paced link.")
     ranks = range(len(windows))
     places = np.array([windows[peer] if peer in queues.peers else 0 for peer in ranks], np.uint64)
+    elsewhere = np.array([peer in queues.peers and not windows[peer] for peer in ranks], np.uint64)
     inside = np.array([queues.is_inside(rank, peer) for peer in ranks], np.uint64)
     description = NicDescription(
         len(windows),
@@ -137,8 +141,10 @@ def describe(
         settings.keeps_order,
         -1 if settings.cpu is None else settings.cpu,
         log.link_address if log else None,
+        fabric.queues if fabric else None,
+        elsewhere.ctypes.data,
     )
-    return description, (places, inside)
+    return description, (places, inside, elsewhere)
 
 
 class PostItem(ctypes.Structure):
@@ -151,7 +157,7 @@ class Nic:
     """The NIC of this rank. It uses windows: close it before they go.
 
     Args:
-        queues, rank, windows, window_bytes, settings, link, log: see `describe`.
+        queues, rank, windows, window_bytes, settings, link, log, fabric: see `describe`.
 
     Attributes:
         address: of the ``moe::Nic``; 0 when it is closed.
@@ -170,8 +176,10 @@ class Nic:
         settings: NicSettings,
         link: PacedLink | None = None,
         log: NativeTraceLog | None = None,
+        fabric: Fabric | None = None,
     ) -> None:
-        description, _kept = describe(queues, rank, windows, window_bytes, settings, link, log)
+        of_window = queues, rank, windows, window_bytes, settings, link, log
+        description, _kept = describe(*of_window, fabric=fabric)
         self._link, self._log = link, log  # native code holds their addresses
         self._process = os.getpid()
         self.address: int = native.library().moe_nic_open(ctypes.addressof(description)) or 0

@@ -10,11 +10,13 @@ import re
 import secrets
 import time
 from collections.abc import Collection, Iterable, Sequence, Set
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from moe_triton.backends.cpu import native
+from moe_triton.backends.cpu.fabric import Fabric
 from moe_triton.backends.cpu.nic import Nic, NicSettings
 from moe_triton.backends.cpu.paced_link import PacedLink
 from moe_triton.backends.cpu.room import Limit, available_memory, cgroup_limits
@@ -24,8 +26,10 @@ from moe_triton.core import shared_memory
 from moe_triton.core.endings import at_end
 from moe_triton.core.errors import WindowError
 from moe_triton.core.reach import Queues, token_of
+from moe_triton.core.threads import Deadline, in_thread
 from moe_triton.rendezvous.agreement import raise_together
 from moe_triton.rendezvous.meeting import Meeting, values_of
+from moe_triton.rendezvous.stores import below, read_key
 
 PREFIX = "moe_triton-"
 SUFFIX = re.compile(r"\d+-[0-9a-f]{24}")
@@ -34,6 +38,12 @@ UNLOCKED = ".new"
 STALE_AFTER_S = 60.0  # of what is not locked yet
 # Advice of Linux 5.14, which Python's mmap has no names for.
 MADV_POPULATE_READ, MADV_POPULATE_WRITE = 22, 23
+CLOSING_S, CLOSING_LOOK_S = 2.0, 0.005
+QUEUES = (
+    "Use a scheme with queues between servers, and pass ranks_per_server where it is not found by itself."
+)
+# In place of the window of a rank on another host.
+NOT_HERE = torch.empty(0, dtype=torch.uint8)
 REMEDY = (
     "Enlarge it (mount -o remount,size=... /dev/shm, or docker run --shm-size=... --memory=...), or lower "
     "num_max_tokens_per_rank."
@@ -80,6 +90,7 @@ class SharedWindow:
         self._views: list[torch.Tensor] = []
         self._file = -1
         folder, failure = _chosen_folder()
+        failure = failure or self._out_of_reach()
         remove_stale(folder)
         name = f"{PREFIX}{os.getuid()}-{secrets.token_hex(12)}"
         limits = cgroup_limits()
@@ -90,9 +101,11 @@ class SharedWindow:
         if not all(_is_name(n) for n in names):
             raise WindowError(f"a peer named its window {names}, which no rank of this package does")
         cgroups, private = values_of(said, "cgroups", list), values_of(said, "private", int)
-        failure = failure or _disagreement(values_of(said, "folder", str))
+        folders = values_of(said, "folder", str)
+        failure = failure or _disagreement([each for rank, each in enumerate(folders) if self._is_here(rank)])
         members = [(frozenset(map(str, keys)), own) for keys, own in zip(cgroups, private, strict=True)]
-        paths = [folder / each for each in names]
+        members = [each for rank, each in enumerate(members) if self._is_here(rank)]
+        paths = [folder / each if self._is_here(rank) else None for rank, each in enumerate(names)]
         try:
             self._build(
                 num_bytes, folder / name, paths, failure or _shortage(folder, num_bytes, members, limits)
@@ -102,11 +115,26 @@ class SharedWindow:
             raise
         finally:
             # On success every rank has mapped all windows; on failure no name may be left behind.
-            _unlink(paths)
+            _unlink(each for each in paths if each is not None)
         self.base = self._views[meeting.rank].data_ptr()
         self.peers = tuple(view.data_ptr() for view in self._views)
 
-    def _build(self, num_bytes: int, path: Path, paths: list[Path], shortage: str) -> None:
+    def _mapped(self, path: Path, own: Path) -> torch.Tensor:
+        return _map(path, self._spare, _advice(path == own)) if self._has_pages else _map(path, self._spare)
+
+    def _out_of_reach(self) -> str:
+        """Why this window is none that all ranks reach; "" if it is."""
+        others = [rank for rank in range(self._meeting.num_ranks) if not self._is_here(rank)]
+        if not others:
+            return ""
+        return f"rank(s) {others} are on other hosts, and only memory of this one is reached. {QUEUES}"
+
+    def _is_here(self, rank: int) -> bool:
+        """Whether it is of this host."""
+        hosts = self._meeting.hosts
+        return hosts[rank] == hosts[self._meeting.rank]
+
+    def _build(self, num_bytes: int, path: Path, paths: Sequence[Path | None], shortage: str) -> None:
         meeting, spare = self._meeting, self._spare
         failure, fd = "", -1
         try:
@@ -118,10 +146,7 @@ class SharedWindow:
                 failure = str(error)
             raise_together(meeting, failure, "the window is made")
             try:
-                if self._has_pages:
-                    self._views = [_map(each, spare, _advice(each == path)) for each in paths]
-                else:
-                    self._views = [_map(each, spare) for each in paths]
+                self._views = [NOT_HERE if each is None else self._mapped(each, path) for each in paths]
             except (OSError, WindowError) as error:
                 failure = f"cannot map a peer's window: {error}"
             raise_together(meeting, failure, "the windows are mapped")
@@ -201,15 +226,59 @@ class QueuedWindow(SharedWindow):
         has_pages: bool = False,
         spare_bytes: int = 0,
     ) -> None:
+        self._queues = queues
         super().__init__(num_bytes, meeting, private_bytes, has_pages=has_pages, spare_bytes=spare_bytes)
         mapped, rank = self.peers, meeting.rank
-        self.nic = Nic(queues, rank, mapped, num_bytes, settings, link, log)
+        fabric = self._fabric = None if all(mapped) else self._connected(meeting, queues, num_bytes)
+        self.nic = Nic(queues, rank, mapped, num_bytes, settings, link, log, fabric)
         # Of a buffer that is dropped, or that the process ends with: posts are read from memory that goes.
-        self._ending = at_end(self, self.nic.close)
+        self._ending = at_end(self, self.nic.close if fabric is None else partial(_close, self.nic, fabric))
         self.peers = tuple(
             queues.word(rank, peer, token_of(peer) if peer in queues.peers else mapped[peer])
             for peer in range(meeting.num_ranks)
         )
+
+    def _out_of_reach(self) -> str:
+        others = [rank for rank in range(self._meeting.num_ranks) if not self._is_here(rank)]
+        if missing := sorted(set(others) - self._queues.peers):
+            return f"rank(s) {missing} are on other hosts, and no queue leads there. {QUEUES}"
+        return ""
+
+    def _connected(self, meeting: Meeting, queues: Queues, num_bytes: int) -> Fabric:
+        """To the ranks on other hosts."""
+        failure, fabric = "", None
+        try:
+            of_memory = self.base, num_bytes, queues.in_bytes
+            fabric = Fabric(meeting.num_ranks, *of_memory, meeting.timeout_s)
+        except WindowError as error:
+            failure = str(error)
+        raise_together(meeting, failure, "libfabric is there")
+        assert fabric is not None
+        said = meeting.exchange({"fabric": fabric.address}, "address of libfabric")
+        try:
+            for rank, address in enumerate(values_of(said, "fabric", str)):
+                if not self.peers[rank]:
+                    fabric.connect(rank, address)
+        except WindowError as error:
+            failure = str(error)
+        raise_together(meeting, failure, "libfabric is connected")
+        return fabric
+
+    def _meet_to_close(self) -> None:
+        """Until all others close as well, or for a moment: a connection that is closed takes with it what a
+        peer has not read yet, and flags of the last call may be among that.
+        """
+        asking = in_thread(self._wait_for_others, "ranks that close")
+        with contextlib.suppress(Exception):  # a store that is gone has nothing to say
+            asking.result(CLOSING_S)
+
+    def _wait_for_others(self) -> None:
+        store, deadline = below(self._meeting.store(), "closing"), Deadline(CLOSING_S)
+        store.set(str(self._meeting.rank), "closes")
+        others = [rank for rank in range(self._meeting.num_ranks) if not self._is_here(rank)]
+        while others and deadline.left() > 0:
+            others = [rank for rank in others if not read_key(store, str(rank))]
+            time.sleep(CLOSING_LOOK_S)
 
     def post(self, rank: int, local: int, remote: int, num_bytes: int) -> bool:
         """See `moe_triton.backends.base.HostPosts`."""
@@ -221,8 +290,15 @@ class QueuedWindow(SharedWindow):
 
     def close(self) -> None:
         """Ends the NIC, which delivers what was posted, and drops the mappings."""
+        if self._fabric is not None and self.nic.address:
+            self._meet_to_close()
         self._ending()
         super().close()
+
+
+def _close(nic: Nic, fabric: Fabric) -> None:
+    nic.close()
+    fabric.close()
 
 
 class StandInWindow:

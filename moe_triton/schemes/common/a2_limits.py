@@ -46,7 +46,7 @@ def ranks_of_host_checks(least: int, most: int) -> ConfigRule:
     relaxed_low = min(least, 2)
 
     def holds(c: Config) -> bool:
-        if c.relaxed:
+        if c.has_any_servers:
             return relaxed_low <= c.num_ranks <= most
         return least <= c.num_ranks <= most and (c.num_ranks <= CARDS or c.num_ranks % CARDS == 0)
 
@@ -54,7 +54,7 @@ def ranks_of_host_checks(least: int, most: int) -> ConfigRule:
         "num_ranks",
         limit,
         holds,
-        lambda c: f"{c.product} takes {f'{relaxed_low} to {most}' if c.relaxed else limit} here",
+        lambda c: f"{c.product} takes {f'{relaxed_low} to {most}' if c.has_any_servers else limit} here",
         GROUP_REMEDY,
         relaxed=f"{relaxed_low} to {most}",
         generations=NONE_CHOSEN,
@@ -76,7 +76,7 @@ def most_of(sizes: Sizes, generations: Generations = EITHER) -> tuple[ConfigRule
 servers = Rule[[Config]](
     RANKS_PER_SERVER,
     f"{CARDS}; all ranks of a group of no more",
-    lambda c: c.relaxed or c.topology == replace(c, ranks_per_server=None).topology,
+    lambda c: c.has_any_servers or c.topology == replace(c, ranks_per_server=None).topology,
     f"a server of A2 has {CARDS} cards",
     "Pass None, or relaxed=True for tests.",
     relaxed="any",

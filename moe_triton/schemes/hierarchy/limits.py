@@ -119,12 +119,12 @@ _SIZES_ON_A3: tuple[ConfigRule, ...] = (
     Rule[[Config]](
         "num_ranks",
         f"a multiple of {DIES} from {DIES} to {MAX_RANKS_ON_A3}",
-        lambda c: 1 <= c.num_ranks <= MAX_RANKS_ON_A3 and (c.relaxed or c.num_ranks % DIES == 0),
+        lambda c: 1 <= c.num_ranks <= MAX_RANKS_ON_A3 and (c.has_any_servers or c.num_ranks % DIES == 0),
         lambda c: (
             f"hierarchy on {c.product} takes "
             + (
                 f"1 to {MAX_RANKS_ON_A3}"
-                if c.relaxed
+                if c.has_any_servers
                 else f"whole machines of {DIES}, up to {MAX_RANKS_ON_A3}"
             )
         ),
@@ -164,7 +164,7 @@ _SIZES_ON_A3: tuple[ConfigRule, ...] = (
     Rule[[Config]](
         RANKS_PER_SERVER,
         f"{DIES}, the dies of a machine",
-        lambda c: c.relaxed or set(c.topology.sizes) == {DIES},
+        lambda c: c.has_any_servers or set(c.topology.sizes) == {DIES},
         f"with hierarchy a server is a machine of A3, which has {DIES} dies",
         "Pass None, or relaxed=True for tests.",
         relaxed="any",

@@ -42,7 +42,7 @@ void scalar_store(uint64_t* to) { core.ScalarStore(to, uint64_t{1}); }
 uint64_t scalar_load(const uint64_t* from) { return core.ScalarLoad(from); }
 void barrier() { core.Barrier(PIPE_ALL); }
 void notify(const void* flags) { core.Notify(flags, 1); }
-void poll(const void* window) { core.Poll(0, window, 1, {}); }
+void poll_once(const void* window) { core.Poll(0, window, 1, {}); }
 void finish() { core.Finish(); }
 uint64_t is_masked(const uint8_t* by) {
     const auto place = reinterpret_cast<uint64_t>(by);

@@ -1,0 +1,73 @@
+// Endpoints of libfabric for the host: opened, told of peers, and given to a NIC.
+#include "../hosts/fabric_queues.h"
+
+#include <cstring>
+#include <string>
+
+namespace moe {
+namespace {
+
+// Of this thread.
+std::string& LastFabricError() {
+    thread_local std::string text;
+    return text;
+}
+
+struct FabricHandle {
+    FabricHandle(const FabricDescription& given, uint64_t num_ranks, uint64_t lost_after_ns, const FabricApi& loaded)
+        : api(loaded), endpoint(api, given, num_ranks), queues(endpoint, lost_after_ns) {}
+
+    const FabricApi api;
+    FabricEndpoint endpoint;
+    FabricQueues queues;
+};
+
+}  // namespace
+}  // namespace moe
+
+extern "C" {
+
+// What the last of these functions has said that failed on this thread.
+const char* moe_fabric_error() { return moe::LastFabricError().c_str(); }
+
+// Null if there can be none.
+moe::FabricHandle* moe_fabric_open(const char* library, const moe::FabricDescription* given, uint64_t num_ranks,
+                                   uint64_t lost_after_ns) {
+    try {
+        moe::FabricApi api;
+        if (std::string why = api.Load(library); !why.empty()) {
+            moe::LastFabricError() = std::move(why);
+            return nullptr;
+        }
+        return new moe::FabricHandle(*given, num_ranks, lost_after_ns, api);
+    } catch (const std::exception& error) {
+        moe::LastFabricError() = error.what();
+        return nullptr;
+    }
+}
+
+void moe_fabric_address(const moe::FabricHandle* handle, moe::FabricAddress* address) {
+    *address = handle->endpoint.Address();
+}
+
+// 0, or -1 where this is no address of the provider. Before a NIC uses it.
+int moe_fabric_connect(moe::FabricHandle* handle, uint32_t rank, const moe::FabricAddress* address) {
+    try {
+        handle->endpoint.Connect(rank, *address);
+        return 0;
+    } catch (const std::exception& error) {
+        moe::LastFabricError() = error.what();
+        return -1;
+    }
+}
+
+// For `NicDescription.others`.
+moe::OtherHosts* moe_fabric_queues(moe::FabricHandle* handle) { return &handle->queues; }
+
+// Whether it was given up that anything can be written to a rank.
+int moe_fabric_lost(const moe::FabricHandle* handle, uint32_t rank) { return handle->queues.IsLost(rank) ? 1 : 0; }
+
+// When no NIC uses it any more.
+void moe_fabric_close(moe::FabricHandle* handle) { delete handle; }
+
+}  // extern "C"

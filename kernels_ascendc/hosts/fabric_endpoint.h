@@ -1,0 +1,241 @@
+// One rank's endpoint of libfabric: writes to the windows of ranks on other hosts, and word of theirs to this one.
+//
+// Used by one thread. The order of writes to a rank holds between messages, and not inside of them.
+#pragma once
+
+#include <poll.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <rdma/fi_cm.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_errno.h>
+#include <rdma/fi_rma.h>
+
+#include "fabric_api.h"
+
+namespace moe {
+
+struct FabricDescription {
+    const char* provider;   // "tcp", "tcp;ofi_rxm"
+    const char* interface;  // address of this host that peers reach it by
+    uint64_t window;        // of this rank, what peers write and what it posts, in one piece
+    uint64_t window_bytes;
+    uint64_t in_bytes;  // the part that peers write
+    uint64_t key;       // that they name it by; some providers make their own
+};
+
+// What a peer has to be told of this rank.
+struct FabricAddress {
+    static constexpr size_t LONGEST = 64;
+
+    uint8_t name[LONGEST];
+    uint64_t name_bytes;
+    uint64_t key;
+    uint64_t base;  // where offsets of its window count from
+};
+
+class FabricError : public std::runtime_error {
+public:
+    using std::runtime_error::runtime_error;
+};
+
+// What `fid` objects of libfabric are closed by, in the order opposite to that of their making.
+template <typename Object>
+class Opened {
+public:
+    Opened() = default;
+    Opened(const Opened&) = delete;
+    Opened& operator=(const Opened&) = delete;
+    ~Opened() { Close(); }
+
+    void Close() {
+        if (object_ != nullptr) fi_close(&object_->fid);
+        object_ = nullptr;
+    }
+
+    Object** Out() { return &object_; }
+    Object* Get() const { return object_; }
+    fid* Id() const { return &object_->fid; }
+
+private:
+    Object* object_ = nullptr;
+};
+
+class FabricEndpoint {
+public:
+    FabricEndpoint(const FabricApi& api, const FabricDescription& given, uint64_t num_ranks)
+        : api_(api), window_(given.window), peers_(num_ranks) {
+        Choose(given);
+        Require(api.open_fabric(info_->fabric_attr, fabric_.Out(), nullptr), "fi_fabric");
+        Require(fi_domain(fabric_.Get(), info_, domain_.Out(), nullptr), "fi_domain");
+        Bind(given);
+        Require(fi_enable(endpoint_.Get()), "fi_enable");
+        Require(fi_control(completions_.Id(), FI_GETWAIT, &descriptor_), "FI_GETWAIT");
+    }
+
+    FabricEndpoint(const FabricEndpoint&) = delete;
+    FabricEndpoint& operator=(const FabricEndpoint&) = delete;
+
+    ~FabricEndpoint() {
+        // What is registered ends before its memory can be anything else.
+        endpoint_.Close();
+        out_.Close();
+        in_.Close();
+        completions_.Close();
+        names_.Close();
+        domain_.Close();
+        fabric_.Close();
+        api_.free_info(info_);
+    }
+
+    FabricAddress Address() const {
+        FabricAddress address{};
+        size_t bytes = FabricAddress::LONGEST;
+        Require(fi_getname(endpoint_.Id(), address.name, &bytes), "fi_getname");
+        address.name_bytes = bytes;
+        address.key = fi_mr_key(in_.Get());
+        address.base = HasMode(FI_MR_VIRT_ADDR) ? window_ : 0;
+        return address;
+    }
+
+    void Connect(uint32_t rank, const FabricAddress& address) {
+        Peer& peer = peers_.at(rank);
+        if (fi_av_insert(names_.Get(), address.name, 1, &peer.at, 0, nullptr) != 1) {
+            throw FabricError("fi_av_insert: rank " + std::to_string(rank) + " has no address of this provider");
+        }
+        peer.key = address.key;
+        peer.base = address.base;
+    }
+
+    // Starts a write to a peer's window, and tells it of so many flags in it. False: not now. `Poll` names its context.
+    bool Write(uint32_t rank, uint64_t offset, const uint8_t* from, uint64_t bytes, uint32_t flags, void* context) {
+        const Peer& peer = peers_[rank];
+        void* const local = HasMode(FI_MR_LOCAL) ? fi_mr_desc(out_.Get()) : nullptr;
+        const uint64_t to = peer.base + offset;
+        const ssize_t result =
+            flags == 0 ? fi_write(endpoint_.Get(), from, bytes, local, peer.at, to, peer.key, context)
+                       : fi_writedata(endpoint_.Get(), from, bytes, local, flags, peer.at, to, peer.key, context);
+        if (result == -FI_EAGAIN) return false;
+        Require(result, "fi_write");
+        return true;
+    }
+
+    // Calls `written(context, error)` for each write that has ended, and `told(flags)` for those of peers that say so.
+    // Whether there were any.
+    template <typename Written, typename Told>
+    bool Poll(Written&& written, Told&& told) {
+        fi_cq_data_entry entries[ENTRIES];
+        bool has_any = false;
+        for (;;) {
+            const ssize_t number = fi_cq_read(completions_.Get(), entries, ENTRIES);
+            if (number == -FI_EAGAIN || number == 0) return has_any;
+            has_any = true;
+            if (number == -FI_EAVAIL) {
+                fi_cq_err_entry failed{};
+                if (fi_cq_readerr(completions_.Get(), &failed, 0) == 1) written(failed.op_context, failed.err);
+                continue;
+            }
+            Require(number, "fi_cq_read");
+            for (ssize_t i = 0; i < number; ++i) {
+                if ((entries[i].flags & FI_REMOTE_CQ_DATA) != 0) {
+                    told(static_cast<uint32_t>(entries[i].data));
+                } else {
+                    written(entries[i].op_context, 0);
+                }
+            }
+        }
+    }
+
+    // What is readable when `Poll` has something, once `MaySleep` has said so.
+    int Descriptor() const { return descriptor_; }
+
+    bool MaySleep() {
+        fid* all[] = {completions_.Id()};
+        return fi_trywait(fabric_.Get(), all, 1) == FI_SUCCESS;
+    }
+
+    const char* Provider() const { return info_->fabric_attr->prov_name; }
+
+private:
+    static constexpr size_t ENTRIES = 64;
+    static constexpr size_t QUEUED = 4096;  // completions
+
+    struct Peer {
+        fi_addr_t at = FI_ADDR_UNSPEC;
+        uint64_t key = 0;
+        uint64_t base = 0;
+    };
+
+    bool HasMode(int mode) const { return (info_->domain_attr->mr_mode & mode) != 0; }
+
+    void Require(int64_t result, const char* what) const {
+        if (result >= 0) return;
+        throw FabricError(std::string(what) + ": " + api_.error_text(static_cast<int>(-result)));
+    }
+
+    void Choose(const FabricDescription& given) {
+        fi_info* const wanted = api_.copy_info(nullptr);
+        if (wanted == nullptr) throw FabricError("fi_allocinfo: no memory");
+        wanted->caps = FI_RMA;
+        wanted->ep_attr->type = FI_EP_RDM;
+        wanted->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR;
+        wanted->domain_attr->threading = FI_THREAD_DOMAIN;
+        // The usual is a thread of the library's own.
+        wanted->domain_attr->data_progress = FI_PROGRESS_MANUAL;
+        wanted->domain_attr->control_progress = FI_PROGRESS_MANUAL;
+        wanted->domain_attr->cq_data_size = sizeof(uint32_t);
+        wanted->tx_attr->msg_order = FI_ORDER_WAW;
+        wanted->rx_attr->msg_order = FI_ORDER_WAW;
+        // The library frees it with the rest.
+        wanted->fabric_attr->prov_name = strdup(given.provider);
+        const int result = api_.get_info(FI_VERSION(1, 17), given.interface, nullptr, FI_SOURCE, wanted, &info_);
+        api_.free_info(wanted);
+        Require(result, "fi_getinfo");
+        if (info_->ep_attr->max_order_waw_size < given.window_bytes) {
+            throw FabricError("writes of this provider keep their order only up to " +
+                              std::to_string(info_->ep_attr->max_order_waw_size) + " bytes");
+        }
+    }
+
+    void Bind(const FabricDescription& given) {
+        fi_av_attr names{};
+        names.type = FI_AV_TABLE;
+        Require(fi_av_open(domain_.Get(), &names, names_.Out(), nullptr), "fi_av_open");
+        fi_cq_attr completions{};
+        completions.format = FI_CQ_FORMAT_DATA;
+        completions.wait_obj = FI_WAIT_FD;
+        completions.size = QUEUED;
+        Require(fi_cq_open(domain_.Get(), &completions, completions_.Out(), nullptr), "fi_cq_open");
+        // Peers can write where they are to write, and nowhere else in this process.
+        void* const window = reinterpret_cast<void*>(given.window);
+        Require(fi_mr_reg(domain_.Get(), window, given.in_bytes, FI_REMOTE_WRITE, 0, given.key, 0, in_.Out(), nullptr),
+                "fi_mr_reg");
+        if (HasMode(FI_MR_LOCAL)) {
+            Require(
+                fi_mr_reg(domain_.Get(), window, given.window_bytes, FI_WRITE, 0, ~given.key, 0, out_.Out(), nullptr),
+                "fi_mr_reg");
+        }
+        Require(fi_endpoint(domain_.Get(), info_, endpoint_.Out(), nullptr), "fi_endpoint");
+        Require(fi_ep_bind(endpoint_.Get(), names_.Id(), 0), "fi_ep_bind");
+        Require(fi_ep_bind(endpoint_.Get(), completions_.Id(), FI_TRANSMIT | FI_RECV), "fi_ep_bind");
+    }
+
+    const FabricApi& api_;
+    const uint64_t window_;
+    fi_info* info_ = nullptr;
+    Opened<fid_fabric> fabric_;
+    Opened<fid_domain> domain_;
+    Opened<fid_av> names_;
+    Opened<fid_cq> completions_;
+    Opened<fid_mr> in_, out_;
+    Opened<fid_ep> endpoint_;
+    std::vector<Peer> peers_;
+    int descriptor_ = -1;
+};
+
+}  // namespace moe

@@ -1,0 +1,121 @@
+// What a NIC does with the items of queues that lead to other hosts: each message is a write of its own.
+//
+// Many are under way at a time. Writes to a rank come one after the other there, so that the promise of a queue holds:
+// the first piece of a message comes after all of the message before it.
+#pragma once
+
+#include <deque>
+#include <vector>
+
+#include "fabric_endpoint.h"
+#include "nic_wires.h"
+
+namespace moe {
+
+class FabricQueues final : public OtherHosts {
+public:
+    // `lost_after_ns`: of a rank to which nothing can be written. What was posted there is dropped then: a write to a
+    // rank that is gone may be refused for ever, and says no more than that it is not possible now.
+    FabricQueues(FabricEndpoint& endpoint, uint64_t lost_after_ns)
+        : endpoint_(endpoint), lost_after_ns_(lost_after_ns) {}
+
+    void Begin(std::vector<NicPeer>& peers, emulation::Doorbell* bell) override {
+        peers_ = &peers;
+        bell_ = bell;
+        queues_.resize(peers.size());
+    }
+
+    void Take(const RingEntry& entry) override {
+        queues_[entry.item.rank].items.push_back({entry.item, false});
+        ++left_;
+    }
+
+    // Starts what can start and ends what has ended. When there may be more to do: never, where only a peer's answer or
+    // another post can bring it.
+    Due Deliver(uint64_t now_ns) override {
+        Poll();
+        bool is_held_up = false;
+        for (uint32_t rank = 0; rank < queues_.size(); ++rank) {
+            is_held_up = !StartAll(rank, now_ns) || is_held_up;
+        }
+        // A write that is refused is tried again soon: nothing says when it is possible.
+        return {is_held_up ? now_ns + AGAIN_NS : Due::NEVER};
+    }
+
+    bool IsIdle() const override { return left_ == 0; }
+    int Descriptor() const override { return endpoint_.Descriptor(); }
+    bool MaySleep() override { return endpoint_.MaySleep(); }
+    bool IsLost(uint32_t rank) const { return queues_[rank].is_lost; }
+
+private:
+    static constexpr uint64_t AGAIN_NS = 50'000;
+
+    struct Item {
+        PostItem post;
+        bool has_ended;
+    };
+
+    // Of these the first ones are under way.
+    struct Queue {
+        std::deque<Item> items;
+        size_t started = 0;
+        uint64_t refused_ns = 0;  // since when; 0: it is not
+        bool is_lost = false;
+    };
+
+    void Poll() {
+        endpoint_.Poll(
+            [this](void* context, int error) {
+                Item& item = *static_cast<Item*>(context);
+                item.has_ended = true;
+                if (error != 0) queues_[item.post.rank].is_lost = true;
+                EndAll(item.post.rank);
+            },
+            [this](uint32_t flags) {
+                // What has come before is to be seen by whoever wakes.
+                std::atomic_thread_fence(std::memory_order_seq_cst);
+                if (bell_ != nullptr) bell_->Ring(flags);
+            });
+    }
+
+    // False where one is refused.
+    bool StartAll(uint32_t rank, uint64_t now_ns) {
+        Queue& queue = queues_[rank];
+        while (queue.started < queue.items.size()) {
+            Item& item = queue.items[queue.started];
+            if (queue.is_lost) {
+                item.has_ended = true;
+            } else if (!endpoint_.Write(rank, NicMemory::OffsetOf(item.post), item.post.Bytes(), item.post.bytes,
+                                        item.post.Flags(), &item)) {
+                if (queue.refused_ns == 0) queue.refused_ns = now_ns;
+                queue.is_lost = now_ns - queue.refused_ns >= lost_after_ns_;
+                if (!queue.is_lost) return false;
+                continue;
+            }
+            queue.refused_ns = 0;
+            ++queue.started;
+        }
+        EndAll(rank);
+        return true;
+    }
+
+    // The memory of a message is free when those before it are as well.
+    void EndAll(uint32_t rank) {
+        Queue& queue = queues_[rank];
+        while (queue.started > 0 && queue.items.front().has_ended) {
+            queue.items.pop_front();
+            --queue.started;
+            --left_;
+            (*peers_)[rank].ring->Pop();
+        }
+    }
+
+    std::vector<NicPeer>* peers_ = nullptr;
+    FabricEndpoint& endpoint_;
+    emulation::Doorbell* bell_ = nullptr;
+    const uint64_t lost_after_ns_;
+    std::vector<Queue> queues_;
+    uint64_t left_ = 0;
+};
+
+}  // namespace moe

@@ -1,0 +1,80 @@
+"""Makes hosts in the namespaces that this process is in, and starts the ranks of a job on them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.hosts.namespaces import Job, address_of, environment_of
+
+HOST = "--net", "--mount", "--ipc", "--uts"
+WITHIN_S = 20.0
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True)
+
+
+def _on(pid: int, *command: str) -> list[str]:
+    return ["nsenter", "-t", str(pid), "-n", "-m", "-i", "-u", *command]
+
+
+def _namespace_of(pid: int) -> str:
+    return str(Path(f"/proc/{pid}/ns/net").readlink())
+
+
+def make_host(number: int, names: Path, rate: str) -> int:
+    """Makes a host, and returns the process that keeps it."""
+    own = _namespace_of(1)
+    keeper = subprocess.Popen(["unshare", *HOST, "sleep", "infinity"]).pid
+    deadline = time.monotonic() + WITHIN_S
+    while _namespace_of(keeper) == own:
+        assert time.monotonic() < deadline, "no host within 20 s"
+        time.sleep(0.005)
+    _run("ip", "link", "add", f"port{number}", "type", "veth", "peer", "name", f"cable{number}")
+    _run("ip", "link", "set", f"port{number}", "master", "switch", "up")
+    _run("ip", "link", "set", f"cable{number}", "netns", str(keeper))
+    steps = [
+        f"ip link set cable{number} name eth0",
+        f"ip address add {address_of(number)}/24 dev eth0",
+        "ip link set eth0 up",
+        "ip link set lo up",
+        f"hostname host{number}",
+        "mount -t tmpfs tmpfs /dev/shm",
+        f"mount --bind {names} /etc/hosts",  # without names gloo takes the loopback
+    ]
+    if rate:
+        steps.append(f"tc qdisc add dev eth0 root tbf rate {rate} burst 128kb latency 100ms")
+    _run(*_on(keeper, "sh", "-ec", "\n".join(steps)))
+    return keeper
+
+
+def main(said: str) -> int:
+    """Runs a job, and returns how many of its ranks have failed."""
+    job = Job(**{**json.loads(said), "hosts": tuple(json.loads(said)["hosts"])})
+    _run("ip", "link", "set", "lo", "up")
+    _run("ip", "link", "add", "switch", "type", "bridge")
+    _run("ip", "link", "set", "switch", "up")
+    with tempfile.TemporaryDirectory() as folder:
+        names = Path(folder) / "hosts"
+        numbered = range(len(job.hosts))
+        lines = [f"{address_of(number)} host{number}" for number in numbered]
+        names.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
+        keepers = [make_host(number, names, job.rate) for number in numbered]
+        host_of = [number for number, ranks in enumerate(job.hosts) for _ in range(ranks)]
+        ranks = [
+            subprocess.Popen(
+                _on(keepers[host], sys.executable, "-m", "tests.hosts.rank", said),
+                env=environment_of(rank, job),
+            )
+            for rank, host in enumerate(host_of)
+        ]
+        return sum(rank.wait() != 0 for rank in ranks)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

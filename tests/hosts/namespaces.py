@@ -1,0 +1,104 @@
+"""Hosts on one machine: each has a network, shared memory and a name of its own, and a cable to one switch.
+
+`run` begins a process in namespaces of its own, which makes the hosts in there and starts the ranks. Nothing
+of the machine changes, and all of it ends with that process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+OUTER = "--user", "--map-root-user", "--net", "--mount", "--ipc", "--pid", "--uts", "--fork", "--kill-child"
+PORT = 29_500
+
+
+@dataclass(frozen=True)
+class Job:
+    """What ranks run.
+
+    Attributes:
+        module, function: of what each rank calls with its number and the arguments; what it returns is JSON.
+        hosts: ranks of each host.
+        arguments: as JSON has them.
+        folder: for answers.
+        rate: of each host's cable, as tc has it; "" for any.
+        environment: of all ranks.
+    """
+
+    module: str
+    function: str
+    hosts: tuple[int, ...]
+    arguments: Sequence[Any] = ()
+    folder: str = ""
+    rate: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def num_ranks(self) -> int:
+        return sum(self.hosts)
+
+
+@cache
+def missing() -> str:
+    """Why there can be no such hosts on this machine; "" if there can."""
+    for name in ("unshare", "nsenter", "ip"):
+        if shutil.which(name) is None:
+            return f"{name} is not installed (apt-get install iproute2 util-linux)"
+    tried = subprocess.run(["unshare", *OUTER, "--mount-proc", "true"], capture_output=True, text=True)
+    return tried.stderr.strip() if tried.returncode else ""
+
+
+def run(
+    function: Callable[..., Any], hosts: tuple[int, ...], *arguments: Any, timeout_s: float, **options: Any
+) -> list[Any]:
+    """Runs a function on ranks of several hosts, and returns what each has returned; None of who has not.
+
+    Args:
+        function: importable from its module; its result is JSON.
+        hosts: ranks of each host.
+        arguments: passed behind the rank, as JSON has them.
+        timeout_s: seconds until all have to have answered.
+        options: of `Job`.
+
+    Raises:
+        subprocess.TimeoutExpired: they have not.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(function.__module__, function.__name__, hosts, arguments, folder, **options)
+        command = ["unshare", *OUTER, "--mount-proc", sys.executable, "-m", "tests.hosts.inside"]
+        done = subprocess.run(
+            [*command, json.dumps(asdict(job))], cwd=ROOT, capture_output=True, text=True, timeout=timeout_s
+        )
+        answers = [Path(folder) / str(rank) for rank in range(job.num_ranks)]
+        results = [json.loads(each.read_text()) if each.exists() else None for each in answers]
+    if done.returncode:
+        sys.stderr.write(done.stdout + done.stderr)
+    return results
+
+
+def environment_of(rank: int, job: Job) -> dict[str, str]:
+    """What torch.distributed and libfabric find a rank's group by."""
+    return {
+        **os.environ,
+        "RANK": str(rank),
+        "WORLD_SIZE": str(job.num_ranks),
+        "MASTER_ADDR": address_of(0),
+        "MASTER_PORT": str(PORT),
+        **job.environment,
+    }
+
+
+def address_of(host: int) -> str:
+    """Of a host on the switch's network."""
+    return f"10.77.0.{host + 1}"
