@@ -112,35 +112,34 @@ public:
         peer.base = address.base;
     }
 
-    // Starts a write to a peer's window, and tells it of so many flags in it. False: not now. `Poll` names its context.
-    bool Write(uint32_t rank, uint64_t offset, const uint8_t* from, uint64_t bytes, uint32_t flags, void* context) {
+    enum class Started : uint8_t { YES, NOT_NOW, NEVER };
+
+    // Starts a write to a peer's window, and tells it of so many flags in it. `Poll` names its context.
+    Started Write(uint32_t rank, uint64_t offset, const uint8_t* from, uint64_t bytes, uint32_t flags, void* context) {
         const Peer& peer = peers_[rank];
         void* const local = HasMode(FI_MR_LOCAL) ? fi_mr_desc(out_.Get()) : nullptr;
         const uint64_t to = peer.base + offset;
         const ssize_t result =
             flags == 0 ? fi_write(endpoint_.Get(), from, bytes, local, peer.at, to, peer.key, context)
                        : fi_writedata(endpoint_.Get(), from, bytes, local, flags, peer.at, to, peer.key, context);
-        if (result == -FI_EAGAIN) return false;
-        Require(result, "fi_write");
-        return true;
+        if (result == 0) return Started::YES;
+        return result == -FI_EAGAIN ? Started::NOT_NOW : Started::NEVER;
     }
 
     // Calls `written(context, error)` for each write that has ended, and `told(flags)` for those of peers that say so.
-    // Whether there were any.
+    // False where nothing will ever come any more.
     template <typename Written, typename Told>
     bool Poll(Written&& written, Told&& told) {
         fi_cq_data_entry entries[ENTRIES];
-        bool has_any = false;
         for (;;) {
             const ssize_t number = fi_cq_read(completions_.Get(), entries, ENTRIES);
-            if (number == -FI_EAGAIN || number == 0) return has_any;
-            has_any = true;
+            if (number == -FI_EAGAIN || number == 0) return true;
             if (number == -FI_EAVAIL) {
                 fi_cq_err_entry failed{};
                 if (fi_cq_readerr(completions_.Get(), &failed, 0) == 1) written(failed.op_context, failed.err);
                 continue;
             }
-            Require(number, "fi_cq_read");
+            if (number < 0) return false;
             for (ssize_t i = 0; i < number; ++i) {
                 if ((entries[i].flags & FI_REMOTE_CQ_DATA) != 0) {
                     told(static_cast<uint32_t>(entries[i].data));

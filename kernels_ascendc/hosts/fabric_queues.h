@@ -48,6 +48,8 @@ public:
     bool IsLost(uint32_t rank) const { return queues_[rank].is_lost; }
 
 private:
+    using Started = FabricEndpoint::Started;
+
     static constexpr uint64_t AGAIN_NS = 50'000;
 
     struct Item {
@@ -64,7 +66,8 @@ private:
     };
 
     void Poll() {
-        endpoint_.Poll(
+        if (has_failed_) return;  // what is under way may still be named, and is gone here
+        const bool goes_on = endpoint_.Poll(
             [this](void* context, int error) {
                 Item& item = *static_cast<Item*>(context);
                 item.has_ended = true;
@@ -76,27 +79,38 @@ private:
                 std::atomic_thread_fence(std::memory_order_seq_cst);
                 if (bell_ != nullptr) bell_->Ring(flags);
             });
+        if (goes_on) return;
+        has_failed_ = true;
+        for (uint32_t rank = 0; rank < queues_.size(); ++rank) {
+            queues_[rank].is_lost = true;
+            for (Item& item : queues_[rank].items) item.has_ended = true;
+            EndAll(rank);
+        }
     }
 
-    // False where one is refused.
+    // False where one is refused for now.
     bool StartAll(uint32_t rank, uint64_t now_ns) {
         Queue& queue = queues_[rank];
-        while (queue.started < queue.items.size()) {
+        for (; queue.started < queue.items.size(); ++queue.started) {
             Item& item = queue.items[queue.started];
-            if (queue.is_lost) {
-                item.has_ended = true;
-            } else if (!endpoint_.Write(rank, NicMemory::OffsetOf(item.post), item.post.Bytes(), item.post.bytes,
-                                        item.post.Flags(), &item)) {
+            const Started started = Start(rank, item);
+            if (started == Started::NOT_NOW) {
                 if (queue.refused_ns == 0) queue.refused_ns = now_ns;
-                queue.is_lost = now_ns - queue.refused_ns >= lost_after_ns_;
-                if (!queue.is_lost) return false;
-                continue;
+                if (now_ns - queue.refused_ns < lost_after_ns_) return false;
             }
             queue.refused_ns = 0;
-            ++queue.started;
+            if (started == Started::YES) continue;
+            queue.is_lost = true;
+            item.has_ended = true;
         }
         EndAll(rank);
         return true;
+    }
+
+    Started Start(uint32_t rank, Item& item) {
+        if (queues_[rank].is_lost) return Started::NEVER;
+        const PostItem& post = item.post;
+        return endpoint_.Write(rank, NicMemory::OffsetOf(post), post.Bytes(), post.bytes, post.Flags(), &item);
     }
 
     // The memory of a message is free when those before it are as well.
@@ -116,6 +130,7 @@ private:
     const uint64_t lost_after_ns_;
     std::vector<Queue> queues_;
     uint64_t left_ = 0;
+    bool has_failed_ = false;
 };
 
 }  // namespace moe
