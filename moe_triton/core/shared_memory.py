@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +18,11 @@ VARIABLE = "MOE_TRITON_SHM"
 MOUNTS = Path("/proc/self/mountinfo")
 _OCTAL = re.compile(rb"\\([0-7]{3})")
 FORCED = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+
+
+# Suffix of a file's name until it is locked; until then it takes no memory.
+UNLOCKED = ".new"
+STALE_AFTER_S = 60.0  # of what is not locked yet
 
 
 class Mount(NamedTuple):
@@ -107,3 +114,40 @@ def huge_pages(path: Path, mounts: Path = MOUNTS, forced: Path = FORCED) -> bool
         return None
     usual = {"huge=always", "huge=within_size", "huge=advise"}
     return "[force]" in words or not usual.isdisjoint(mount.options)
+
+
+def create_locked(path: Path) -> int:
+    """An empty file. It is locked before it gets its name, so a file without a lock has no living owner."""
+    unlocked = path.with_name(path.name + UNLOCKED)
+    fd = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        unlocked.rename(path)
+    except BaseException:
+        os.close(fd)
+        unlocked.unlink(missing_ok=True)
+        raise
+    return fd
+
+
+def remove_unlocked(folder: Path, prefix: str) -> None:
+    """Removes such files whose creators are gone: nobody holds their lock.
+
+    Args:
+        folder: of them.
+        prefix: of their names.
+    """
+    for path in folder.glob(f"{prefix}*"):
+        try:
+            if path.suffix == UNLOCKED and time.time() - path.stat().st_mtime < STALE_AFTER_S:
+                continue
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+        except OSError:
+            pass
+        finally:
+            os.close(fd)

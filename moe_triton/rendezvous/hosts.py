@@ -31,15 +31,19 @@ def find(meeting: Meeting) -> tuple[int, ...]:
     """
     if meeting.num_ranks == 1:
         return (0,)
-    path = _place() / f"{PREFIX}{os.getuid()}-{secrets.token_hex(_NAME_BYTES)}"
+    folder, mine = _place(), f"{PREFIX}{os.getuid()}-"
+    shared_memory.remove_unlocked(folder, mine)
+    path, held = folder / f"{mine}{secrets.token_hex(_NAME_BYTES)}", -1
     try:
         with contextlib.suppress(OSError):  # who has no such folder fails at its window, and says why
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+            held = shared_memory.create_locked(path)
         names = values_of(meeting.exchange({"probe": path.name}, "a file for its host"), "probe", str)
-        found = [rank for rank, name in enumerate(names) if _is_there(path.parent, name)]
+        found = [rank for rank, name in enumerate(names) if _is_there(folder, name)]
         seen = meeting.exchange({"found": [*found, meeting.rank]}, "whose files it has found")
     finally:
         path.unlink(missing_ok=True)
+        if held >= 0:
+            os.close(held)
     together = [frozenset(map(int, each)) for each in values_of(seen, "found", list)]
     for rank, others in enumerate(together):
         for other in others:

@@ -18,9 +18,9 @@ from moe_triton import CommunicationTimeoutError, ConfigMismatchError, WindowErr
 from moe_triton.backends.cpu import window
 from moe_triton.backends.cpu.room import Limit
 from moe_triton.backends.cpu.spare import DOORBELL_BYTES, Spare
-from moe_triton.backends.cpu.window import UNLOCKED, SharedWindow, _create_locked
+from moe_triton.backends.cpu.window import SharedWindow
+from moe_triton.core.shared_memory import UNLOCKED, VARIABLE, create_locked
 from moe_triton.core.shared_memory import USUAL as SHM
-from moe_triton.core.shared_memory import VARIABLE
 from moe_triton.core.threads import Deadline
 from moe_triton.processes import RankFailedError, RankGroup, run_ranks
 from moe_triton.rendezvous.attempts import Attempt
@@ -86,7 +86,7 @@ def test_a_window_has_its_name_only_when_it_is_locked(prefix: str, monkeypatch: 
         lock(file, operation)
 
     monkeypatch.setattr(fcntl, "flock", look)
-    made = _create_locked(SHM / name)
+    made = create_locked(SHM / name)
     assert leftovers(prefix) == [name]
     monkeypatch.undo()
     monkeypatch.setattr(window, "PREFIX", prefix)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import mmap
 import os
 import re
@@ -26,6 +25,7 @@ from moe_triton.core import shared_memory
 from moe_triton.core.endings import at_end
 from moe_triton.core.errors import WindowError
 from moe_triton.core.reach import Queues, token_of
+from moe_triton.core.shared_memory import create_locked
 from moe_triton.core.threads import Deadline, in_thread
 from moe_triton.rendezvous.agreement import raise_together
 from moe_triton.rendezvous.meeting import Meeting, values_of
@@ -33,9 +33,6 @@ from moe_triton.rendezvous.stores import below, read_key
 
 PREFIX = "moe_triton-"
 SUFFIX = re.compile(r"\d+-[0-9a-f]{24}")
-# Suffix of a window's name until it is locked; until then it takes no memory.
-UNLOCKED = ".new"
-STALE_AFTER_S = 60.0  # of what is not locked yet
 # Advice of Linux 5.14, which Python's mmap has no names for.
 MADV_POPULATE_READ, MADV_POPULATE_WRITE = 22, 23
 CLOSING_S, CLOSING_LOOK_S = 2.0, 0.005
@@ -366,25 +363,12 @@ def _is_name(name: str) -> bool:
 
 def remove_stale(folder: Path) -> None:
     """Removes windows whose creators are gone: nobody holds their lock."""
-    for path in folder.glob(f"{PREFIX}{os.getuid()}-*"):
-        try:
-            if path.suffix == UNLOCKED and time.time() - path.stat().st_mtime < STALE_AFTER_S:
-                continue
-            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink(missing_ok=True)
-        except OSError:
-            pass
-        finally:
-            os.close(fd)
+    shared_memory.remove_unlocked(folder, f"{PREFIX}{os.getuid()}-")
 
 
 def _create(path: Path, spare: Spare) -> int:
     try:
-        fd = _create_locked(path)
+        fd = create_locked(path)
     except OSError as error:
         raise WindowError(f"cannot create a window in {path.parent}: {error}") from error
     try:
@@ -398,20 +382,6 @@ def _create(path: Path, spare: Spare) -> int:
         ) from error
     except BaseException:
         os.close(fd)
-        raise
-    return fd
-
-
-def _create_locked(path: Path) -> int:
-    """An empty file. It is locked before it gets its name, so a file without a lock has no living owner."""
-    unlocked = path.with_name(path.name + UNLOCKED)
-    fd = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        unlocked.rename(path)
-    except BaseException:
-        os.close(fd)
-        unlocked.unlink(missing_ok=True)
         raise
     return fd
 
