@@ -14,7 +14,7 @@ from typing import Any, Literal, overload
 import torch
 import torch.distributed as dist
 
-from moe_triton.backends import make_backend, make_host
+from moe_triton.backends import has_windows_in_memory, make_backend, make_host
 from moe_triton.core.checks import check_choice, check_flag, check_integer, check_tensor, check_text
 from moe_triton.core.config import Config, Product
 from moe_triton.core.deepep import with_names_of_deepep
@@ -177,7 +177,10 @@ class EPBuffer(Owner, Uncopied):
         meeting, exchange = meet(group, tp_group, lost_ranks, seconds_to_meet(timeout_s))
         make = partial(make_backend, backend, kernels, tuning)
         check = partial(arguments.check_num_bytes, num_bytes)
-        order = Order(make_config, make, check, num_blocks, timeout_s, on_lost, tuning, trace)
+        order = Order(
+            *(make_config, make, check, num_blocks, timeout_s, on_lost, tuning, trace),
+            on_hosts=has_windows_in_memory(backend),
+        )
         self._communicator = Communicator(meeting, order, exchange)
         self.config, self.rank = self._communicator.config, meeting.rank
         self.layout, self._backend = self._communicator.layout, self._communicator.backend

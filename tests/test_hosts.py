@@ -53,10 +53,11 @@ def test_ranks_of_a_host_are_neighbours() -> None:
 
 
 def test_an_interface_is_named_or_found() -> None:
-    assert fabric.interface_address({"GLOO_SOCKET_IFNAME": "lo"}) == "127.0.0.1"
-    assert fabric.interface_address({}) == "127.0.0.1"
+    assert fabric.interface_address({"GLOO_SOCKET_IFNAME": "lo,eth0"}) == "127.0.0.1"
     for environment, text in (
         ({"MOE_TRITON_INTERFACE": "none7", "GLOO_SOCKET_IFNAME": "lo"}, "MOE_TRITON_INTERFACE is 'none7'"),
+        ({"MOE_TRITON_INTERFACE": "lo" * 8}, "is no interface"),
+        ({}, "leads to this host itself"),
         ({"MASTER_ADDR": "no.such.name.invalid"}, "no way leads to MASTER_ADDR"),
     ):
         with pytest.raises(WindowError, match=text):
@@ -74,5 +75,6 @@ def test_a_library_is_named_or_found(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("library", ["/no/such/library.so", "libc.so.6"])
 def test_what_is_no_libfabric_is_named(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOE_TRITON_LIBFABRIC", library)
+    monkeypatch.setenv("MOE_TRITON_INTERFACE", "lo")
     with pytest.raises(WindowError, match=library.rpartition("/")[2]):
         fabric.Fabric(2, 4096, 4096, 4096, 1.0)

@@ -46,8 +46,15 @@ moe::FabricHandle* moe_fabric_open(const char* library, const moe::FabricDescrip
     }
 }
 
-void moe_fabric_address(const moe::FabricHandle* handle, moe::FabricAddress* address) {
-    *address = handle->endpoint.Address();
+// 0, or -1 where the provider does not say it.
+int moe_fabric_address(const moe::FabricHandle* handle, moe::FabricAddress* address) {
+    try {
+        *address = handle->endpoint.Address();
+        return 0;
+    } catch (const std::exception& error) {
+        moe::LastFabricError() = error.what();
+        return -1;
+    }
 }
 
 // 0, or -1 where this is no address of the provider. Before a NIC uses it.

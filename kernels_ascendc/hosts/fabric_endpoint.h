@@ -6,6 +6,7 @@
 #include <poll.h>
 
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -69,10 +70,10 @@ private:
 class FabricEndpoint {
 public:
     FabricEndpoint(const FabricApi& api, const FabricDescription& given, uint64_t num_ranks)
-        : api_(api), window_(given.window), peers_(num_ranks) {
+        : api_(api), window_(given.window), info_(nullptr, api.free_info), peers_(num_ranks) {
         Choose(given);
         Require(api.open_fabric(info_->fabric_attr, fabric_.Out(), nullptr), "fi_fabric");
-        Require(fi_domain(fabric_.Get(), info_, domain_.Out(), nullptr), "fi_domain");
+        Require(fi_domain(fabric_.Get(), info_.get(), domain_.Out(), nullptr), "fi_domain");
         Bind(given);
         Require(fi_enable(endpoint_.Get()), "fi_enable");
         Require(fi_control(completions_.Id(), FI_GETWAIT, &descriptor_), "FI_GETWAIT");
@@ -90,7 +91,6 @@ public:
         names_.Close();
         domain_.Close();
         fabric_.Close();
-        api_.free_info(info_);
     }
 
     FabricAddress Address() const {
@@ -192,8 +192,10 @@ private:
         wanted->rx_attr->msg_order = FI_ORDER_WAW;
         // The library frees it with the rest.
         wanted->fabric_attr->prov_name = strdup(given.provider);
-        const int result = api_.get_info(FI_VERSION(1, 17), given.interface, nullptr, FI_SOURCE, wanted, &info_);
+        fi_info* found = nullptr;
+        const int result = api_.get_info(FI_VERSION(1, 17), given.interface, nullptr, FI_SOURCE, wanted, &found);
         api_.free_info(wanted);
+        info_.reset(found);
         Require(result, "fi_getinfo");
         if (info_->ep_attr->max_order_waw_size < given.window_bytes) {
             throw FabricError("writes of this provider keep their order only up to " +
@@ -219,14 +221,14 @@ private:
                 fi_mr_reg(domain_.Get(), window, given.window_bytes, FI_WRITE, 0, ~given.key, 0, out_.Out(), nullptr),
                 "fi_mr_reg");
         }
-        Require(fi_endpoint(domain_.Get(), info_, endpoint_.Out(), nullptr), "fi_endpoint");
+        Require(fi_endpoint(domain_.Get(), info_.get(), endpoint_.Out(), nullptr), "fi_endpoint");
         Require(fi_ep_bind(endpoint_.Get(), names_.Id(), 0), "fi_ep_bind");
         Require(fi_ep_bind(endpoint_.Get(), completions_.Id(), FI_TRANSMIT | FI_RECV), "fi_ep_bind");
     }
 
     const FabricApi& api_;
     const uint64_t window_;
-    fi_info* info_ = nullptr;
+    std::unique_ptr<fi_info, void (*)(fi_info*)> info_;
     Opened<fid_fabric> fabric_;
     Opened<fid_domain> domain_;
     Opened<fid_av> names_;

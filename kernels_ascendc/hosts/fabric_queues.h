@@ -69,6 +69,7 @@ private:
         if (has_failed_) return;  // what is under way may still be named, and is gone here
         const bool goes_on = endpoint_.Poll(
             [this](void* context, int error) {
+                if (context == nullptr) return;  // an error of a peer's write, which is the peer's
                 Item& item = *static_cast<Item*>(context);
                 item.has_ended = true;
                 if (error != 0) queues_[item.post.rank].is_lost = true;

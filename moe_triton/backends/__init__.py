@@ -26,6 +26,11 @@ def check_name(name: object) -> str:
     return text
 
 
+def has_windows_in_memory(name: object) -> bool:
+    """Whether windows of this back end are memory of a host, which ranks of other hosts do not reach."""
+    return name == "cpu"
+
+
 def make_backend(name: str, kernels: str, tuning: Tuning | None = None) -> Backend:
     """The back end of this name, with its own share of the tuning.
 

