@@ -18,7 +18,7 @@ from tests.patience import seconds
 class Alone:
     """A meeting of ranks that have no group."""
 
-    group, num_ranks = None, 2
+    group, num_ranks, hosts, num_hosts = None, 2, (0, 0), 1
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -94,8 +94,7 @@ def test_who_offers_nothing_is_not_watched(watches: list[Watch], offer: Any) -> 
 
 def test_an_entrance_that_is_gone(watches: list[Watch]) -> None:
     offers = [watch.offer() for watch in watches]
-    entrance = watches[0]._held.entrance
-    assert entrance
+    (entrance,) = watches[0]._held.entrances
     entrance.close()
     watches[1].take(offers, (0, 0))
     watches[1].begin()
@@ -106,8 +105,7 @@ def test_an_entrance_that_is_gone(watches: list[Watch]) -> None:
 def test_who_has_ended_before_anybody_has_connected_is_dead(watches: list[Watch], ended: int) -> None:
     """Also where it is the one that would connect."""
     offers = [watch.offer() for watch in watches]
-    entrance, other = watches[ended]._held.entrance, watches[1 - ended]
-    assert entrance
+    (entrance,), other = watches[ended]._held.entrances, watches[1 - ended]
     entrance.listener.close()  # as the end of its process does, which leaves the name
     other.take(offers, (0, 0))
     assert [(rank, gone.sign) for rank, gone in other.dead().items()] == [(ended, BY_ENTRANCE)]

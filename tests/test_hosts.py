@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from moe_triton.backends.cpu import fabric
 from moe_triton.core.errors import ArgumentError, WindowError
+from moe_triton.rendezvous import interface
 from moe_triton.rendezvous.hosts import servers_of
 
 SIZES = st.lists(st.integers(1, 6), min_size=1, max_size=5)
@@ -53,7 +54,7 @@ def test_ranks_of_a_host_are_neighbours() -> None:
 
 
 def test_an_interface_is_named_or_found() -> None:
-    assert fabric.interface_address({"GLOO_SOCKET_IFNAME": "lo,eth0"}) == "127.0.0.1"
+    assert interface.address_here({"GLOO_SOCKET_IFNAME": "lo,eth0"}) == "127.0.0.1"
     for environment, text in (
         ({"MOE_TRITON_INTERFACE": "none7", "GLOO_SOCKET_IFNAME": "lo"}, "MOE_TRITON_INTERFACE is 'none7'"),
         ({"MOE_TRITON_INTERFACE": "lo" * 8}, "is no interface"),
@@ -61,7 +62,7 @@ def test_an_interface_is_named_or_found() -> None:
         ({"MASTER_ADDR": "no.such.name.invalid"}, "no way leads to MASTER_ADDR"),
     ):
         with pytest.raises(WindowError, match=text):
-            fabric.interface_address(environment)
+            interface.address_here(environment)
 
 
 def test_a_library_is_named_or_found(monkeypatch: pytest.MonkeyPatch) -> None:

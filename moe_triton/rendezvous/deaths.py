@@ -1,9 +1,9 @@
 """Who of a group has gone: the one place that learns of it, and that is asked.
 
 A *sign* is what tells of an end. There are two kinds: what the kernel says of a process of this machine
-(`moe_triton.rendezvous.process_ends`), and what ranks of other servers have left in the group's store
-(`moe_triton.rendezvous.server_ends`), where no connection leads there. Any other, as of a transport between
-hosts, calls `Watch.notice`.
+(`moe_triton.rendezvous.process_ends`) or of a connection to one of another host
+(`moe_triton.rendezvous.gates`), and what ranks of other servers have left in the group's store
+(`moe_triton.rendezvous.server_ends`), where no connection leads there. Any other calls `Watch.notice`.
 
 A process that has closed its buffers of the group has *left*, and is not dead, whenever it ends. One that
 ends in Python's way with a buffer open, as after an error, has left as well, but nothing comes from it any
@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -30,6 +31,7 @@ import torch.distributed as dist
 from moe_triton.core.errors import WindowError
 from moe_triton.core.health import RankHealth
 from moe_triton.core.shared_memory import folder as shared_folder
+from moe_triton.rendezvous.gates import CONNECTING_S, Gate, Place, reach
 from moe_triton.rendezvous.meeting import Meeting, shared_store_of
 from moe_triton.rendezvous.process_ends import (
     BY_SOCKET,
@@ -53,6 +55,7 @@ IN_STORE = "heartbeats of its server, in the group's store"
 ITSELF = "this process"
 ENDED_OPEN = "its process ended with a buffer open"
 BY_ENTRANCE = "the end of its process, which has left its socket behind"
+BY_GATE = "nobody listens at {}, where it did"
 # Python runs what delivers posts to others first.
 _LAST = -1
 _PREFIX_CHARACTERS = 16
@@ -243,7 +246,7 @@ class Deaths:
         self._servers.pop(key, None)
         return ends
 
-    def end_use(self, peers: Sequence[Peer | None], key: object, entrance: Entrance | None) -> None:
+    def end_use(self, peers: Sequence[Peer | None], key: object, entrances: Sequence[Entrance]) -> None:
         """One buffer less."""
         with self.lock:
             self._uses -= 1
@@ -265,7 +268,7 @@ class Deaths:
                     self._ending.cancel()
 
         def give_back() -> None:
-            if entrance is not None:
+            for entrance in entrances:
                 _watcher.shut(entrance, board)
             _watcher.forget(unused, LEFT if is_last else CLOSED)
             if is_last and board is not None:
@@ -289,16 +292,18 @@ class _Offer(NamedTuple):
     token: str
     entrance: str
     watched: frozenset[str]
+    gate: Place | None
 
     @staticmethod
     def read(said: object) -> _Offer | None:
         """The offer, or None: nothing from a peer is trusted."""
         if not isinstance(said, dict):
             return None
-        token, entrance, watched = (said.get(name) for name in _Offer._fields)
+        token, entrance, watched, gate = (said.get(name) for name in _Offer._fields)
         if not (isinstance(token, str) and TOKEN.fullmatch(token) and isinstance(entrance, str)):
             return None
-        return _Offer(token, entrance, frozenset(map(str, watched if isinstance(watched, list) else [])))
+        all_watched = frozenset(map(str, watched if isinstance(watched, list) else []))
+        return _Offer(token, entrance, all_watched, Place.read(gate))
 
 
 @dataclass(eq=False)
@@ -308,13 +313,13 @@ class _Held:
     deaths: Deaths
     peers: list[Peer | None]
     key: object = None
-    entrance: Entrance | None = None
+    entrances: list[Entrance] = field(default_factory=list)
     is_closed: bool = False
 
     def give_back(self) -> None:
         if not self.is_closed:
             self.is_closed = True
-            self.deaths.end_use(self.peers, self.key, self.entrance)
+            self.deaths.end_use(self.peers, self.key, self.entrances)
 
 
 _cleared: set[Path] = set()
@@ -353,7 +358,7 @@ class Watch:
         self._listeners: list[Callable[[Gone], None]] = []
         self._incoming: list[tuple[OtherProcess, Any]] = []
         self._board: Board | None = None
-        self._folder = Path()
+        self._folder, self._own = Path(), ""  # the name of its entrance there
         self._watched: list[str] = []
         self._names: list[str] = []
         self.reaches_all, self._is_watching = True, False
@@ -370,16 +375,25 @@ class Watch:
             self._held.is_closed = True
 
     def offer(self) -> dict[str, object]:
-        """What the other ranks are to know. Whoever takes all offers may be connected to by others."""
+        """What the other ranks are to know. Whoever takes all offers may be connected to by others.
+
+        Raises:
+            WindowError: this host has no address, or no port, that ranks of other hosts reach.
+        """
         if self._board is None:
             return {}
         try:
             self._folder = shared_folder()
         except WindowError:  # which the window says
             return {"token": self._board.token, "entrance": "", "watched": []}
-        self._held.entrance = Entrance(self._folder)
-        self._watched = self._held.deaths.watched
-        return {"token": self._board.token, "entrance": self._held.entrance.name, "watched": self._watched}
+        entrance, gate = Entrance(self._folder), None
+        self._held.entrances.append(entrance)
+        if self._meeting.num_hosts > 1:
+            gate = Gate()
+            self._held.entrances.append(gate)
+        self._own, self._watched = entrance.name, self._held.deaths.watched
+        offered = {"token": self._board.token, "entrance": entrance.name, "watched": self._watched}
+        return {**offered, "gate": gate and gate.place}
 
     def take(self, offers: Sequence[object], servers: Sequence[int]) -> None:
         """Takes what each rank offers.
@@ -387,9 +401,13 @@ class Watch:
         Args:
             offers: by rank.
             servers: the server of each rank.
+
+        Raises:
+            WindowError: a rank of another host is out of reach.
         """
         self._servers, board = tuple(servers), self._board
         read = [_Offer.read(offer) for offer in offers]
+        lines = self._reach_hosts(read)
         self._names = [offer.entrance for offer in read if offer is not None]
         for number, offer in enumerate(read):
             if number == self._number:
@@ -400,19 +418,19 @@ class Watch:
                 continue
             peer = self._held.peers[number] = self._held.deaths.peer(offer.token)
             if not is_far or JOINS_SERVERS:
-                self._approach(number, offer, peer, board, is_far)
+                self._approach(number, offer, peer, board, lines)
             else:
                 self.reaches_all = False
         self._is_watching = board is not None and self._watch(board)
 
     def _watch(self, board: Board) -> bool:
         """Watches from now on, and lets others in. False if this process can start no thread."""
-        entrance, incoming = self._held.entrance, self._incoming
+        entrances, incoming = self._held.entrances, self._incoming
 
         def watch() -> None:
             for process, line in incoming:
                 _watcher.watch(process, line)
-            if entrance is not None:
+            for entrance in entrances:
                 _watcher.admit(entrance, board)
 
         if not _watcher.do(watch):
@@ -420,17 +438,44 @@ class Watch:
         self._incoming = []
         return True
 
-    def _approach(self, number: int, offer: _Offer, peer: Peer, board: Board, is_far: bool) -> None:
+    def _knows(self, offer: _Offer) -> bool:
+        """Whether each of the two watches the other already, for another buffer."""
+        return offer.token in self._watched and self._board is not None and self._board.token in offer.watched
+
+    def _reach_hosts(self, offers: Sequence[_Offer | None]) -> dict[int, socket.socket | None]:
+        """Connections to ranks of other hosts; None to one whose process has ended."""
+        hosts = self._meeting.hosts
+        there = [number for number, host in enumerate(hosts) if host != hosts[self._number]]
+        asked = {number: offer for number in there if (offer := offers[number]) and not self._knows(offer)}
+        places = {number: offer.gate for number, offer in asked.items() if offer.gate}
+        return reach(places, CONNECTING_S) if JOINS_SERVERS else {}
+
+    def _approach(
+        self,
+        number: int,
+        offer: _Offer,
+        peer: Peer,
+        board: Board,
+        lines: Mapping[int, socket.socket | None],
+    ) -> None:
         """Connects to a rank, where one of the two does not watch the other yet."""
-        own = self._held.entrance.name if self._held.entrance else ""
-        if offer.token in self._watched and board.token in offer.watched:
+        if self._knows(offer):
             return
+        is_far = self._servers[number] != self._servers[self._number]
+        is_here = self._meeting.hosts[number] == self._meeting.hosts[self._number]
+        has_mine, has_theirs = bool(self._own) or not is_here, bool(offer.entrance if is_here else offer.gate)
         try:  # whoever connects here is looked for as well, for it may have ended before
-            line = connect(self._folder, offer.entrance) if offer.entrance else None
+            if not is_here:
+                line = lines.get(number)
+            else:
+                line = connect(self._folder, offer.entrance) if offer.entrance else None
         except ConnectionRefusedError:
             peer.end("dead", True, BY_ENTRANCE)
             return
-        if offer.entrance and (number < self._number or not own):
+        if has_theirs and not is_here and line is None:
+            peer.end("dead", True, BY_GATE.format(offer.gate))
+            return
+        if has_theirs and (number < self._number or not has_mine):
             if line is not None:
                 try:
                     board.greet(line) if is_far else board.hand_to(line)
@@ -439,7 +484,7 @@ class Watch:
                 else:
                     self._incoming.append((peer.make_process(is_far), line))
                     return
-        elif own:
+        elif has_mine:
             if line is not None:
                 line.close()
             self._incoming.append((peer.make_process(is_far), None))
@@ -452,7 +497,7 @@ class Watch:
         Args:
             reach_all: what `reaches_all` is on all ranks; if not, servers tell each other in the store.
         """
-        board, entrance, folder = self._board, self._held.entrance, self._folder
+        board, folder = self._board, self._folder
         if board is None:
             return
         remove_names(self._folder, self._names)  # of all, for one may be killed before it removes its own
@@ -463,9 +508,10 @@ class Watch:
             _remove_stale(folder)
 
         is_watching = self._is_watching or self._watch(board)
-        if entrance is not None and not (is_watching and _watcher.do(partial(expire, entrance))):
-            entrance.hand_out(board)  # others can watch this process all the same
-            entrance.close()
+        for entrance in self._held.entrances:
+            if not (is_watching and _watcher.do(partial(expire, entrance))):
+                entrance.hand_out(board)  # others can watch this process all the same
+                entrance.close()
         if not reach_all:
             self._begin_servers()
 
@@ -585,8 +631,8 @@ def _leave_all_to_parent() -> None:
     for deaths in list(_all):
         for watch in list(deaths._watches):
             watch._held.is_closed = True
-            if watch._held.entrance is not None:
-                watch._held.entrance.listener.close()
+            for entrance in watch._held.entrances:
+                entrance.listener.close()
         deaths.leave_to_parent()
     _all.clear()
     _watcher.leave_to_parent()

