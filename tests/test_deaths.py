@@ -41,9 +41,10 @@ def watches() -> Iterator[list[Watch]]:
 
 
 def begin(watches: Sequence[Watch], servers: Sequence[int] = (0, 0)) -> None:
-    offers = [watch.offer() for watch in watches]
+    offers = [watch.offer(servers) for watch in watches]
     for watch in watches:
-        watch.take(offers, servers)
+        watch.take(offers)
+        watch.take_here((0, 1))
     for watch in watches:
         watch.begin()
 
@@ -85,7 +86,8 @@ def test_any_sign_is_told_once_to_all_who_listen(watches: list[Watch]) -> None:
     "offer", [None, "text", {}, {"token": "0", "entrance": ""}, {"token": "0" * 16, "entrance": 3}]
 )
 def test_who_offers_nothing_is_not_watched(watches: list[Watch], offer: Any) -> None:
-    watches[0].take([watches[0].offer(), offer], (0, 0))
+    watches[0].take([watches[0].offer((0, 0)), offer])
+    watches[0].take_here((0, 1))
     watches[0].begin()
     assert signs(watches[0]) == [ITSELF, NOT_WATCHED]
     watches[0].notice(1, "nobody")
@@ -93,10 +95,11 @@ def test_who_offers_nothing_is_not_watched(watches: list[Watch], offer: Any) -> 
 
 
 def test_an_entrance_that_is_gone(watches: list[Watch]) -> None:
-    offers = [watch.offer() for watch in watches]
+    offers = [watch.offer((0, 0)) for watch in watches]
     (entrance,) = watches[0]._held.entrances
     entrance.close()
-    watches[1].take(offers, (0, 0))
+    watches[1].take(offers)
+    watches[1].take_here((0, 1))
     watches[1].begin()
     assert signs(watches[1]) == [NOT_WATCHED, ITSELF]
 
@@ -104,18 +107,20 @@ def test_an_entrance_that_is_gone(watches: list[Watch]) -> None:
 @pytest.mark.parametrize("ended", [0, 1])
 def test_who_has_ended_before_anybody_has_connected_is_dead(watches: list[Watch], ended: int) -> None:
     """Also where it is the one that would connect."""
-    offers = [watch.offer() for watch in watches]
+    offers = [watch.offer((0, 0)) for watch in watches]
     (entrance,), other = watches[ended]._held.entrances, watches[1 - ended]
     entrance.listener.close()  # as the end of its process does, which leaves the name
-    other.take(offers, (0, 0))
+    other.take(offers)
+    other.take_here((0, 1))
     assert [(rank, gone.sign) for rank, gone in other.dead().items()] == [(ended, BY_ENTRANCE)]
     other.begin()
 
 
 def test_ends_are_noticed_before_all_have_come_to_the_end_of_the_construction(watches: list[Watch]) -> None:
-    offers = [watch.offer() for watch in watches]
+    offers = [watch.offer((0, 0)) for watch in watches]
     for watch in watches:
-        watch.take(offers, (0, 0))
+        watch.take(offers)
+        watch.take_here((0, 1))
     until(lambda: signs(watches[0]) == [ITSELF, BY_PIDFD])
     until(lambda: signs(watches[1]) == [BY_PIDFD, ITSELF])
     watches[0].begin()

@@ -60,13 +60,18 @@ def gate() -> Iterator[Gate]:
     made.close()
 
 
-def offers_of(watches: list[Watch]) -> list[dict[str, Any]]:
-    return [dict(watch.offer()) for watch in watches]
+def meet(watches: list[Watch]) -> list[Any]:
+    """Has them take each other's offers; returns where their gates are."""
+    offers = [{**watch.offer((0, 1)), "entrance": ""} for watch in watches]  # nobody sees it on another host
+    for number, watch in enumerate(watches):
+        assert watch.take(offers) == set()
+        watch.take_here({number})
+    return [place and list(place) for place in (watch.open_gate() for watch in watches)]
 
 
-def take(watches: list[Watch], offers: list[dict[str, Any]]) -> None:
-    for watch in watches:
-        watch.take([{**offer, "gate": list(offer["gate"])} for offer in offers], (0, 1))
+def join(watches: list[Watch], places: list[Any]) -> None:
+    for number, watch in enumerate(watches):
+        watch.take_places(places, {number})
 
 
 def signs(watch: Watch) -> list[str]:
@@ -74,7 +79,7 @@ def signs(watch: Watch) -> list[str]:
 
 
 def test_a_connection_says_how_a_rank_goes(watches: list[Watch]) -> None:
-    take(watches, offers_of(watches))
+    join(watches, meet(watches))
     for watch in watches:
         watch.begin()
     until(lambda: signs(watches[0]) == [ITSELF, BY_LINE])
@@ -88,21 +93,20 @@ def test_a_connection_says_how_a_rank_goes(watches: list[Watch]) -> None:
 
 
 def test_who_has_ended_before_it_was_reached_is_dead(watches: list[Watch]) -> None:
-    offers = offers_of(watches)
-    for entrance in watches[1]._held.entrances:
-        entrance.listener.close()  # as the kernel does
-    take(watches[:1], offers)
+    places = meet(watches)
+    watches[1]._held.entrances[-1].listener.close()  # as the kernel does
+    watches[0].take_places(places, {0})
     (gone,) = watches[0].dead().values()
     assert gone.is_lost
-    assert gone.sign == f"nobody listens at {Place(*offers[1]['gate'])}, where it did"
+    assert gone.sign == f"nobody listens at {Place(*places[1])}, where it did"
 
 
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n", b"moe_triton 1 12345678", b"moe"])
 def test_a_stranger_is_nobody(watches: list[Watch], said: bytes) -> None:
-    offers = offers_of(watches)
-    with socket.create_connection(offers[0]["gate"]) as stranger:
+    places = meet(watches)
+    with socket.create_connection(places[0]) as stranger:
         stranger.sendall(said)
-        take(watches, offers)
+        join(watches, places)
         for watch in watches:
             watch.begin()
         until(lambda: signs(watches[0]) == [ITSELF, BY_LINE])

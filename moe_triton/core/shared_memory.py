@@ -130,16 +130,18 @@ def create_locked(path: Path) -> int:
     return fd
 
 
-def remove_unlocked(folder: Path, prefix: str) -> None:
+def remove_unlocked(folder: Path, prefix: str, older_than_s: float = 0.0) -> None:
     """Removes such files whose creators are gone: nobody holds their lock.
 
     Args:
         folder: of them.
         prefix: of their names.
+        older_than_s: seconds since they were made, at least.
     """
     for path in folder.glob(f"{prefix}*"):
         try:
-            if path.suffix == UNLOCKED and time.time() - path.stat().st_mtime < STALE_AFTER_S:
+            age_s = time.time() - path.stat().st_mtime
+            if age_s < (STALE_AFTER_S if path.suffix == UNLOCKED else older_than_s):
                 continue
             fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:

@@ -38,32 +38,24 @@ _OWN = text_of({})
 _MOST_KERNELS = 4  # that a message names
 
 
-def agree(
-    meeting: Meeting, settings: Mapping[str, Any], purpose: str = "settings", beside: object = None
-) -> list[Any]:
+def agree(meeting: Meeting, settings: Mapping[str, Any], purpose: str = "settings") -> None:
     """Compares settings. A difference is an error on every rank, or a warning where it is allowed.
 
     Args:
         meeting: the group.
         settings: by name; JSON's types.
         purpose: for the error.
-        beside: what this rank says besides, in JSON's types.
-
-    Returns:
-        What each rank says besides, which nobody has checked.
 
     Raises:
         ConfigMismatchError: a rank cannot be constructed, or settings differ; it names ranks and fields.
         CommunicationTimeoutError: a rank did not come.
     """
-    said = {} if beside is None else {"beside": beside}
-    messages = meeting.exchange({"settings": settings, **said}, purpose)
+    messages = meeting.exchange({"settings": settings}, purpose)
     try:
         check_same(values_of(messages, "settings", dict))
     except ConfigMismatchError:
         meeting.end()  # every rank sees this
         raise
-    return [message.get("beside") for message in messages]
 
 
 def check_same(settings: Sequence[Mapping[str, Any]], may_differ: Collection[str] = MAY_DIFFER) -> None:
@@ -132,7 +124,16 @@ def raise_together(meeting: Meeting, failure: str, purpose: str = "windows") -> 
         WindowError: a rank has failed; it lists each failure with its rank.
         CommunicationTimeoutError: a rank did not come.
     """
-    failures = values_of(meeting.exchange({"failure": failure[:MAX_REASON]}, purpose), "failure", str)
+    raise_failures(meeting, meeting.exchange({"failure": failure[:MAX_REASON]}, purpose))
+
+
+def raise_failures(meeting: Meeting, messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raises what ranks have said of themselves under "failure", on every rank.
+
+    Raises:
+        WindowError: a rank has failed; it lists each failure with its rank.
+    """
+    failures = values_of(messages, "failure", str)
     if said := [f"rank {rank}: {text}" for rank, text in enumerate(failures) if text]:
         meeting.end()  # every rank sees this
         raise WindowError("; ".join(said))

@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.util import Finalize
@@ -292,18 +292,23 @@ class _Offer(NamedTuple):
     token: str
     entrance: str
     watched: frozenset[str]
-    gate: Place | None
+    split: str
 
     @staticmethod
     def read(said: object) -> _Offer | None:
         """The offer, or None: nothing from a peer is trusted."""
         if not isinstance(said, dict):
             return None
-        token, entrance, watched, gate = (said.get(name) for name in _Offer._fields)
+        token, entrance, watched, split = (said.get(name) for name in _Offer._fields)
         if not (isinstance(token, str) and TOKEN.fullmatch(token) and isinstance(entrance, str)):
             return None
         all_watched = frozenset(map(str, watched if isinstance(watched, list) else []))
-        return _Offer(token, entrance, all_watched, Place.read(gate))
+        return _Offer(token, entrance, all_watched, str(split))
+
+
+def _digest(servers: Sequence[int]) -> str:
+    """By which ranks see whether they take the same ranks for servers."""
+    return hashlib.sha256(repr(tuple(servers)).encode()).hexdigest()[:_PREFIX_CHARACTERS]
 
 
 @dataclass(eq=False)
@@ -339,8 +344,9 @@ _all: WeakSet[Deaths] = WeakSet()
 class Watch:
     """One buffer's view of the ranks that it was constructed with, by their numbers in its meeting.
 
-    Ranks construct it together: `offer` goes to all of them, `take` takes what all have said, and from then
-    on each end is noticed; once all have taken, `begin`. Ranks of one server are watched as processes. Those
+    Ranks construct it together: `offer` goes to all of them, `take` and `take_here` take what all have said,
+    and from then on each end is noticed, with `open_gate` and `take_places` that of ranks on other hosts,
+    too; once all have taken, `begin`. Ranks of one server are watched as processes. Those
     of others are watched by the end of a connection, as hosts have between them, or heard of in the store.
 
     Args:
@@ -359,6 +365,8 @@ class Watch:
         self._incoming: list[tuple[OtherProcess, Any]] = []
         self._board: Board | None = None
         self._folder, self._own = Path(), ""  # the name of its entrance there
+        self._offers: list[_Offer | None] = []
+        self._unmet: set[int] = set()
         self._watched: list[str] = []
         self._names: list[str] = []
         self.reaches_all, self._is_watching = True, False
@@ -374,54 +382,105 @@ class Watch:
         else:
             self._held.is_closed = True
 
-    def offer(self) -> dict[str, object]:
+    def offer(self, servers: Sequence[int]) -> dict[str, object]:
         """What the other ranks are to know. Whoever takes all offers may be connected to by others.
 
-        Raises:
-            WindowError: this host has no address, or no port, that ranks of other hosts reach.
+        Args:
+            servers: the server of each rank, as far as that is known yet.
         """
+        self._servers = tuple(servers)
         if self._board is None:
             return {}
+        offered: dict[str, object] = {
+            "token": self._board.token,
+            "entrance": "",
+            "watched": [],
+            "split": _digest(self._servers),
+        }
         try:
             self._folder = shared_folder()
         except WindowError:  # which the window says
-            return {"token": self._board.token, "entrance": "", "watched": []}
-        entrance, gate = Entrance(self._folder), None
+            return offered
+        entrance = Entrance(self._folder)
         self._held.entrances.append(entrance)
-        if self._meeting.num_hosts > 1:
-            gate = Gate()
-            self._held.entrances.append(gate)
         self._own, self._watched = entrance.name, self._held.deaths.watched
-        offered = {"token": self._board.token, "entrance": entrance.name, "watched": self._watched}
-        return {**offered, "gate": gate and gate.place}
+        return {**offered, "entrance": entrance.name, "watched": self._watched}
 
-    def take(self, offers: Sequence[object], servers: Sequence[int]) -> None:
-        """Takes what each rank offers.
+    def take(self, offers: Sequence[object]) -> set[int]:
+        """Takes what each rank offers, and returns those that are certainly of this host.
+
+        Others of it follow in `take_here`, and those of other hosts once they have said where they are
+        (`take_places`).
 
         Args:
             offers: by rank.
-            servers: the server of each rank.
+        """
+        here: set[int] = set()
+        self._offers = [_Offer.read(offer) for offer in offers]
+        self._names = [offer.entrance for offer in self._offers if offer is not None]
+        for number, offer in enumerate(self._offers):
+            if number == self._number:
+                continue
+            if offer is None or self._board is None:
+                self.reaches_all &= not self._is_far(number)
+                continue
+            peer = self._held.peers[number] = self._held.deaths.peer(offer.token)
+            if not self._knows(offer) and self._may_connect(number, offer):
+                here |= {number} if self._approach(number, offer, peer) else set()
+        self._watch_all()
+        return here
+
+    def take_here(self, here: Collection[int]) -> None:
+        """Takes which ranks are of this host: of those that have no entrance some can come to this one."""
+        for number in self._unmet.intersection(here):
+            offer, peer, is_far = self._offers[number], self._held.peers[number], self._is_far(number)
+            if offer and peer and self._own and (number > self._number or not offer.entrance):
+                self._incoming.append((peer.make_process(is_far), None))
+            else:
+                self.reaches_all &= not is_far
+        self._watch_all()
+
+    def open_gate(self) -> Place | None:
+        """Where ranks of other hosts connect to, which they are to know; None where nobody does.
+
+        Raises:
+            WindowError: this host has no address, or no port, that they reach.
+        """
+        if self._board is None or not JOINS_SERVERS:
+            return None
+        gate = Gate()
+        self._held.entrances.append(gate)
+        return gate.place
+
+    def take_places(self, places: Sequence[object], here: Collection[int]) -> None:
+        """Takes where each rank lets those of other hosts in.
+
+        Args:
+            places: by rank, as JSON has them.
+            here: ranks of this host.
 
         Raises:
             WindowError: a rank of another host is out of reach.
         """
-        self._servers, board = tuple(servers), self._board
-        read = [_Offer.read(offer) for offer in offers]
-        lines = self._reach_hosts(read)
-        self._names = [offer.entrance for offer in read if offer is not None]
-        for number, offer in enumerate(read):
-            if number == self._number:
-                continue
-            is_far = self._servers[number] != self._servers[self._number]
-            if offer is None or board is None:
-                self.reaches_all &= not is_far
-                continue
-            peer = self._held.peers[number] = self._held.deaths.peer(offer.token)
-            if not is_far or JOINS_SERVERS:
-                self._approach(number, offer, peer, board, lines)
+        others = {number: peer for number, peer in enumerate(self._held.peers) if number not in here and peer}
+        unknown = {number: offer for number in others if (offer := self._offers[number])}
+        unknown = {number: offer for number, offer in unknown.items() if not self._knows(offer)}
+        there = {number: place for number in unknown if (place := Place.read(places[number]))}
+        self.reaches_all &= len(there) == len(unknown) and JOINS_SERVERS
+        for number, line in reach(there, CONNECTING_S).items():
+            peer = others[number]
+            if line is None:
+                peer.end("dead", True, BY_GATE.format(there[number]))
             else:
-                self.reaches_all = False
-        self._is_watching = board is not None and self._watch(board)
+                self._join(number, peer, line, is_far=True, has_own=True)
+        self._watch_all()
+
+    def take_servers(self, servers: Sequence[int]) -> None:
+        """Takes the server of each rank, as all agree on them."""
+        self._servers = tuple(servers)
+
+    def _watch_all(self) -> None:
+        self._is_watching = self._board is not None and self._watch(self._board)
 
     def _watch(self, board: Board) -> bool:
         """Watches from now on, and lets others in. False if this process can start no thread."""
@@ -442,54 +501,54 @@ class Watch:
         """Whether each of the two watches the other already, for another buffer."""
         return offer.token in self._watched and self._board is not None and self._board.token in offer.watched
 
-    def _reach_hosts(self, offers: Sequence[_Offer | None]) -> dict[int, socket.socket | None]:
-        """Connections to ranks of other hosts; None to one whose process has ended."""
-        hosts = self._meeting.hosts
-        there = [number for number, host in enumerate(hosts) if host != hosts[self._number]]
-        asked = {number: offer for number in there if (offer := offers[number]) and not self._knows(offer)}
-        places = {number: offer.gate for number, offer in asked.items() if offer.gate}
-        return reach(places, CONNECTING_S) if JOINS_SERVERS else {}
+    def _is_far(self, number: int) -> bool:
+        """Whether a rank of this host is of another server, which is played."""
+        return self._servers[number] != self._servers[self._number]
 
-    def _approach(
-        self,
-        number: int,
-        offer: _Offer,
-        peer: Peer,
-        board: Board,
-        lines: Mapping[int, socket.socket | None],
-    ) -> None:
-        """Connects to a rank, where one of the two does not watch the other yet."""
-        if self._knows(offer):
-            return
-        is_far = self._servers[number] != self._servers[self._number]
-        is_here = self._meeting.hosts[number] == self._meeting.hosts[self._number]
-        has_mine, has_theirs = bool(self._own) or not is_here, bool(offer.entrance if is_here else offer.gate)
+    def _may_connect(self, number: int, offer: _Offer) -> bool:
+        if offer.split != _digest(self._servers):
+            return False  # settings that differ, as is said when they are compared
+        if self._is_far(number) and not JOINS_SERVERS:
+            self.reaches_all = False
+            return False
+        return True
+
+    def _approach(self, number: int, offer: _Offer, peer: Peer) -> bool:
+        """Connects to a rank where one of the two does not watch the other. Whether it is of this host."""
         try:  # whoever connects here is looked for as well, for it may have ended before
-            if not is_here:
-                line = lines.get(number)
-            else:
-                line = connect(self._folder, offer.entrance) if offer.entrance else None
+            line = connect(self._folder, offer.entrance) if offer.entrance else None
         except ConnectionRefusedError:
             peer.end("dead", True, BY_ENTRANCE)
-            return
-        if has_theirs and not is_here and line is None:
-            peer.end("dead", True, BY_GATE.format(offer.gate))
-            return
-        if has_theirs and (number < self._number or not has_mine):
-            if line is not None:
-                try:
-                    board.greet(line) if is_far else board.hand_to(line)
-                except OSError:
-                    line.close()
-                else:
-                    self._incoming.append((peer.make_process(is_far), line))
-                    return
-        elif has_mine:
-            if line is not None:
-                line.close()
+            return True
+        is_far = self._is_far(number)
+        if line is not None:
+            self._join(number, peer, line, is_far, bool(self._own))
+            return True
+        self._unmet.add(number)
+        return False
+
+    def _join(self, number: int, peer: Peer, line: socket.socket, is_far: bool, has_own: bool) -> None:
+        """Of the two connections between this rank and another one that of the later rank is kept.
+
+        Args:
+            number: of the other rank.
+            peer: it.
+            line: this rank's connection to it.
+            is_far: it is of another server.
+            has_own: it can connect to this rank.
+        """
+        if number > self._number and has_own:
+            line.close()
             self._incoming.append((peer.make_process(is_far), None))
             return
-        self.reaches_all &= not is_far
+        assert self._board is not None
+        try:
+            self._board.greet(line) if is_far else self._board.hand_to(line)
+        except OSError:
+            line.close()
+            self.reaches_all &= not is_far
+        else:
+            self._incoming.append((peer.make_process(is_far), line))
 
     def begin(self, reach_all: bool = True) -> None:
         """All ranks have taken: nobody connects any more.

@@ -17,43 +17,108 @@ from moe_triton.core import shared_memory
 from moe_triton.core.errors import ArgumentError, ConfigMismatchError, WindowError
 from moe_triton.core.group_sizes import RANKS_PER_SERVER, RanksPerServer
 from moe_triton.core.topology import Topology, check_ranks_per_server, fits
+from moe_triton.rendezvous.agreement import raise_failures
+from moe_triton.rendezvous.deaths import Watch
+from moe_triton.rendezvous.gates import Place
 from moe_triton.rendezvous.meeting import Meeting, values_of
 
 PREFIX = "moe_triton_host-"
+FIRST = "what ranks are to know of each other"
+NO_PROBE = {"probe": "", "folder": "", "machine": ""}
 _NAME_BYTES = 16
 
 
-def find(meeting: Meeting) -> tuple[int, ...]:
-    """The number of each rank's host: hosts count in the order of their first ranks. Collective.
+class Probe:
+    """A file of this rank that the ranks of its host find, from `find` until they have met once more.
 
-    All 0 where some rank cannot make its file: it cannot make a window either, and says why.
+    Attributes:
+        name: of it; "" if it cannot be made.
+        folder: that it is in.
+    """
+
+    def __init__(self) -> None:
+        self.folder, mine = _place(), f"{PREFIX}{os.getuid()}-"
+        # A file of a rank that has just died is still to be found by those that meet with it.
+        shared_memory.remove_unlocked(self.folder, mine, shared_memory.STALE_AFTER_S)
+        self.name, self._held = f"{mine}{secrets.token_hex(_NAME_BYTES)}", -1
+        self._names = {self.name}
+        try:
+            self._held = shared_memory.create_locked(self.folder / self.name)
+        except OSError:
+            self.name = ""
+
+    def sees(self, name: str) -> bool:
+        """Whether a peer's file is here, which goes with this one's. A name that leads elsewhere is none."""
+        if not name.startswith(PREFIX) or "/" in name or not (self.folder / name).is_file():
+            return False
+        self._names.add(name)
+        return True
+
+    def close(self) -> None:
+        """Removes it, and those of its peers, which may be dead."""
+        for name in self._names:
+            with contextlib.suppress(OSError):
+                (self.folder / name).unlink()
+        if self._held >= 0:
+            os.close(self._held)
+        self.name, self._names, self._held = "", set(), -1
+
+
+def find(meeting: Meeting, watch: Watch, servers: Sequence[int], probe: Probe | None) -> None:
+    """Has ranks meet for the first time: what their watch is offered, and which of them are on one host.
+
+    Collective. The number of each rank's host is `Meeting.hosts` then: hosts count in the order of their
+    first ranks. All are 0 where some rank cannot make its file: it cannot make a window either, and says why.
+
+    Args:
+        meeting: of the ranks.
+        watch: over their deaths, which begins here.
+        servers: the server of each rank, as far as that is known.
+        probe: of this rank; None where it does not matter on which hosts ranks are: all are taken for one.
 
     Raises:
         ConfigMismatchError: of three ranks one shares memory with both others, and these do not.
-        WindowError: ranks of one machine look in different folders.
+        WindowError: ranks of one machine look in different folders; or one of another host is out of reach.
         CommunicationTimeoutError: a rank did not come.
     """
     if meeting.num_ranks == 1:
-        return (0,)
-    folder, mine = _place(), f"{PREFIX}{os.getuid()}-"
-    shared_memory.remove_unlocked(folder, mine)
-    path, held = folder / f"{mine}{secrets.token_hex(_NAME_BYTES)}", -1
+        return
+    told = {"probe": probe.name, "folder": str(probe.folder), "machine": _machine()} if probe else NO_PROBE
+    said = meeting.exchange({**told, "offer": watch.offer(servers)}, FIRST)
+    names = values_of(said, "probe", str)
+    met = watch.take([each.get("offer") for each in said])
+    found = [rank for rank, name in enumerate(names) if probe is not None and probe.sees(name)]
+    here = {meeting.rank, *met, *found} if all(names) else set(range(meeting.num_ranks))
+    watch.take_here(here)
+    # Whoever misses nobody is missed by nobody, and does not come to what follows.
+    if len(here) < meeting.num_ranks:
+        gate, failure = _gate_of(watch)
+        mine = {"found": sorted(here), "gate": gate, "failure": failure}
+        seen = meeting.exchange(mine, "ranks of each host")
+        raise_failures(meeting, seen)
+        together = [frozenset(map(int, each)) for each in values_of(seen, "found", list)]
+        places = zip(values_of(said, "machine", str), values_of(said, "folder", str), strict=True)
+        _check(together, list(places))
+        firsts = sorted({min(others) for others in together})
+        meeting.hosts = tuple(firsts.index(min(others)) for others in together)
+        watch.take_places([each.get("gate") for each in seen], here)
+
+
+def _gate_of(watch: Watch) -> tuple[Place | None, str]:
+    """Where ranks of other hosts connect to, and why they cannot."""
     try:
-        with contextlib.suppress(OSError):
-            held = shared_memory.create_locked(path)
-        told = {"probe": path.name if held >= 0 else "", "folder": str(folder), "machine": _machine()}
-        said = meeting.exchange(told, "a file for its host")
-        names = values_of(said, "probe", str)
-        found = [rank for rank, name in enumerate(names) if _is_there(folder, name)]
-        seen = meeting.exchange({"found": [*found, meeting.rank]}, "whose files it has found")
-    finally:
-        path.unlink(missing_ok=True)
-        if held >= 0:
-            os.close(held)
-    if not all(names):
-        return (0,) * meeting.num_ranks
-    places = list(zip(values_of(said, "machine", str), values_of(said, "folder", str), strict=True))
-    together = [frozenset(map(int, each)) for each in values_of(seen, "found", list)]
+        return watch.open_gate(), ""
+    except WindowError as error:  # a rank that is missed may have failed before, which is told first
+        return None, str(error)
+
+
+def _check(together: Sequence[frozenset[int]], places: Sequence[tuple[str, str]]) -> None:
+    """Checks that ranks share memory with each other, or do not.
+
+    Args:
+        together: ranks that each one shares memory with.
+        places: the machine and the folder of each.
+    """
     for rank, others in enumerate(together):
         for other, (machine, where) in enumerate(places):
             if machine == places[rank][0] and where != places[rank][1] and other not in others:
@@ -62,13 +127,11 @@ def find(meeting: Meeting) -> tuple[int, ...]:
                     f"windows would be made in {each}. Set {shared_memory.VARIABLE} alike for all ranks of a "
                     f"machine."
                 )
-        if any(not 0 <= other < meeting.num_ranks or together[other] != others for other in others):
+        if any(not 0 <= other < len(places) or together[other] != others for other in others):
             raise ConfigMismatchError(
                 f"rank {rank} shares memory with ranks {sorted(others)}, and not all of these do with each "
                 f"other. Give all containers of a host one /dev/shm, or each its own."
             )
-    firsts = sorted({min(others) for others in together})
-    return tuple(firsts.index(min(others)) for others in together)
 
 
 def _machine() -> str:
@@ -83,11 +146,6 @@ def _place() -> Path:
         return shared_memory.folder()
     except WindowError:  # who makes a window is told
         return shared_memory.USUAL
-
-
-def _is_there(folder: Path, name: str) -> bool:
-    """Whether a peer's file is here. A name that leads elsewhere is none."""
-    return name.startswith(PREFIX) and "/" not in name and (folder / name).is_file()
 
 
 def servers_of(hosts: Sequence[int | None], given: RanksPerServer) -> RanksPerServer:

@@ -492,6 +492,8 @@ class Watcher:
 
     def admit(self, entrance: Entrance, board: Board) -> None:
         """Hands this process's board to those that connect, until a while after `expire`."""
+        if entrance in self._entrances:
+            return
         self._entrances[entrance] = math.inf
         self._selector.register(
             entrance.listener, selectors.EVENT_READ, partial(self._let_in, entrance, board)
@@ -571,6 +573,10 @@ class Watcher:
 
     def _hear(self, line: socket.socket, process: OtherProcess) -> None:
         """The one whom this process has connected to answers."""
+        with contextlib.suppress(OSError):
+            if line.recv(1, socket.MSG_PEEK) in (CLOSED, LEFT, ENDED):  # it has given up, and is not dead
+                self._drop(line)
+                return
         said = _received(line)
         if said is None:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -230,24 +231,28 @@ def prepare(order: Order, meeting: Meeting, exchange: Meeting | None, watches: S
     for one, watch in zip(meetings, watches, strict=True):
         for gone in watch.known_before().values():
             one.lose(gone.rank, gone.in_words)
-    _find_hosts(order, meetings)
-    prepared = check(order, meeting, exchange)
-    settings, file = prepared.settings(), prepared.file
-    settings_of = [(meeting, settings | {"trace": str(file.path) if file else None})]
-    if exchange:
-        settings_of.append((exchange, settings))
-    servers = prepared.config.topology.servers, TENSOR_SERVERS
-    for (one, compared), watch, of_server in zip(settings_of, watches, servers, strict=False):
-        watch.take(agree(one, compared, beside=watch.offer()), of_server)
-        watch.listen(partial(_give_up_without, one))
+    with contextlib.ExitStack() as until_met:
+        probe = until_met.enter_context(contextlib.closing(hosts.Probe())) if order.on_hosts else None
+        servers = _servers_of_one_host(order, meeting.num_ranks), TENSOR_SERVERS
+        for one, watch, of_server in zip(meetings, watches, servers, strict=False):
+            watch.listen(partial(_give_up_without, one))
+            hosts.find(one, watch, of_server, probe)
+        prepared = check(order, meeting, exchange)
+        settings, file = prepared.settings(), prepared.file
+        agree(meeting, settings | {"trace": str(file.path) if file else None})
+        if exchange:
+            agree(exchange, settings)
+    watches[0].take_servers(prepared.config.topology.servers)
     return prepared
 
 
-def _find_hosts(order: Order, meetings: Sequence[Meeting]) -> None:
-    """On which hosts ranks are, where windows are files of a host."""
-    if order.on_hosts:
-        for each in meetings:
-            each.hosts = hosts.find(each)
+def _servers_of_one_host(order: Order, num_ranks: int) -> Sequence[int]:
+    """Servers that one host plays: before ranks have met nobody knows whether there are several."""
+    try:
+        servers = order.config().topology.servers
+    except Exception:  # which is said when all have met
+        servers = ()
+    return servers if len(servers) == num_ranks else (0,) * num_ranks
 
 
 def _give_up_without(meeting: Meeting, gone: Gone) -> None:
