@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from moe_triton.core.config import Config
     from moe_triton.core.handle import DispatchHandle, DispatchOutput, Pending
     from moe_triton.core.health import RankHealth
+    from moe_triton.core.network import Network
     from moe_triton.core.traffic import Traffic
     from moe_triton.core.tuning import Tuning
 
@@ -43,6 +44,7 @@ __all__ = [
     "DispatchOutput",
     "EPBuffer",
     "MoeTritonError",
+    "Network",
     "Pending",
     "RankHealth",
     "RankLostError",
@@ -58,6 +60,7 @@ __all__ = [
 _MODULE_OF = {
     "EPBuffer": "buffer",
     "Config": "core.config",
+    "Network": "core.network",
     "DispatchHandle": "core.handle",
     "DispatchOutput": "core.handle",
     "Pending": "core.handle",

@@ -22,6 +22,7 @@ from moe_triton.core.errors import ArgumentError, BufferStateError
 from moe_triton.core.group_sizes import RanksPerServer
 from moe_triton.core.handle import DispatchHandle, DispatchOutput, Pending
 from moe_triton.core.health import RankHealth
+from moe_triton.core.network import Network
 from moe_triton.core.replicas import ReplicaBy
 from moe_triton.core.row_formats import row_format_of
 from moe_triton.core.tuning import Tuning, checked_tuning
@@ -110,6 +111,7 @@ class EPBuffer(Owner, Uncopied):
             and returns without it (docs/lost-ranks.md). The same on every rank.
         explicitly_destroy: warn if the buffer is dropped without `close`.
         trace: file that all ranks write to what ran when, for Perfetto (docs/traces.md); None for none.
+        network: by which ranks on several hosts reach each other (docs/hosts.md); None for what is found.
 
     Raises:
         ArgumentError: an argument breaks a rule, or the trace's file cannot be written.
@@ -160,6 +162,7 @@ class EPBuffer(Owner, Uncopied):
         on_lost: OnLost = "raise",
         explicitly_destroy: bool = False,
         trace: TracePath | None = None,
+        network: Network | None = None,
     ) -> None:
         sizes = num_max_tokens_per_rank, hidden, num_topk, num_experts, num_shared_experts, num_shared_ranks
         special = num_zero_experts, num_copy_experts, num_const_experts
@@ -180,6 +183,7 @@ class EPBuffer(Owner, Uncopied):
         order = Order(
             *(make_config, make, check, num_blocks, timeout_s, on_lost, tuning, trace),
             on_hosts=has_windows_in_memory(backend),
+            network=network,
         )
         self._communicator = Communicator(meeting, order, exchange)
         self.config, self.rank = self._communicator.config, meeting.rank

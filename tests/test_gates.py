@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moe_triton.core.errors import WindowError
+from moe_triton.core.network import Network
 from moe_triton.rendezvous import deaths
 from moe_triton.rendezvous.deaths import ITSELF, Watch
 from moe_triton.rendezvous.gates import Gate, Place, reach
@@ -26,7 +27,7 @@ from tests.patience import seconds
 class OnTwoHosts:
     """A meeting of two ranks of different hosts."""
 
-    group, num_ranks, hosts, num_hosts = None, 2, (0, 1), 2
+    group, num_ranks, hosts, num_hosts, network = None, 2, (0, 1), 2, Network()
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -55,7 +56,7 @@ def watches() -> Iterator[list[Watch]]:
 
 @pytest.fixture
 def gate() -> Iterator[Gate]:
-    made = Gate()
+    made = Gate(Network())
     yield made
     made.close()
 
@@ -165,8 +166,8 @@ def test_ports_are_named(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
     port = gate.place.port
     for said in ("7", "a-b", "70000-70001", "9-8", "0-8", "1-2-3"):
         with pytest.raises(WindowError, match=f"{PORTS} is '{said}'"):
-            ports_here({PORTS: said})
-    assert list(ports_here({PORTS: "50000-50002"})) == [50000, 50001, 50002]
+            ports_here(Network(), {PORTS: said})
+    assert list(ports_here(Network(), {PORTS: "50000-50002"})) == [50000, 50001, 50002]
     monkeypatch.setenv(PORTS, f"{port}-{port}")
     with pytest.raises(WindowError, match=f"no port of {port} to {port} is free at 127.0.0.1"):
-        Gate()
+        Gate(Network())

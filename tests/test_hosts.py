@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import itertools
+import socket
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,8 +14,16 @@ from hypothesis import strategies as st
 
 from moe_triton.backends.cpu import fabric
 from moe_triton.core.errors import ArgumentError, WindowError
+from moe_triton.core.network import Network
 from moe_triton.rendezvous import interface
 from moe_triton.rendezvous.hosts import servers_of
+
+
+def has_libfabric() -> bool:
+    with contextlib.suppress(WindowError):
+        return bool(fabric.find_library())
+    return False
+
 
 SIZES = st.lists(st.integers(1, 6), min_size=1, max_size=5)
 
@@ -54,7 +66,7 @@ def test_ranks_of_a_host_are_neighbours() -> None:
 
 
 def test_an_interface_is_named_or_found() -> None:
-    assert interface.address_here({"GLOO_SOCKET_IFNAME": "lo,eth0"}) == "127.0.0.1"
+    assert interface.address_here(Network(), {"GLOO_SOCKET_IFNAME": "lo,eth0"}) == "127.0.0.1"
     for environment, text in (
         ({"MOE_TRITON_INTERFACE": "none7", "GLOO_SOCKET_IFNAME": "lo"}, "MOE_TRITON_INTERFACE is 'none7'"),
         ({"MOE_TRITON_INTERFACE": "lo" * 8}, "is no interface"),
@@ -62,7 +74,7 @@ def test_an_interface_is_named_or_found() -> None:
         ({"MASTER_ADDR": "no.such.name.invalid"}, "no way leads to MASTER_ADDR"),
     ):
         with pytest.raises(WindowError, match=text):
-            interface.address_here(environment)
+            interface.address_here(Network(), environment)
 
 
 def test_a_library_is_named_or_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,4 +90,66 @@ def test_what_is_no_libfabric_is_named(library: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("MOE_TRITON_LIBFABRIC", library)
     monkeypatch.setenv("MOE_TRITON_INTERFACE", "lo")
     with pytest.raises(WindowError, match=library.rpartition("/")[2]):
-        fabric.Fabric(2, 4096, 4096, 4096, 1.0)
+        fabric.providers(Network())
+
+
+def test_providers_that_all_ranks_have() -> None:
+    tcp, rxm = fabric.PROVIDERS
+    assert fabric.common_provider([[tcp, rxm], [rxm, tcp], [tcp]]) == tcp
+    assert fabric.common_provider([[tcp, rxm], [rxm]]) == rxm
+    with pytest.raises(WindowError, match=r"no provider of libfabric in common: .*'tcp'.* on rank 0"):
+        fabric.common_provider([[tcp], [rxm]])
+
+
+@pytest.mark.skipif(not has_libfabric(), reason="no libfabric is installed")
+def test_a_provider_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_loopback = Network(interface="lo")
+    assert fabric.PROVIDERS[0] in fabric.providers(on_loopback)
+    monkeypatch.setenv("MOE_TRITON_PROVIDER", "verbs;ofi_rxm")
+    with pytest.raises(WindowError, match="by 'verbs;ofi_rxm', which was asked for"):
+        fabric.providers(on_loopback)
+    assert fabric.providers(replace(on_loopback, provider="tcp")) == ("tcp",)
+
+
+@pytest.mark.skipif(not has_libfabric(), reason="no libfabric is installed")
+def test_ports_of_libfabric() -> None:
+    memory = ctypes.create_string_buffer(1 << 13)
+    (first,) = _free_ports(1)
+    network = Network(interface="lo", ports=(first, first))
+    made = [ctypes.addressof(memory), 1 << 13, 1 << 12, 1.0, network, "tcp"]
+    holder = fabric.Fabric(2, *made)  # type: ignore[arg-type]
+    try:
+        assert f"{first:04x}" in holder.address
+        with pytest.raises(WindowError, match=f"no port of {first} to {first} is free"):
+            fabric.Fabric(2, *made)  # type: ignore[arg-type]
+    finally:
+        holder.close()
+
+
+def _free_ports(number: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("interface", ""),
+        ("interface", 3),
+        ("ports", 50_000),
+        ("ports", (2, 1)),
+        ("ports", (0, 1)),
+        ("ports", "12"),
+        ("ports", (1, 2, 3)),
+        ("ports", (1.5, 2)),
+        ("provider", b"tcp"),
+        ("nic_cpu", "0"),
+        ("nic_cpu", True),
+    ],
+)
+def test_what_is_said_of_a_network_is_checked(name: str, value: object) -> None:
+    with pytest.raises(ArgumentError, match=f"network.{name} is "):
+        Network(**{name: value})  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 // Endpoints of libfabric for the host: opened, told of peers, and given to a NIC.
 #include "../hosts/fabric_queues.h"
 
+#include <cerrno>
 #include <cstring>
 #include <string>
 
@@ -22,6 +23,10 @@ struct FabricHandle {
     FabricQueues queues;
 };
 
+void Load(FabricApi& api, const char* library) {
+    if (const std::string why = api.Load(library); !why.empty()) throw FabricError(why);
+}
+
 }  // namespace
 }  // namespace moe
 
@@ -30,19 +35,33 @@ extern "C" {
 // What the last of these functions has said that failed on this thread.
 const char* moe_fabric_error() { return moe::LastFabricError().c_str(); }
 
-// Null if there can be none.
+// Null if there can be none; `busy` says whether it is for want of a port.
 moe::FabricHandle* moe_fabric_open(const char* library, const moe::FabricDescription* given, uint64_t num_ranks,
-                                   uint64_t lost_after_ns) {
+                                   uint64_t lost_after_ns, uint64_t* busy) {
+    *busy = 0;
     try {
         moe::FabricApi api;
-        if (std::string why = api.Load(library); !why.empty()) {
-            moe::LastFabricError() = std::move(why);
-            return nullptr;
-        }
+        moe::Load(api, library);
         return new moe::FabricHandle(*given, num_ranks, lost_after_ns, api);
+    } catch (const moe::FabricError& error) {
+        moe::LastFabricError() = error.what();
+        *busy = error.code == EADDRINUSE ? 1 : 0;
     } catch (const std::exception& error) {
         moe::LastFabricError() = error.what();
-        return nullptr;
+    }
+    return nullptr;
+}
+
+// 0, or -1 where the library has not the provider that is described.
+int moe_fabric_has(const char* library, const moe::FabricDescription* given) {
+    try {
+        moe::FabricApi api;
+        moe::Load(api, library);
+        moe::FabricEndpoint::Check(api, *given);
+        return 0;
+    } catch (const std::exception& error) {
+        moe::LastFabricError() = error.what();
+        return -1;
     }
 }
 
@@ -71,8 +90,8 @@ int moe_fabric_connect(moe::FabricHandle* handle, uint32_t rank, const moe::Fabr
 // For `NicDescription.others`.
 moe::OtherHosts* moe_fabric_queues(moe::FabricHandle* handle) { return &handle->queues; }
 
-// Whether it was given up that anything can be written to a rank.
-int moe_fabric_lost(const moe::FabricHandle* handle, uint32_t rank) { return handle->queues.IsLost(rank) ? 1 : 0; }
+// Bytes that its rank has written to ranks of other hosts. From any thread.
+uint64_t moe_fabric_written(const moe::FabricHandle* handle) { return handle->queues.WrittenBytes(); }
 
 // When no NIC uses it any more.
 void moe_fabric_close(moe::FabricHandle* handle) { delete handle; }

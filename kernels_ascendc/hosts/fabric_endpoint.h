@@ -24,6 +24,7 @@ namespace moe {
 struct FabricDescription {
     const char* provider;   // "tcp", "tcp;ofi_rxm"
     const char* interface;  // address of this host that peers reach it by
+    const char* port;       // of the endpoint; "0": any
     uint64_t window;        // of this rank, what peers write and what it posts, in one piece
     uint64_t window_bytes;
     uint64_t in_bytes;  // the part that peers write
@@ -38,11 +39,14 @@ struct FabricAddress {
     uint64_t name_bytes;
     uint64_t key;
     uint64_t base;  // where offsets of its window count from
+    uint64_t in_bytes;
 };
 
 class FabricError : public std::runtime_error {
 public:
-    using std::runtime_error::runtime_error;
+    explicit FabricError(const std::string& text, int64_t code = 0) : std::runtime_error(text), code(code) {}
+
+    const int64_t code;  // of libfabric; 0: none
 };
 
 // What `fid` objects of libfabric are closed by, in the order opposite to that of their making.
@@ -70,8 +74,7 @@ private:
 class FabricEndpoint {
 public:
     FabricEndpoint(const FabricApi& api, const FabricDescription& given, uint64_t num_ranks)
-        : api_(api), window_(given.window), info_(nullptr, api.free_info), peers_(num_ranks) {
-        Choose(given);
+        : api_(api), window_(given.window), in_bytes_(given.in_bytes), info_(Choose(api, given)), peers_(num_ranks) {
         Require(api.open_fabric(info_->fabric_attr, fabric_.Out(), nullptr), "fi_fabric");
         Require(fi_domain(fabric_.Get(), info_.get(), domain_.Out(), nullptr), "fi_domain");
         Bind(given);
@@ -100,11 +103,16 @@ public:
         address.name_bytes = bytes;
         address.key = fi_mr_key(in_.Get());
         address.base = HasMode(FI_MR_VIRT_ADDR) ? window_ : 0;
+        address.in_bytes = in_bytes_;
         return address;
     }
 
     void Connect(uint32_t rank, const FabricAddress& address) {
         Peer& peer = peers_.at(rank);
+        if (address.in_bytes != in_bytes_) {
+            throw FabricError("its window takes " + std::to_string(address.in_bytes) +
+                              " bytes of its peers, and this one's " + std::to_string(in_bytes_));
+        }
         if (fi_av_insert(names_.Get(), address.name, 1, &peer.at, 0, nullptr) != 1) {
             throw FabricError("fi_av_insert: rank " + std::to_string(rank) + " has no address of this provider");
         }
@@ -160,6 +168,9 @@ public:
 
     const char* Provider() const { return info_->fabric_attr->prov_name; }
 
+    // Whether there is such a provider on that interface. Throws what keeps it from being used.
+    static void Check(const FabricApi& api, const FabricDescription& given) { Choose(api, given); }
+
 private:
     static constexpr size_t ENTRIES = 64;
     static constexpr size_t QUEUED = 4096;  // completions
@@ -174,11 +185,13 @@ private:
 
     void Require(int64_t result, const char* what) const {
         if (result >= 0) return;
-        throw FabricError(std::string(what) + ": " + api_.error_text(static_cast<int>(-result)));
+        throw FabricError(std::string(what) + ": " + api_.error_text(static_cast<int>(-result)), -result);
     }
 
-    void Choose(const FabricDescription& given) {
-        fi_info* const wanted = api_.copy_info(nullptr);
+    using Info = std::unique_ptr<fi_info, void (*)(fi_info*)>;
+
+    static Info Choose(const FabricApi& api, const FabricDescription& given) {
+        const Info wanted(api.copy_info(nullptr), api.free_info);
         if (wanted == nullptr) throw FabricError("fi_allocinfo: no memory");
         wanted->caps = FI_RMA;
         wanted->ep_attr->type = FI_EP_RDM;
@@ -193,14 +206,15 @@ private:
         // The library frees it with the rest.
         wanted->fabric_attr->prov_name = strdup(given.provider);
         fi_info* found = nullptr;
-        const int result = api_.get_info(FI_VERSION(1, 17), given.interface, nullptr, FI_SOURCE, wanted, &found);
-        api_.free_info(wanted);
-        info_.reset(found);
-        Require(result, "fi_getinfo");
-        if (info_->ep_attr->max_order_waw_size < given.window_bytes) {
+        const int result =
+            api.get_info(FI_VERSION(1, 17), given.interface, given.port, FI_SOURCE, wanted.get(), &found);
+        Info info(found, api.free_info);
+        if (result < 0) throw FabricError(std::string("fi_getinfo: ") + api.error_text(-result), -result);
+        if (info->ep_attr->max_order_waw_size < given.window_bytes) {
             throw FabricError("writes of this provider keep their order only up to " +
-                              std::to_string(info_->ep_attr->max_order_waw_size) + " bytes");
+                              std::to_string(info->ep_attr->max_order_waw_size) + " bytes");
         }
+        return info;
     }
 
     void Bind(const FabricDescription& given) {
@@ -228,7 +242,8 @@ private:
 
     const FabricApi& api_;
     const uint64_t window_;
-    std::unique_ptr<fi_info, void (*)(fi_info*)> info_;
+    const uint64_t in_bytes_;
+    Info info_;
     Opened<fid_fabric> fabric_;
     Opened<fid_domain> domain_;
     Opened<fid_av> names_;

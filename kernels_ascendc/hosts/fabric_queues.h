@@ -4,6 +4,7 @@
 // the first piece of a message comes after all of the message before it.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <vector>
 
@@ -45,6 +46,9 @@ public:
     bool IsIdle() const override { return left_ == 0; }
     int Descriptor() const override { return endpoint_.Descriptor(); }
     bool MaySleep() override { return endpoint_.MaySleep(); }
+    // Bytes of all writes that have been started.
+    uint64_t WrittenBytes() const { return written_bytes_.load(std::memory_order_relaxed); }
+    // Whether it was given up that anything can be written to a rank.
     bool IsLost(uint32_t rank) const { return queues_[rank].is_lost; }
 
 private:
@@ -100,7 +104,10 @@ private:
                 if (now_ns - queue.refused_ns < lost_after_ns_) return false;
             }
             queue.refused_ns = 0;
-            if (started == Started::YES) continue;
+            if (started == Started::YES) {
+                written_bytes_.store(WrittenBytes() + item.post.bytes, std::memory_order_relaxed);
+                continue;
+            }
             queue.is_lost = true;
             item.has_ended = true;
         }
@@ -131,6 +138,7 @@ private:
     const uint64_t lost_after_ns_;
     std::vector<Queue> queues_;
     uint64_t left_ = 0;
+    std::atomic<uint64_t> written_bytes_{0};
     bool has_failed_ = false;
 };
 

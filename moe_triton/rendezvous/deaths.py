@@ -448,7 +448,7 @@ class Watch:
         """
         if self._board is None or not JOINS_SERVERS:
             return None
-        gate = Gate()
+        gate = Gate(self._meeting.network)
         self._held.entrances.append(gate)
         return gate.place
 

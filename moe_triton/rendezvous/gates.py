@@ -17,12 +17,12 @@ from ipaddress import ip_address
 from typing import NamedTuple
 
 from moe_triton.core.errors import WindowError
+from moe_triton.core.network import MOST_PORT, Network
 from moe_triton.core.threads import Deadline
 from moe_triton.rendezvous.interface import PORTS, address_here, family_of, none_free, ports_here
 from moe_triton.rendezvous.process_ends import BACKLOG, HELLO_BYTES, Entrance, token_in
 
 CONNECTING_S = 10.0
-_MOST_PORT = (1 << 16) - 1
 
 
 class Place(NamedTuple):
@@ -41,7 +41,7 @@ class Place(NamedTuple):
         if isinstance(said, list) and len(said) == len(Place._fields):
             address, port = said
             with contextlib.suppress(ValueError):
-                if type(port) is int and 0 < port <= _MOST_PORT:
+                if type(port) is int and 0 < port <= MOST_PORT:
                     return Place(str(ip_address(str(address))), port)
         return None
 
@@ -52,6 +52,9 @@ class Place(NamedTuple):
 class Gate(Entrance):
     """A socket that ranks of other hosts connect to while ranks construct.
 
+    Args:
+        network: where it may be.
+
     Attributes:
         place: of it.
 
@@ -61,8 +64,8 @@ class Gate(Entrance):
 
     is_for_hosts = True
 
-    def __init__(self) -> None:
-        address, ports = address_here(), ports_here()
+    def __init__(self, network: Network) -> None:
+        address, ports = address_here(network), ports_here(network)
         self.name = ""
         self.listener = socket.socket(family_of(address), socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:

@@ -12,25 +12,24 @@ from ipaddress import IPv6Address
 from pathlib import Path
 
 from moe_triton.core.errors import WindowError
+from moe_triton.core.network import MOST_PORT, Network
 
 INTERFACE, GLOO_INTERFACE, PORTS = "MOE_TRITON_INTERFACE", "GLOO_SOCKET_IFNAME", "MOE_TRITON_PORTS"
 ADDRESSES_V6 = Path("/proc/net/if_inet6")
 ANY_PORT = range(1)
 _LOOPBACKS = "127.", "::1"
 _DISCARD, _LONGEST_NAME, _SIOCGIFADDR = 9, 15, 0x8915
-_MOST_PORT = (1 << 16) - 1
 _GLOBAL = "00"  # scope of an address that other hosts know
 
 
-def address_here(environment: Mapping[str, str] = os.environ) -> str:
-    """This host's address, IPv4 or else IPv6, that peers reach it by.
-
-    That of the interface which $MOE_TRITON_INTERFACE or $GLOO_SOCKET_IFNAME names, or of the way to
-    MASTER_ADDR.
+def address_here(network: Network, environment: Mapping[str, str] = os.environ) -> str:
+    """This host's address, IPv4 or else IPv6, that peers reach it by: `Network.interface` says which.
 
     Raises:
         WindowError: there is none.
     """
+    if network.interface is not None:
+        return _address_of(network.interface, "network.interface")
     for variable in (INTERFACE, GLOO_INTERFACE):
         if names := environment.get(variable):
             return _address_of(names.split(",")[0], variable)  # gloo takes a list
@@ -82,17 +81,20 @@ def family_of(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
-def ports_here(environment: Mapping[str, str] = os.environ) -> Sequence[int]:
-    """Ports that ranks may listen at: those that $MOE_TRITON_PORTS names; 0, which is any free one.
+def ports_here(network: Network, environment: Mapping[str, str] = os.environ) -> Sequence[int]:
+    """Ports that this rank may listen at, by `Network.ports`; 0 for any that is free.
 
     Raises:
-        WindowError: that names none.
+        WindowError: $MOE_TRITON_PORTS names none.
     """
+    if network.ports is not None:
+        first, last = network.ports
+        return range(first, last + 1)
     if not (said := environment.get(PORTS)):
         return ANY_PORT
     if found := re.fullmatch(r"(\d{1,5})-(\d{1,5})", said):
         first, last = map(int, found.groups())
-        if 0 < first <= last <= _MOST_PORT:
+        if 0 < first <= last <= MOST_PORT:
             return range(first, last + 1)
     raise WindowError(f"{PORTS} is {said!r}. It has to be two ports, as 50000-50999: the first and the last.")
 

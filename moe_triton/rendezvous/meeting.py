@@ -31,6 +31,7 @@ from moe_triton.core.errors import (
     RankLostError,
     ThreadError,
 )
+from moe_triton.core.network import Network
 from moe_triton.core.threads import Deadline, in_thread
 from moe_triton.rendezvous import attempts
 from moe_triton.rendezvous.attempts import Attempt
@@ -98,6 +99,7 @@ class Meeting:
     Attributes:
         of_group: every rank of the group.
         hosts: the number of each rank's host; all 0 until that is known (`moe_triton.rendezvous.hosts`).
+        network: by which its hosts reach each other.
         beside: why a rank that is missing may be stuck elsewhere, where its other meetings are not seen here;
             or "".
 
@@ -125,7 +127,7 @@ class Meeting:
         if self.rank < 0:
             raise _not_a_member()
         self.timeout_s = timeout_s
-        self.hosts = (0,) * self.num_ranks
+        self.hosts, self.network = (0,) * self.num_ranks, Network()
         self.beside = ""
         self._attempt: Attempt | None = None
         self._exchanging: futures.Future[list[bytes]] | None = None

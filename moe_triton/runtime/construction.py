@@ -21,6 +21,7 @@ from moe_triton.core.errors import ArgumentError
 from moe_triton.core.group_sizes import RANKS_PER_SERVER, RanksPerServer
 from moe_triton.core.hccl import LOGIC_SUPERPOD_ID, check_window_limit, read_environment
 from moe_triton.core.kept_memory import kept_bytes
+from moe_triton.core.network import Network, checked_network
 from moe_triton.core.records import PROTOCOL_VERSION
 from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.rendezvous import hosts
@@ -65,6 +66,7 @@ class Order:
         agreed_at: number of an earlier meeting of the same ranks, for whose communicator and this one they
             agree together on who is masked; None for this one's own.
         on_hosts: whether windows are memory of a host, which ranks of others do not reach.
+        network: between hosts.
     """
 
     config: Callable[[], Config]
@@ -78,6 +80,7 @@ class Order:
     environment: Mapping[str, str] = field(default_factory=read_environment)
     agreed_at: int | None = None
     on_hosts: bool = False
+    network: Network | None = None
 
 
 FROM_CONTEXT = "posts", "post_parts", "message_tokens", "return_pieces"
@@ -231,11 +234,13 @@ def prepare(order: Order, meeting: Meeting, exchange: Meeting | None, watches: S
     for one, watch in zip(meetings, watches, strict=True):
         for gone in watch.known_before().values():
             one.lose(gone.rank, gone.in_words)
+    network = checked_network(order.network)
     with contextlib.ExitStack() as until_met:
         probe = until_met.enter_context(contextlib.closing(hosts.Probe())) if order.on_hosts else None
         servers = _servers_of_one_host(order, meeting.num_ranks), TENSOR_SERVERS
         for one, watch, of_server in zip(meetings, watches, servers, strict=False):
             watch.listen(partial(_give_up_without, one))
+            one.network = network
             hosts.find(one, watch, of_server, probe)
         prepared = check(order, meeting, exchange)
         settings, file = prepared.settings(), prepared.file

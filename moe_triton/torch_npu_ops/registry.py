@@ -255,6 +255,7 @@ def communicator(place: Place) -> Communicator:
         on_lost=chosen.on_lost,
         agreed_at=_agreed_at.get(place.group_ep, {}).get(place.members),
         on_hosts=has_windows_in_memory(chosen.backend),
+        network=chosen.network,
     )
     with settings.keeping_tables(), _watching(place, group, meeting):
         made = Communicator(meeting, order, exchange)

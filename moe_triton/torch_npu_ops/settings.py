@@ -12,6 +12,7 @@ from moe_triton.core.checks import check_choice, check_flag, check_integer, chec
 from moe_triton.core.config import Generation, Product, usual_ranks_per_server
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.group_sizes import RanksPerServer
+from moe_triton.core.network import Network, checked_network
 from moe_triton.core.topology import Topology, check_ranks_per_server
 from moe_triton.core.tuning import Tuning, checked_tuning
 from moe_triton.limits import GENERATIONS
@@ -37,6 +38,7 @@ class Settings:
     generation: Generation | None = None
     ranks_per_server: RanksPerServer = None
     on_lost: OnLost = "raise"
+    network: Network = field(default_factory=Network)
 
     def make_backend(self) -> Backend:
         """The back end that these settings name."""
@@ -115,6 +117,7 @@ def configure(
     generation: Generation | None = None,
     ranks_per_server: RanksPerServer = None,
     on_lost: OnLost = "raise",
+    network: Network | None = None,
 ) -> None:
     """Sets what torch_npu's functions have no argument for. Call it before the first of them, on every rank.
 
@@ -138,6 +141,7 @@ def configure(
         on_lost: what becomes of a rank that does not come within ``timeout_s``: "raise" a
             `CommunicationTimeoutError` on those that wait for it; or "mask" it inside the call, in all of the
             group's windows, and go on without it (docs/lost-ranks.md). The same on every rank.
+        network: by which ranks on several hosts reach each other (docs/hosts.md); None for what is found.
 
     Raises:
         ArgumentError: a value that no setting has. What a call cannot have, such as on_lost="mask" with
@@ -163,6 +167,7 @@ def configure(
         check_choice("generation", generation, GENERATIONS),
         check_ranks_per_server(ranks_per_server),
         check_choice("on_lost", on_lost, ON_LOST),
+        checked_network(network),
     )
     _number = _numbers.setdefault(_current, len(_numbers))
     _tables.clear()

@@ -53,7 +53,7 @@ struct Rank {
                                        WINDOW_BYTES)),
         key(std::random_device{}() | uint64_t{std::random_device{}()} << 32),
         endpoint(api,
-                 {provider, "127.0.0.1", reinterpret_cast<uint64_t>(memory),
+                 {provider, "127.0.0.1", "0", reinterpret_cast<uint64_t>(memory),
                   WINDOW_BYTES, IN_BYTES, key},
                  2),
         peers(2), queues(endpoint, LOST_AFTER_NS) {
@@ -143,6 +143,12 @@ void Strangers(Rank &rank, const Pipe &pipe) {
   std::memset(rank.Out(0), 9, OUT_BYTES);
   rank.Post(64, 1024, 0);
   rank.Until([&] { return rank.queues.IsIdle(); });
+  other.in_bytes -= 64;
+  try {
+    rank.endpoint.Connect(1 - rank.me, other);
+    Fail("a shorter window was taken");
+  } catch (const FabricError &) {
+  }
   rank.endpoint.Connect(1 - rank.me, rank.theirs);
   rank.Post(IN_BYTES - 64, 128, 0);
   const uint64_t end = MonotonicNs() + 500'000'000;

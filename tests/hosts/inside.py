@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.hosts.namespaces import Job, address_of, environment_of
+from tests.hosts.namespaces import Job, address_of, address_v6_of, environment_of
 
 HOST = "--net", "--mount", "--ipc", "--uts"
 WITHIN_S = 20.0
@@ -41,6 +41,7 @@ def make_host(number: int, names: Path, rate: str) -> int:
     steps = [
         f"ip link set cable{number} name eth0",
         f"ip address add {address_of(number)}/24 dev eth0",
+        f"ip address add {address_v6_of(number)}/64 dev eth0 nodad",
         "ip link set eth0 up",
         "ip link set lo up",
         f"hostname host{number}",

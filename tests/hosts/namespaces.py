@@ -102,3 +102,8 @@ def environment_of(rank: int, job: Job) -> dict[str, str]:
 def address_of(host: int) -> str:
     """Of a host on the switch's network."""
     return f"10.77.0.{host + 1}"
+
+
+def address_v6_of(host: int) -> str:
+    """The same in IPv6."""
+    return f"fd77::{host + 1}"

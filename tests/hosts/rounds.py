@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
 from moe_triton import ArgumentError, CommunicationTimeoutError, EPBuffer, MoeTritonError, RankLostError
+from moe_triton.backends.cpu.window import QueuedWindow
 from moe_triton.tools.selftest.cases import wrong_received
 from tests.distributed.cases import Case, inputs_of, small_case
 from tests.distributed.workers import expected_round, make_buffer, one_round
 
 MOST_ROUNDS = 100_000
+COLLECTIVES = "all_reduce", "all_gather", "all_to_all", "broadcast", "gather", "scatter", "send", "recv"
+SENT = 8  # column of bytes sent, in what Linux says of interfaces
 
 
 def case_of(num_ranks: int, scheme: str, row_format: str = "", **fields: Any) -> Case:
@@ -26,34 +33,74 @@ def case_of(num_ranks: int, scheme: str, row_format: str = "", **fields: Any) ->
     return replace(case, config=replace(case.config, **{"ranks_per_server": None, **fields}).normalized())
 
 
+def sent_bytes() -> int:
+    """By this host, over its cable."""
+    (line,) = (each for each in Path("/proc/self/net/dev").read_text().splitlines() if "eth0:" in each)
+    return int(line.partition(":")[2].split()[SENT])
+
+
+@contextlib.contextmanager
+def without_collectives() -> Iterator[None]:
+    """Nothing goes by torch meanwhile."""
+
+    def refuse(*given: Any, **named: Any) -> None:
+        raise AssertionError("a collective of torch's")
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in COLLECTIVES:
+            for each in (name, f"{name}_single", f"{name}_into_tensor", f"{name}_object", f"i{name}"):
+                patch.setattr(dist, each, refuse, raising=False)
+        yield
+
+
 def rounds(rank: int, num_ranks: int, scheme: str, row_format: str) -> dict[str, Any]:
-    """Rounds by the reference, on the servers that hosts are; and what of it was posted."""
+    """Rounds by the reference, on the servers that hosts are; and what of it went over the cable."""
     case = case_of(num_ranks, scheme, row_format)
     with make_buffer(case) as buffer:
-        sizes = buffer.config.topology.sizes
-        wrong = wrong_rounds(buffer, case, rank)
-        posted = buffer.traffic("dispatch").posts.between
+        sizes, window = buffer.config.topology.sizes, buffer._communicator._windows[0]
+        assert isinstance(window, QueuedWindow)
+        assert window._fabric is not None
         dist.barrier()
-    return {"host": os.uname().nodename, "sizes": sizes, "wrong": wrong, "posted": posted}
+        before, written = sent_bytes(), window._fabric.written_bytes
+        with without_collectives():
+            wrong, posted = wrong_rounds(buffer, case, rank)
+        dist.barrier()  # all have come there: nothing is under way
+        written = window._fabric.written_bytes - written
+        return {
+            "host": os.uname().nodename,
+            "sizes": sizes,
+            "wrong": wrong,
+            "posted": posted,
+            "written": written,
+            "sent": sent_bytes() - before,
+        }
 
 
-def wrong_rounds(buffer: EPBuffer, case: Case, rank: int) -> list[str]:
-    """What is wrong in rounds of a case, by the reference."""
+def wrong_rounds(buffer: EPBuffer, case: Case, rank: int) -> tuple[list[str], int]:
+    """What is wrong in rounds of a case, by the reference; and bytes that were posted to other servers."""
     wrong: list[str] = []
+    posted = 0
     of_case = replace(case, config=buffer.config)
     for number in range(case.rounds):
         output, sums = one_round(buffer, of_case, inputs_of(of_case, rank, number), None)
         received, expected = expected_round(of_case, number)
         wrong += wrong_received(output, received[rank])
         wrong += [] if torch.equal(sums, expected[rank]) else [f"round {number}: sums"]
-    return wrong
+        for operator in ("dispatch", "combine"):
+            traffic = buffer.traffic(operator)  # type: ignore[arg-type]
+            posted += traffic.payload_bytes.between + traffic.framing_bytes.between
+    return wrong, posted
 
 
-def refusals(rank: int, num_ranks: int, scheme: str, fields: dict[str, Any]) -> str:
-    """What is said of a scheme, or a split, that several hosts cannot have."""
+def refusals(rank: int, num_ranks: int, asked: list[tuple[str, dict[str, Any]]]) -> list[str]:
+    """What is said of schemes, or splits, that several hosts cannot have."""
+    return [_refusal(case_of(num_ranks, scheme, **fields)) for scheme, fields in asked]
+
+
+def _refusal(case: Case) -> str:
     try:
-        with make_buffer(case_of(num_ranks, scheme, **fields)):
-            return "made"
+        make_buffer(case).close()
+        return "made"
     except (ArgumentError, MoeTritonError) as error:
         return str(error)
 
@@ -82,13 +129,13 @@ def rounds_over_a_cut(rank: int, num_ranks: int, scheme: str, culprit: int, cut_
     """Rounds while the cable of a host is out for some seconds: what is wrong in them."""
     case = case_of(num_ranks, scheme)
     with make_buffer(case, timeout_s=60.0) as buffer:
-        wrong = wrong_rounds(buffer, case, rank)
+        wrong, _ = wrong_rounds(buffer, case, rank)
         dist.barrier()
         back = threading.Timer(cut_s, set_link, ["up"])
         if rank == culprit:
             set_link("down")
             back.start()
-        wrong += wrong_rounds(buffer, case, rank)
+        wrong += wrong_rounds(buffer, case, rank)[0]
         if rank == culprit:
             back.join()
         dist.barrier()
@@ -99,7 +146,7 @@ def rounds_after_a_cut(rank: int, num_ranks: int, scheme: str, culprit: int) -> 
     """A cable is out until all have run out of time, and then goes on with what it has kept; a new buffer."""
     case, missed = case_of(num_ranks, scheme), []
     buffer = make_buffer(case, timeout_s=2.0)
-    wrong = wrong_rounds(buffer, case, rank)
+    wrong, _ = wrong_rounds(buffer, case, rank)
     dist.barrier()
     if rank == culprit:
         set_link("down")
@@ -112,6 +159,6 @@ def rounds_after_a_cut(rank: int, num_ranks: int, scheme: str, culprit: int) -> 
     if rank == culprit:
         set_link("up")
     with make_buffer(case, timeout_s=60.0) as buffer:
-        wrong += wrong_rounds(buffer, case, rank)
+        wrong += wrong_rounds(buffer, case, rank)[0]
         dist.barrier()
     return {"missed": missed, "wrong": wrong}

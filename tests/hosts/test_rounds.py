@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.hosts import namespaces, rounds
@@ -27,16 +29,41 @@ def test_rounds(scheme: str, row_format: str, hosts: tuple[int, ...]) -> None:
     host_of = [f"host{number}" for number, ranks in enumerate(hosts) for _ in range(ranks)]
     assert [each["wrong"] for each in results] == [[]] * sum(hosts)
     assert [each["host"] for each in results] == host_of
-    assert all(each["sizes"] == list(hosts) and each["posted"] > 0 for each in results)
+    assert all(each["sizes"] == list(hosts) for each in results)
+    for each in results:
+        assert each["written"] == each["posted"] > 0
+    for host in set(host_of):
+        of_host = [each for each in results if each["host"] == host]
+        assert max(each["sent"] for each in of_host) >= sum(each["posted"] for each in of_host)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"MASTER_ADDR": namespaces.address_v6_of(0)},
+        {"MOE_TRITON_INTERFACE": "eth0", "MOE_TRITON_PORTS": "40000-40003"},
+        {"MOE_TRITON_PROVIDER": "tcp;ofi_rxm"},
+    ],
+)
+@pytest.mark.long
+def test_ways_between_hosts(environment: dict[str, str]) -> None:
+    arguments = "fullmesh_v1", ""
+    results = namespaces.run(
+        rounds.rounds, (2, 1), *arguments, timeout_s=seconds(60), environment=environment
+    )
+    assert [each["wrong"] for each in results] == [[]] * 3
 
 
 def test_what_cannot_be_is_refused_by_name() -> None:
-    for scheme, fields, text in (
+    asked: list[tuple[str, dict[str, Any], str]] = [
         ("direct", {}, "in memory that a server's ranks share"),
         ("fullmesh_v1", {"ranks_per_server": 2}, "a server cannot have ranks of two hosts"),
-    ):
-        said = namespaces.run(rounds.refusals, (1, 2), scheme, fields, timeout_s=seconds(60))
-        assert all(text in each for each in said), said
+    ]
+    of_ranks = namespaces.run(
+        rounds.refusals, (1, 2), [[scheme, fields] for scheme, fields, _ in asked], timeout_s=seconds(60)
+    )
+    for said in of_ranks:
+        assert [text in each for each, (_, _, text) in zip(said, asked, strict=True)] == [True] * 2, said
 
 
 @pytest.mark.parametrize(

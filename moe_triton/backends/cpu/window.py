@@ -9,13 +9,14 @@ import re
 import secrets
 import time
 from collections.abc import Collection, Iterable, Sequence, Set
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from moe_triton.backends.cpu import native
-from moe_triton.backends.cpu.fabric import Fabric
+from moe_triton.backends.cpu.fabric import Fabric, common_provider, providers
 from moe_triton.backends.cpu.nic import Nic, NicSettings
 from moe_triton.backends.cpu.paced_link import PacedLink
 from moe_triton.backends.cpu.room import Limit, available_memory, cgroup_limits
@@ -27,8 +28,8 @@ from moe_triton.core.errors import WindowError
 from moe_triton.core.reach import Queues, token_of
 from moe_triton.core.shared_memory import create_locked
 from moe_triton.core.threads import Deadline, in_thread
-from moe_triton.rendezvous.agreement import raise_together
-from moe_triton.rendezvous.meeting import Meeting, values_of
+from moe_triton.rendezvous.agreement import raise_failures, raise_together
+from moe_triton.rendezvous.meeting import MAX_REASON, Meeting, values_of
 from moe_triton.rendezvous.stores import below, read_key
 
 PREFIX = "moe_triton-"
@@ -230,6 +231,8 @@ class QueuedWindow(SharedWindow):
         try:
             if not all(mapped):
                 self._connect(meeting, queues, num_bytes)
+                if meeting.network.nic_cpu is not None:
+                    settings = replace(settings, cpu=meeting.network.nic_cpu)
             self.nic = Nic(queues, rank, mapped, num_bytes, settings, link, log, self._fabric)
         except BaseException:
             if self._fabric is not None:
@@ -251,16 +254,32 @@ class QueuedWindow(SharedWindow):
 
     def _connect(self, meeting: Meeting, queues: Queues, num_bytes: int) -> None:
         """To the ranks on other hosts."""
-        failure = ""
+        found: list[str] = []
+        failure = address = ""
+        try:
+            found += providers(meeting.network)
+        except WindowError as error:
+            failure = str(error)[:MAX_REASON]
+        said = meeting.exchange({"providers": found, "failure": failure}, "libfabric is there")
+        raise_failures(meeting, said)
+        try:
+            provider = common_provider(
+                [[str(each) for each in has] for has in values_of(said, "providers", list)]
+            )
+        except WindowError:
+            meeting.end()  # every rank sees this
+            raise
         try:
             of_memory = self.base, num_bytes, queues.in_bytes
-            self._fabric = Fabric(meeting.num_ranks, *of_memory, meeting.timeout_s)
+            of_host = meeting.timeout_s, meeting.network, provider
+            self._fabric = Fabric(meeting.num_ranks, *of_memory, *of_host)
+            address = self._fabric.address
         except WindowError as error:
-            failure = str(error)
-        raise_together(meeting, failure, "libfabric is there")
+            failure = str(error)[:MAX_REASON]
+        said = meeting.exchange({"fabric": address, "failure": failure}, "address of libfabric")
+        raise_failures(meeting, said)
         fabric = self._fabric
         assert fabric is not None
-        said = meeting.exchange({"fabric": fabric.address}, "address of libfabric")
         try:
             for rank, address in enumerate(values_of(said, "fabric", str)):
                 if not self.peers[rank]:
