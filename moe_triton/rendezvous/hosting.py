@@ -1,7 +1,8 @@
 """A store for a group that has none: hosted by its first rank, where only its ranks are meant to reach it.
 
-It listens on one address: the loopback if all ranks are on one host, else that from which packets leave for
-the other hosts. Whoever reaches that may write to it, so that ranks share a secret, which goes over the group
+It listens on one address: the loopback if all ranks are on one host, else that of the interface by which
+other hosts reach this one; or, where nobody says which that is, the one from which packets leave for them.
+Whoever reaches that may write to it, so that ranks share a secret, which goes over the group
 with the store's address, and tells their values from others (`moe_triton.rendezvous.stores.SealedStore`).
 """
 
@@ -20,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from moe_triton.core.errors import WindowError
+from moe_triton.rendezvous import interface
 
 SECRET_BYTES = 32
 _TEXT_BYTES = 256
@@ -89,10 +91,27 @@ def _listening(others: Sequence[str]) -> Any:
         for family, address in _LOOPBACKS:
             with contextlib.suppress(OSError):
                 return _listening_on(family, address)
-    elif (own_address := address_towards(others)) is not None:
+    elif (own_address := _own_address() or address_towards(others)) is not None:
         return _listening_on(*own_address)
     # There is no one address: names do not say where the others are, or they are in several networks.
     return dist.TCPStore(socket.gethostname(), 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+
+
+def _own_address() -> tuple[int, str] | None:
+    """Address family and address that ranks on other hosts reach this one by; None where nobody says it.
+
+    Names come second: a host's own one may lead to its loopback, and nobody may resolve those of others.
+
+    Raises:
+        WindowError: a variable names an interface that is not there.
+    """
+    try:
+        address = interface.address_here()
+    except WindowError:
+        if any(os.environ.get(variable) for variable in (interface.INTERFACE, interface.GLOO_INTERFACE)):
+            raise
+        return None
+    return int(interface.family_of(address)), address
 
 
 def _listening_on(family: int, address: str) -> Any:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 
-from tests.hosts.namespaces import Job, address_of, address_v6_of, environment_of
+from tests.hosts.agent import KEEPERS
+from tests.hosts.namespaces import Ended, Job, address_of, address_v6_of, environment_of
 
 HOST = "--net", "--mount", "--ipc", "--uts"
 WITHIN_S = 20.0
@@ -54,6 +57,32 @@ def make_host(number: int, names: Path, rate: str) -> int:
     return keeper
 
 
+def names_of(host: int, job: Job) -> str:
+    """What /etc/hosts of a host says."""
+    if job.own_name_is_loopback:
+        return f"127.0.0.1 localhost\n127.0.1.1 host{host}\n"
+    lines = [f"{address_of(number)} host{number}" for number in range(len(job.hosts))]
+    return "\n".join(["127.0.0.1 localhost", *lines, ""])
+
+
+def run_commands(keepers: list[int], job: Job) -> None:
+    """Runs a command on each host, and leaves how it ended."""
+    environment = {**os.environ, **job.environment, KEEPERS: " ".join(map(str, keepers))}
+    running = []
+    for host, (keeper, command) in enumerate(zip(keepers, job.commands, strict=True)):
+        started = _on(keeper, *(command or ["true"]))
+        with (Path(job.folder) / f"{host}.said").open("w") as said:
+            running.append(subprocess.Popen(started, env=environment, stdout=said, stderr=said))
+    statuses = [each.wait() for each in running]
+    for host, (keeper, status) in enumerate(zip(keepers, statuses, strict=True)):
+        text = (Path(job.folder) / f"{host}.said").read_text()
+        shown = subprocess.run(
+            _on(keeper, "ls", "-A", "/dev/shm"), capture_output=True, text=True, check=True
+        )
+        ended = Ended(status, text, shown.stdout.split())
+        (Path(job.folder) / f"{host}").write_text(json.dumps(asdict(ended)))
+
+
 def main(said: str) -> int:
     """Runs a job, and returns how many of its ranks have failed."""
     job = Job(**{**json.loads(said), "hosts": tuple(json.loads(said)["hosts"])})
@@ -61,11 +90,14 @@ def main(said: str) -> int:
     _run("ip", "link", "add", "switch", "type", "bridge")
     _run("ip", "link", "set", "switch", "up")
     with tempfile.TemporaryDirectory() as folder:
-        names = Path(folder) / "hosts"
-        numbered = range(len(job.hosts))
-        lines = [f"{address_of(number)} host{number}" for number in numbered]
-        names.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
-        keepers = [make_host(number, names, job.rate) for number in numbered]
+        keepers = []
+        for number in range(len(job.hosts)):
+            names = Path(folder) / f"hosts{number}"
+            names.write_text(names_of(number, job))
+            keepers.append(make_host(number, names, job.rate))
+        if job.commands:
+            run_commands(keepers, job)
+            return 0
         host_of = [number for number, ranks in enumerate(job.hosts) for _ in range(ranks)]
         ranks = [
             subprocess.Popen(

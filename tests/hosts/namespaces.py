@@ -34,6 +34,8 @@ class Job:
         folder: for answers.
         rate: of each host's cable, as tc has it; "" for any.
         environment: of all ranks.
+        commands: one for each host, in place of the function; an empty one for none there.
+        own_name_is_loopback: each host's own name leads to its loopback, as Debian has it, others nowhere.
     """
 
     module: str
@@ -43,10 +45,27 @@ class Job:
     folder: str = ""
     rate: str = ""
     environment: dict[str, str] = field(default_factory=dict)
+    commands: Sequence[Sequence[str]] = ()
+    own_name_is_loopback: bool = False
 
     @property
     def num_ranks(self) -> int:
         return sum(self.hosts)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command of one host, which has ended.
+
+    Attributes:
+        status: its exit status.
+        said: on both of its outputs.
+        left: files in the host's /dev/shm.
+    """
+
+    status: int
+    said: str
+    left: list[str]
 
 
 @cache
@@ -76,15 +95,36 @@ def run(
     """
     with tempfile.TemporaryDirectory() as folder:
         job = Job(function.__module__, function.__name__, hosts, arguments, folder, **options)
-        command = ["unshare", *OUTER, "--mount-proc", sys.executable, "-m", "tests.hosts.inside"]
-        done = subprocess.run(
-            [*command, json.dumps(asdict(job))], cwd=ROOT, capture_output=True, text=True, timeout=timeout_s
-        )
-        answers = [Path(folder) / str(rank) for rank in range(job.num_ranks)]
-        results = [json.loads(each.read_text()) if each.exists() else None for each in answers]
+        return _answers(job, job.num_ranks, timeout_s)
+
+
+def launch(commands: Sequence[Sequence[str]], *, timeout_s: float, **options: Any) -> list[Ended]:
+    """Runs a command on each of several hosts, as a user starts a launcher there, and returns how they ended.
+
+    Args:
+        commands: of the hosts; an empty one for none there.
+        timeout_s: seconds until all have to have ended.
+        options: of `Job`.
+
+    Raises:
+        subprocess.TimeoutExpired: they have not.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        hosts = (0,) * len(commands)
+        job = Job("", "", hosts, folder=folder, commands=[list(each) for each in commands], **options)
+        return [Ended(**answer) for answer in _answers(job, len(commands), timeout_s)]
+
+
+def _answers(job: Job, number: int, timeout_s: float) -> list[Any]:
+    """What a job has left in its folder."""
+    command = ["unshare", *OUTER, "--mount-proc", sys.executable, "-m", "tests.hosts.inside"]
+    done = subprocess.run(
+        [*command, json.dumps(asdict(job))], cwd=ROOT, capture_output=True, text=True, timeout=timeout_s
+    )
     if done.returncode:
         sys.stderr.write(done.stdout + done.stderr)
-    return results
+    answers = [Path(job.folder) / str(each) for each in range(number)]
+    return [json.loads(each.read_text()) if each.exists() else None for each in answers]
 
 
 def environment_of(rank: int, job: Job) -> dict[str, str]:
