@@ -28,6 +28,7 @@ PRODUCT_HELP = "whose limits and schemes; if not given, that which has the schem
 MEMFABRIC_HELP = (
     "for groups of several servers, by posts: 'installed', or the folder of the package memfabric_hybrid"
 )
+HOSTS_HELP = "on all ranks of a launcher: whether they reach each other, and how fast"
 KERNELS_HELP = "triton, torch (slow), or auto: triton wherever triton-ascend is, or can be installed"
 MOST_SEED = 2**31 - 1
 Outputs = Literal["own", "window"]
@@ -99,10 +100,15 @@ def build(
 @app.command()
 def doctor(
     fix: Annotated[bool, typer.Option("--fix", help="put triton-ascend where upstream's triton is")] = False,
+    hosts: Annotated[bool, typer.Option("--hosts", help=HOSTS_HELP)] = False,
 ) -> None:
     """Say what of the toolchain is present, what is not, and how to get it."""
     from moe_triton.tools.cli.doctor import run_doctor, run_fix
 
+    if hosts:
+        from moe_triton.tools.cli.doctor_hosts import run_doctor_on_hosts
+
+        raise typer.Exit(run_doctor_on_hosts(Console()))
     if fix:
         run_fix(Console())
     raise typer.Exit(run_doctor(Console()))
