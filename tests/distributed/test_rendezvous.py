@@ -202,6 +202,16 @@ def test_a_store_for_hosts_that_no_name_leads_to_is_reached_all_the_same() -> No
     assert first == second == 2
 
 
+def test_the_interface_that_is_named_comes_before_names_of_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")  # leads to no other host, as where there is none
+    assert hosting._own_address() is None
+    monkeypatch.setenv("MOE_TRITON_INTERFACE", "lo")
+    assert hosting._own_address() == (socket.AF_INET, "127.0.0.1")
+    monkeypatch.setenv("MOE_TRITON_INTERFACE", "none0")
+    with pytest.raises(WindowError, match="MOE_TRITON_INTERFACE is 'none0', which is no interface"):
+        hosting._own_address()
+
+
 def test_a_first_rank_that_can_host_no_store_tells_all() -> None:
     assert [("OSError: no descriptor" in said) for said in run_ranks(without_room_for_a_store, 2)] == [
         True

@@ -61,6 +61,7 @@ def test_hosts_that_are_well(ranks: int) -> None:
             r"rank 1: .* host1, leads to 127.0.1.1.* Set GLOO_SOCKET_IFNAME to eth0",
         ),
     ],
+    ids=["interface", "port", "library", "name"],
 )
 def test_what_is_wrong_is_said_on_rank_0(
     of_second: tuple[str, ...], options: dict[str, bool], text: str
