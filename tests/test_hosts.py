@@ -7,6 +7,7 @@ import ctypes
 import itertools
 import socket
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -124,6 +125,12 @@ def test_ports_of_libfabric() -> None:
             fabric.Fabric(2, *made)  # type: ignore[arg-type]
     finally:
         holder.close()
+
+
+def test_memory_that_cannot_be_locked_has_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = SimpleNamespace(moe_fabric_error=lambda: b"fi_mr_reg: Cannot allocate memory")
+    monkeypatch.setattr(fabric.native, "library", lambda: library)
+    assert fabric._error().endswith("(ulimit -l unlimited).")
 
 
 def _free_ports(number: int) -> list[int]:

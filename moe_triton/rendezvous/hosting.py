@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from moe_triton.core.errors import WindowError
+from moe_triton.core.network import Network
 from moe_triton.rendezvous import interface
 
 SECRET_BYTES = 32
@@ -106,7 +107,7 @@ def _own_address() -> tuple[int, str] | None:
         WindowError: a variable names an interface that is not there.
     """
     try:
-        address = interface.address_here()
+        address = interface.address_here(Network())
     except WindowError:
         if any(os.environ.get(variable) for variable in (interface.INTERFACE, interface.GLOO_INTERFACE)):
             raise

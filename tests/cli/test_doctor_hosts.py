@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -47,12 +46,14 @@ def test_ports_that_refuse_are_named_once_a_host() -> None:
     assert "MOE_TRITON_PORTS" in said
 
 
-@pytest.mark.parametrize("name", ["version", "provider"])
-def test_what_differs_is_named(name: str) -> None:
-    of_all: list[Any] = [Found(**{name: text}) for text in ("a", "b", "a")]
+def test_what_differs_is_named() -> None:
+    of_all = [Found(version=text, providers=["tcp"]) for text in ("a", "b", "a")]
     (said,) = doctor_hosts.differing(of_all)
-    assert said.startswith(f"the {name} differs: 'a' on rank(s) [0, 2], 'b' on rank(s) [1]. Install the same")
+    assert said.startswith("the version differs: 'a' on rank(s) [0, 2], 'b' on rank(s) [1]. Install the same")
     assert doctor_hosts.differing([of_all[0], of_all[2], Found()]) == []
+    (said,) = doctor_hosts.differing([Found(providers=["tcp"]), Found(providers=["verbs"])])
+    assert "no provider of libfabric in common" in said
+    assert doctor_hosts.differing([Found(providers=["tcp", "verbs"]), Found(providers=["verbs"])]) == []
 
 
 def test_what_is_wrong_on_several_ranks_is_said_once() -> None:
@@ -89,19 +90,6 @@ def test_on_one_host_nothing_is_measured() -> None:
     console = Console(record=True, width=300)
     doctor_hosts.show(console, [Found("a"), Found("a")], [0, 0], [], [])
     assert "All ranks are on one host" in console.export_text()
-
-
-def test_what_libfabric_has_no_memory_for_may_be_memory_to_lock(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise doctor_hosts.WindowError(
-            "libfabric cannot be used on 10.0.0.1: fi_mr_reg: Cannot allocate memory"
-        )
-
-    monkeypatch.setattr(doctor_hosts, "Fabric", fail)
-    monkeypatch.setattr(doctor_hosts, "address_here", lambda *_: "10.0.0.1")
-    found, gate = doctor_hosts.look_here()
-    assert gate is None
-    assert found.wrong[-1].endswith("ulimit -l unlimited.")
 
 
 def test_a_gate_is_where_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

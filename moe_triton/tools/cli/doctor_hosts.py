@@ -25,9 +25,10 @@ from rich.text import Text
 from torch.distributed.rendezvous import rendezvous
 
 import moe_triton
-from moe_triton.backends.cpu.fabric import Fabric, find_library
+from moe_triton.backends.cpu.fabric import Fabric, common_provider, find_library, providers
 from moe_triton.core import shared_memory
 from moe_triton.core.errors import MoeTritonError, WindowError
+from moe_triton.core.network import Network
 from moe_triton.core.threads import Deadline
 from moe_triton.rendezvous.gates import Gate, Place, reach
 from moe_triton.rendezvous.interface import GLOO_INTERFACE, INTERFACE, PORTS, address_here
@@ -47,7 +48,6 @@ COME_S, GROUP_S, PORT_S, LEAVE_S = 60.0, 10.0, 5.0, 5.0
 connection; and for all to have read."""
 LOOK_S = 0.01
 PROBE_BYTES = 1 << 12
-NO_MEMORY, LOCKED = "Cannot allocate memory", "If that is memory to lock: ulimit -l unlimited."
 PINGS = "Between hosts: 8 bytes and their answer, and messages of 1 MB"
 
 
@@ -59,7 +59,7 @@ class Found:
         host: its name.
         version: of moe_triton.
         libfabric: its version.
-        provider: of libfabric, the first that there is.
+        providers: of libfabric, the best first.
         interface: that peers reach it by, and the address there.
         memory: where windows are made, and what is free there.
         place: address and port that it listens at; empty for none.
@@ -69,7 +69,7 @@ class Found:
     host: str = ""
     version: str = ""
     libfabric: str = ""
-    provider: str = ""
+    providers: Sequence[str] = ()
     interface: str = ""
     memory: str = ""
     place: Sequence[Any] = ()
@@ -214,12 +214,12 @@ def look_here() -> tuple[Found, Gate | None]:
     with _noted(found):
         found.libfabric = _version(find_library())
     with _noted(found):
-        address = address_here()
+        address = address_here(Network())
         found.interface = f"{_interface_of(address)} {address}"
     if not found.wrong:
         with _noted(found):
-            found.provider = _provider()
-            gate = Gate()
+            found.providers = _providers()
+            gate = Gate(Network())
             found.place = list(gate.place)
     return found, gate
 
@@ -281,13 +281,13 @@ def once(of_all: Sequence[Sequence[str]]) -> list[str]:
 def differing(of_all: Sequence[Found]) -> list[str]:
     """What has to be the same on all ranks, and is not."""
     wrong = []
-    for name, remedy in (
-        ("version", "Install the same moe_triton on all hosts"),
-        ("provider", "Install the same libfabric on all hosts, as that of Open MPI's wheel"),
-    ):
-        values = {rank: value for rank, each in enumerate(of_all) if (value := getattr(each, name))}
-        if said := by_value(values):
-            wrong.append(f"the {name} differs: {said}. {remedy}.")
+    if said := by_value({rank: each.version for rank, each in enumerate(of_all) if each.version}):
+        wrong.append(f"the version differs: {said}. Install the same moe_triton on all hosts.")
+    if all(each.providers for each in of_all):
+        try:
+            common_provider([each.providers for each in of_all])
+        except WindowError as error:
+            wrong.append(str(error))
     return wrong
 
 
@@ -324,7 +324,7 @@ def show(
     rows = [
         (
             *(rank, number[rank] + each.host, bad if each.wrong else well),
-            *(", ".join(filter(None, (each.libfabric, each.provider))), each.interface, each.memory),
+            *(", ".join(filter(None, (each.libfabric, *each.providers[:1]))), each.interface, each.memory),
         )
         for rank, each in enumerate(of_all)
     ]
@@ -357,7 +357,7 @@ def _noted(found: Found) -> Iterator[None]:
     try:
         yield
     except MoeTritonError as error:
-        found.wrong.append(f"{error} {LOCKED}" if NO_MEMORY in str(error) else str(error))
+        found.wrong.append(str(error))
 
 
 def _version(library: str) -> str:
@@ -369,22 +369,22 @@ def _version(library: str) -> str:
     return f"{version >> 16}.{version & 0xFFFF}"
 
 
-def _provider() -> str:
-    """The one that this rank would use.
+def _providers() -> tuple[str, ...]:
+    """Those that this rank has, of which it can use the first.
 
     Raises:
         MoeTritonError: there is none.
     """
-    memory = torch.zeros(PROBE_BYTES, dtype=torch.uint8)
-    endpoint = Fabric(1, memory.data_ptr(), PROBE_BYTES, PROBE_BYTES // 2, COME_S)
-    endpoint.close()
-    return endpoint.provider
+    memory, found = torch.zeros(PROBE_BYTES, dtype=torch.uint8), providers(Network())
+    of_memory = memory.data_ptr(), PROBE_BYTES, PROBE_BYTES // 2
+    Fabric(1, *of_memory, COME_S, Network(), found[0]).close()
+    return found
 
 
 def _interface_of(address: str) -> str:
     """The interface that has an address; "" for none."""
     for _, name in socket.if_nameindex():
         with contextlib.suppress(WindowError):
-            if address_here({INTERFACE: name}) == address:
+            if address_here(Network(interface=name)) == address:
                 return name
     return ""
