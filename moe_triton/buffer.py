@@ -110,7 +110,8 @@ class EPBuffer(Owner, Uncopied):
             `CommunicationTimeoutError` on those that wait for it; or "mask" it inside the call, which goes on
             and returns without it (docs/lost-ranks.md). The same on every rank.
         explicitly_destroy: warn if the buffer is dropped without `close`.
-        trace: file that all ranks write to what ran when, for Perfetto (docs/traces.md); None for none.
+        trace: file that all ranks write to what ran when, for Perfetto (docs/traces.md), on several hosts one
+            for each, as trace.host0.json; None for none.
         network: by which ranks on several hosts reach each other (docs/hosts.md); None for what is found.
 
     Raises:
@@ -184,6 +185,7 @@ class EPBuffer(Owner, Uncopied):
             *(make_config, make, check, num_blocks, timeout_s, on_lost, tuning, trace),
             on_hosts=has_windows_in_memory(backend),
             network=network,
+            servers=lambda: make_config().topology.servers,
         )
         self._communicator = Communicator(meeting, order, exchange)
         self.config, self.rank = self._communicator.config, meeting.rank
@@ -252,10 +254,10 @@ class EPBuffer(Owner, Uncopied):
             asked: says how many bytes, the same on every rank, and what else has to be alike, by name. It is
                 called once all ranks have come, which then hear of its errors.
             out_bytes: where ranks of other servers are to be posted to, says how many bytes behind these this
-                rank posts from. None: they are read and written like others.
+                rank posts from. None: they are read and written like others, on one host.
 
         Raises:
-            ArgumentError: a number of bytes that cannot be.
+            ArgumentError: a number of bytes that cannot be; or None where ranks are on several hosts.
             BufferStateError: the buffer is closed, broken or in use by another thread.
             ConfigMismatchError: ranks ask for different things, or another one's request is refused.
             WindowError: no memory for it, or on an NPU a rank that is out of reach, or can only be posted to.

@@ -14,6 +14,7 @@ import time
 import torch.distributed as dist
 
 from moe_triton.backends.cpu.window import SharedWindow
+from moe_triton.rendezvous import hosts
 from moe_triton.rendezvous.meeting import Meeting
 
 TIMEOUT_S = 300.0
@@ -24,14 +25,16 @@ class StartingLine:
     """A barrier for timing. Collective: every rank of the default group makes it, and waits at it.
 
     Raises:
-        WindowError: no memory for it.
+        WindowError: no memory for it, or ranks are on several hosts.
         CommunicationTimeoutError: a rank did not come to make it.
     """
 
     def __init__(self) -> None:
         self._rank, self._num_ranks = dist.get_rank(), dist.get_world_size()
         words = _WORDS_APART * self._num_ranks
-        self._window = SharedWindow(8 * words, Meeting(None, TIMEOUT_S))
+        meeting = Meeting(None, TIMEOUT_S)
+        hosts.find_unwatched(meeting)
+        self._window = SharedWindow(8 * words, meeting)
         self._counts = (ctypes.c_int64 * words).from_address(self._window.peers[0])
         self._round = 0
 

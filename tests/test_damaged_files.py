@@ -41,6 +41,7 @@ from moe_triton.core.tables import Row, load_table
 from moe_triton.tables import KernelSettings, pipelines, schemes
 from moe_triton.tools.cli.app import app
 from moe_triton.tools.cli.trace import median_call
+from moe_triton.tools.host_traces import on_one_clock
 from tests import test_kernel_tables as of_kernels
 from tests import test_pipeline_tables as of_pipelines
 from tests import test_scheme_tables as of_schemes
@@ -49,6 +50,8 @@ from tests.autotune.test_step_times import results as report_results
 from tests.autotune.test_step_times import write as write_report
 from tests.cli.test_trace import write_trace
 from tests.patience import seconds
+from tests.trace.test_host_traces import clock
+from tests.trace.test_host_traces import write as write_host_trace
 
 ROW = Row(("own",), (1, 1, 1, 1), ("direct", 1, 1))
 
@@ -148,6 +151,10 @@ FILES = {
     "constants to tune by": Read(constants, lambda path: Scope("A3", constants=str(path)).priced_on()),
     "report": Read(report, read_report),
     "trace": Read(lambda f: write_trace(f / "trace.json", [1.0]), lambda p: median_call(p, "dispatch", 0, 1)),
+    "trace of a host": Read(
+        lambda f: write_host_trace(f / "trace.json", 1, 8025.0, clock(1, -7000.0)),
+        lambda p: on_one_clock([p]),
+    ),
     "kernels, written again": Read(lambda folder: of_kernels.write(folder, KERNELS), write_kernels),
     "schemes, written again": Read(
         lambda folder: of_schemes.write(folder, of_schemes.SCHEMES), write_schemes

@@ -10,8 +10,9 @@ import itertools
 import os
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from moe_triton.core import shared_memory
 from moe_triton.core.errors import ArgumentError, ConfigMismatchError, WindowError
@@ -23,7 +24,7 @@ from moe_triton.rendezvous.gates import Place
 from moe_triton.rendezvous.meeting import Meeting, values_of
 
 PREFIX = "moe_triton_host-"
-FIRST = "what ranks are to know of each other"
+FIRST, SECOND = "what ranks are to know of each other", "ranks of each host"
 NO_PROBE = {"probe": "", "folder": "", "machine": ""}
 _NAME_BYTES = 16
 
@@ -47,7 +48,19 @@ class Probe:
         except OSError:
             self.name = ""
 
-    def sees(self, name: str) -> bool:
+    @property
+    def told(self) -> dict[str, str]:
+        """What other ranks are to know."""
+        return {"probe": self.name, "folder": str(self.folder), "machine": _machine()}
+
+    def ranks_here(self, meeting: Meeting, said: Sequence[Mapping[str, Any]]) -> set[int]:
+        """Those of its host, by what all have told; all ranks where one of them has no file."""
+        names = values_of(said, "probe", str)
+        if not all(names):
+            return set(range(meeting.num_ranks))
+        return {rank for rank, name in enumerate(names) if rank == meeting.rank or self._sees(name)}
+
+    def _sees(self, name: str) -> bool:
         """Whether a peer's file is here, which goes with this one's. A name that leads elsewhere is none."""
         if not name.startswith(PREFIX) or "/" in name or not (self.folder / name).is_file():
             return False
@@ -83,25 +96,48 @@ def find(meeting: Meeting, watch: Watch, servers: Sequence[int], probe: Probe | 
     """
     if meeting.num_ranks == 1:
         return
-    told = {"probe": probe.name, "folder": str(probe.folder), "machine": _machine()} if probe else NO_PROBE
+    told = probe.told if probe else NO_PROBE
     said = meeting.exchange({**told, "offer": watch.offer(servers)}, FIRST)
-    names = values_of(said, "probe", str)
     met = watch.take([each.get("offer") for each in said])
-    found = [rank for rank, name in enumerate(names) if probe is not None and probe.sees(name)]
-    here = {meeting.rank, *met, *found} if all(names) else set(range(meeting.num_ranks))
+    here = {*met, *probe.ranks_here(meeting, said)} if probe else set(range(meeting.num_ranks))
     watch.take_here(here)
     # Whoever misses nobody is missed by nobody, and does not come to what follows.
     if len(here) < meeting.num_ranks:
         gate, failure = _gate_of(watch)
         mine = {"found": sorted(here), "gate": gate, "failure": failure}
-        seen = meeting.exchange(mine, "ranks of each host")
+        seen = meeting.exchange(mine, SECOND)
         raise_failures(meeting, seen)
-        together = [frozenset(map(int, each)) for each in values_of(seen, "found", list)]
-        places = zip(values_of(said, "machine", str), values_of(said, "folder", str), strict=True)
-        _check(together, list(places))
-        firsts = sorted({min(others) for others in together})
-        meeting.hosts = tuple(firsts.index(min(others)) for others in together)
+        meeting.hosts = _numbers(said, seen)
         watch.take_places([each.get("gate") for each in seen], here)
+
+
+def find_unwatched(meeting: Meeting) -> None:
+    """The same for ranks over which nobody watches.
+
+    Raises:
+        MoeTritonError: as `find` does.
+    """
+    if meeting.num_ranks == 1:
+        return
+    with contextlib.closing(Probe()) as probe:
+        said = meeting.exchange(probe.told, FIRST)
+        # By all, for files stay until all have looked.
+        seen = meeting.exchange({"found": sorted(probe.ranks_here(meeting, said))}, SECOND)
+        meeting.hosts = _numbers(said, seen)
+
+
+def _numbers(said: Sequence[Mapping[str, Any]], seen: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+    """The number of each rank's host.
+
+    Args:
+        said: what ranks have told of their files.
+        seen: whose files each has found.
+    """
+    together = [frozenset(map(int, each)) for each in values_of(seen, "found", list)]
+    places = zip(values_of(said, "machine", str), values_of(said, "folder", str), strict=True)
+    _check(together, list(places))
+    firsts = sorted({min(others) for others in together})
+    return tuple(firsts.index(min(others)) for others in together)
 
 
 def _gate_of(watch: Watch) -> tuple[Place | None, str]:
@@ -165,7 +201,7 @@ def servers_of(hosts: Sequence[int | None], given: RanksPerServer) -> RanksPerSe
         raise ArgumentError("group", f"of {len(hosts)} ranks", rule, remedy)
     given = check_ranks_per_server(given)
     if given is None:
-        return _sizes(hosts)
+        return sizes_of(hosts)
     if not fits(len(hosts), given):
         return given  # which another rule refuses
     topology = Topology.of(len(hosts), given, 0)
@@ -176,7 +212,7 @@ def servers_of(hosts: Sequence[int | None], given: RanksPerServer) -> RanksPerSe
     return topology.sizes
 
 
-def _sizes(hosts: Sequence[int | None]) -> tuple[int, ...]:
+def sizes_of(hosts: Sequence[int | None]) -> tuple[int, ...]:
     """Those of all hosts. Lost ranks count as of a host beside them, the one that has fewer."""
     sizes = Counter(host for host in hosts if host is not None)
     before: int | None = None

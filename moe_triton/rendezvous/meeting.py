@@ -138,6 +138,17 @@ class Meeting:
         self._last: tuple[str, float] | None = None  # purpose and time of the last exchange
 
     @property
+    def hosts_of_group(self) -> tuple[int | None, ...]:
+        """The number of the host of each rank of the group, as far as that is known; None of lost ones."""
+        known = dict(zip(self.members, self.hosts, strict=True))
+        return tuple(known.get(rank) for rank in self.of_group)
+
+    @property
+    def num_beside(self) -> int:
+        """How many ranks are on this rank's host, itself included."""
+        return self.hosts.count(self.hosts[self.rank])
+
+    @property
     def num_hosts(self) -> int:
         """On how many hosts its ranks are, as far as that is known."""
         return len(set(self.hosts))

@@ -216,9 +216,14 @@ class Communicator(Calling):
         super()._check_open()
 
     def _meet(self) -> None:
-        """Checks that flags reach every peer, and compiles the barrier that a graph may need."""
+        """Checks that flags reach every peer, and compiles the barrier that a graph may need.
+
+        Of several hosts that are traced the clocks are compared.
+        """
         try:
             self.barrier()
+            if self._trace and self._meetings[0].num_hosts > 1:
+                self._trace.compare_clocks(self._meetings[0], self.barrier)
         except BaseException:
             self.close()
             raise

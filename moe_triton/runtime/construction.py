@@ -42,7 +42,7 @@ from moe_triton.schemes.rules import check_config
 from moe_triton.schemes.scheme import Scheme
 from moe_triton.tables import KernelSettings, machine_of
 from moe_triton.tables.installed import version_of
-from moe_triton.tables.pipelines import filled
+from moe_triton.tables.pipelines import Pipeline, filled
 
 DEFAULT_TIMEOUT_S = 60.0
 TENSOR_SERVERS = 0, 0
@@ -67,6 +67,7 @@ class Order:
             agree together on who is masked; None for this one's own.
         on_hosts: whether windows are memory of a host, which ranks of others do not reach.
         network: between hosts.
+        servers: returns the server of each rank as it is before ranks have met, or raises.
     """
 
     config: Callable[[], Config]
@@ -81,6 +82,7 @@ class Order:
     agreed_at: int | None = None
     on_hosts: bool = False
     network: Network | None = None
+    servers: Callable[[], Sequence[int]] = tuple
 
 
 FROM_CONTEXT = "posts", "post_parts", "message_tokens", "return_pieces"
@@ -153,11 +155,18 @@ def servers_of_group(meeting: Meeting, given: RanksPerServer) -> dict[str, Any]:
     Raises:
         ArgumentError: it does not fit the hosts that ranks are on.
     """
-    if meeting.num_hosts == 1:
+    return servers_on(meeting.hosts_of_group, given)
+
+
+def servers_on(hosts_of_group: Sequence[int | None], given: RanksPerServer) -> dict[str, Any]:
+    """The same of a group whose ranks' hosts are known; None stands for those of lost ranks.
+
+    Raises:
+        ArgumentError: what is given does not fit the hosts.
+    """
+    if len(set(hosts_of_group) - {None}) <= 1:
         return {RANKS_PER_SERVER: given}
-    known = dict(zip(meeting.members, meeting.hosts, strict=True))
-    of_all = [known.get(rank) for rank in meeting.of_group]
-    return {RANKS_PER_SERVER: hosts.servers_of(of_all, given), "servers_are_hosts": True}
+    return {RANKS_PER_SERVER: hosts.servers_of(hosts_of_group, given), "servers_are_hosts": True}
 
 
 def _lost_of(lost: object, size: int) -> frozenset[int]:
@@ -244,7 +253,7 @@ def prepare(order: Order, meeting: Meeting, exchange: Meeting | None, watches: S
             hosts.find(one, watch, of_server, probe)
         prepared = check(order, meeting, exchange)
         settings, file = prepared.settings(), prepared.file
-        agree(meeting, settings | {"trace": str(file.path) if file else None})
+        agree(meeting, settings | {"trace": str(file.given) if file else None})
         if exchange:
             agree(exchange, settings)
     watches[0].take_servers(prepared.config.topology.servers)
@@ -254,7 +263,7 @@ def prepare(order: Order, meeting: Meeting, exchange: Meeting | None, watches: S
 def _servers_of_one_host(order: Order, num_ranks: int) -> Sequence[int]:
     """Servers that one host plays: before ranks have met nobody knows whether there are several."""
     try:
-        servers = order.config().topology.servers
+        servers = order.servers()
     except Exception:  # which is said when all have met
         servers = ()
     return servers if len(servers) == num_ranks else (0,) * num_ranks
@@ -311,15 +320,19 @@ def check(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:
     num_blocks = None if order.num_blocks is None else check_integer("num_blocks", order.num_blocks)
     file = None
     if order.trace is not None:
-        file = TraceFile(order.trace)
+        own_host = None if meeting.num_hosts == 1 else meeting.hosts[meeting.rank]
+        file = TraceFile(order.trace, own_host)
         file.check_writable()
     kept_bytes()  # what it says is used later, when nobody could be told
     backend = order.make()
     machine = machine_of(backend.name, config.product)
     moved = config.padded
-    pipeline = filled(machine, moved, backend.cores(), order.tuning and tuning, num_blocks)
+    if meeting.num_hosts == 1:
+        pipeline = filled(machine, moved, backend.cores(), order.tuning and tuning, num_blocks)
+    else:  # tables are of ranks that share one machine's cores, and hosts' may differ
+        pipeline = Pipeline(tuning, num_blocks)
     backend.tuning = tuning = pipeline.tuning
-    blocks = backend.num_blocks(meeting.num_ranks) if pipeline.num_blocks is None else pipeline.num_blocks
+    blocks = backend.num_blocks(meeting.num_beside) if pipeline.num_blocks is None else pipeline.num_blocks
     _check_blocks(tuning, config, blocks, backend.capabilities)
     if not backend.overlaps:
         tuning = dataclasses.replace(tuning, communication_blocks=0)
@@ -329,6 +342,9 @@ def check(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:
     )
     if on_lost == "mask" and meeting.num_hosts > 1:
         raise ArgumentError("on_lost", on_lost, NO_MASKS_BETWEEN_HOSTS, "Pass on_lost='raise'.")
+    if exchange and exchange.num_hosts > 1:
+        rule = "tensor-parallel ranks write to each other's memory, and these are on two hosts"
+        raise ArgumentError("tp_group", "of two ranks", rule, "Make pairs of ranks of one host.")
     timeout_us = int(timeout_s * 1e6)
     if on_lost == "mask":  # kernels are not the ones that say how long
         timeout_us = int((KERNELS_WAIT * timeout_s + KERNELS_WAIT_MORE_S) * 1e6)

@@ -46,7 +46,7 @@ class PeerMemory(Uncopied):
         timeout_s: that ranks wait for each other.
 
     Raises:
-        ArgumentError: a number of bytes that cannot be.
+        ArgumentError: a number of bytes that cannot be; or no ``out_bytes`` where ranks are on several hosts.
         ConfigMismatchError: ranks ask for different things, or another one's request is refused.
         WindowError: no memory for it, or a rank is out of reach.
         CommunicationTimeoutError: a rank did not come.
@@ -67,6 +67,9 @@ class PeerMemory(Uncopied):
         others = frozenset(rank for rank, server in enumerate(servers) if server != own)
         self.queued = others if out_bytes else frozenset[int]()
         try:
+            if not out_bytes and meeting.num_hosts > 1:
+                rule = "ranks are on several hosts, and those of others can only be posted to"
+                raise ArgumentError("out_bytes", None, rule, "Say how many bytes to post from.")
             num_bytes, said = asked()
             self.num_bytes = check_integer("num_bytes", num_bytes)
             if self.num_bytes < 1:

@@ -40,6 +40,9 @@ def get_buffer_size_hint(
 ) -> int:
     """Bytes of the data window of one rank of a buffer that is constructed with these arguments.
 
+    No rank is asked where it is: for ranks on several hosts pass how many each has as ``ranks_per_server``,
+    and ``relaxed``, which the buffer itself does not need.
+
     Raises:
         ArgumentError: a size breaks a limit, or a table cannot be used.
 

@@ -18,9 +18,10 @@ import reprlib
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,6 +31,8 @@ from moe_triton.core.config import Config
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
 from moe_triton.core.plan import BEHIND, NEXT, Launch, Part, Placeholder
 from moe_triton.rendezvous.meeting import Meeting
+from moe_triton.runtime import clocks
+from moe_triton.runtime.clocks import HostClock
 from moe_triton.schemes.fullmesh.ascendc import COMBINE_READY, COMBINE_WAIT
 from moe_triton.schemes.rank_context import RankContext
 
@@ -47,23 +50,32 @@ _of_this_run: set[Path] = set()
 
 
 class TraceFile:
-    """The file that all ranks of a run add their events to.
+    """The file that all ranks of a run add their events to, or those of one host.
 
     Args:
         path: of the file.
+        host: number of the host whose ranks have a file of their own, ``trace.host1.json`` for
+            ``trace.json``; None where there is one host.
+
+    Attributes:
+        path: of the file.
+        given: the path that all ranks have been given.
 
     Raises:
         ArgumentError: it is no path, or a symbolic link.
     """
 
-    def __init__(self, path: TracePath) -> None:
+    def __init__(self, path: TracePath, host: int | None = None) -> None:
         try:
             name = os.fspath(path)
             if not isinstance(name, str) or not name or "\0" in name or len(name) > MAX_PATH:
                 raise ValueError
             # Relative to where the process is now. Folders may be links; a file that is one is refused.
             given = Path(name)
-            self.path = given.parent.resolve() / given.name if given.name else given.resolve()
+            self.given = given.parent.resolve() / given.name if given.name else given.resolve()
+            self.path = self.given
+            if host is not None:
+                self.path = given.with_name(f"{self.given.stem}.host{host}{self.given.suffix}")
             is_link = self.path.is_symlink()
         except Exception:  # of a caller's own class, `os.fspath` may raise anything
             rule = f"it must be the path of a file, of 1 to {MAX_PATH} characters"
@@ -166,6 +178,8 @@ def _copy_events(old: BinaryIO, new: BinaryIO) -> bool:
     return True
 
 
+CLOCK = "clock"
+"""The name of metadata that has a `HostClock`'s fields."""
 STEPS = {
     ascendc.TRACE_WRITE: "write",
     ascendc.TRACE_SYNC: "sync",
@@ -212,10 +226,14 @@ class TracedRank:
         return self.ranks[c.rank_of_shared_expert(peer - c.num_experts, self.rank)]
 
 
-def metadata(traced: TracedRank, num_dropped: int, *, has_link: bool = False) -> Iterator[Json]:
-    """Names of the process and its threads, and the number of dropped calls."""
+def metadata(
+    traced: TracedRank, num_dropped: int, *, has_link: bool = False, clock: HostClock | None = None
+) -> Iterator[Json]:
+    """Names of the process and its threads, the number of dropped calls, and a host's clock among several."""
     yield _meta(traced.pid, 0, "process_name", name=f"rank {traced.pid}")
     yield _meta(traced.pid, 0, "process_sort_index", sort_index=traced.pid)
+    if clock:
+        yield _meta(traced.pid, 0, CLOCK, **asdict(clock))
     if num_dropped:
         labels = f"{num_dropped} oldest calls dropped"
         yield _meta(traced.pid, 0, "process_labels", labels=labels, dropped_calls=num_dropped)
@@ -353,7 +371,7 @@ MAX_EVENTS = 1 << 17  # that a rank keeps: 5 MB, and about 20 MB of JSON
 class Trace:
     """What the calls of one rank did. Native code records it; Python does nothing in a call.
 
-    Making it replaces the file, on the first rank of a group.
+    Making it replaces the file, on the first rank of a group, or of each host.
 
     Args:
         file: where it is written.
@@ -378,7 +396,25 @@ class Trace:
         self._traced = TracedRank(context.config, context.rank, context.num_blocks, ranks, *others)
         self.file, self._counts, self._closed = file, counts, False
         self.log = backend.make_trace_log(MAX_EVENTS, context.num_entries - 1)
-        file.start(is_first=context.rank == 0)  # last: a back end without traces leaves the file alone
+        self._clock: HostClock | None = None
+        self._before = Counter[str]()
+        hosts = meetings[0].hosts
+        is_first = hosts.index(hosts[context.rank]) == context.rank
+        file.start(is_first=is_first)  # last: a back end without traces leaves the file alone
+
+    def compare_clocks(self, meeting: Meeting, barrier: Callable[[], None]) -> None:
+        """Finds how far this host's clock is from the first one's; what has run until then is not traced.
+
+        Args:
+            meeting: the group, whose ranks' hosts are known.
+            barrier: waits until every rank is here.
+
+        Raises:
+            MoeTritonError: what a barrier raises, or an exchange.
+        """
+        self._clock = clocks.compare(meeting, barrier)
+        self.log.take()
+        self._before = Counter(self._counts)
 
     def write(self) -> None:
         """Appends what has happened since the last write to the file.
@@ -388,8 +424,9 @@ class Trace:
         """
         calls, events, num_dropped = self.log.take()
         has_link = any(event.kind == ascendc.TRACE_LINK for event in events)
-        named = metadata(self._traced, num_dropped, has_link=has_link)
-        self.file.add([*named, *spans(self._traced, calls, events, self._counts)])
+        named = metadata(self._traced, num_dropped, has_link=has_link, clock=self._clock)
+        counts = {operator: number - self._before[operator] for operator, number in self._counts.items()}
+        self.file.add([*named, *spans(self._traced, calls, events, counts)])
 
     def close(self) -> None:
         """Writes for the last time. A failure is only a warning, so that closing goes on."""

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -23,7 +24,7 @@ from moe_triton.schemes import scheme_type, schemes_with
 from moe_triton.schemes.buffer_size import check_buffer_size
 from moe_triton.schemes.choice import offering, scheme_of
 from moe_triton.schemes.rules import check_call, check_config, check_given
-from moe_triton.torch_npu_ops import registry, settings
+from moe_triton.torch_npu_ops import registry, servers, settings
 from moe_triton.torch_npu_ops.elastic import deployment_of
 from moe_triton.torch_npu_ops.names import NAMES, OURS, names_for
 from moe_triton.torch_npu_ops.plans import FunctionPlan, GroupSite
@@ -62,8 +63,13 @@ def make_plan(
         check_argument(s, argument, given.get(argument.name), device)
     call = call_of(s)
     environment = registry.environment_of(s["group"])
-    config = config_of(s, call, environment)
+    config, other = config_of(s, call, environment)
+    has_met = not registry.may_be_on_hosts(s["group"])
+    if has_met:
+        _tell(other)
     context = call_context_of(s, config, words, environment)
+    if not has_met:
+        context.access.tell = partial(_tell, other)
     for argument in operator.tensors[2:]:
         check_argument(s, argument, given.get(argument.name), device)
     plan = kind(config, context, s.variant(), s, *inputs_of(s, given))
@@ -79,17 +85,19 @@ def in_our_words(named: Named) -> Named:
 
 
 def symbols_of(operator: Operator, given: Named) -> Symbols:
-    """Sizes of a call of a function, on the servers that the settings in force say.
+    """Sizes of a call of a function, on the servers that the settings in force or the group's hosts say.
 
     Args:
         operator: which one.
         given: the call's arguments, by our names.
     """
-    servers = settings.current().sizing_servers(given["num_ranks"], given.get("comm_alg"))
-    return Symbols(replace(operator, names=NAMES), {**given, "servers": servers})
+    size = given["num_ranks"]
+    of_hosts = servers.sizes_of_hosts(registry.known_group(given["group"]), size)
+    sizing = settings.current().sizing_servers(size, given.get("comm_alg"), of_hosts)
+    return Symbols(replace(operator, names=NAMES), {**given, "servers": sizing})
 
 
-def config_of(s: Symbols, call: Call, environment: Mapping[str, str]) -> Config:
+def config_of(s: Symbols, call: Call, environment: Mapping[str, str]) -> tuple[Config, str]:
     """The group's settings, checked against every limit of the product and scheme.
 
     Args:
@@ -97,13 +105,17 @@ def config_of(s: Symbols, call: Call, environment: Mapping[str, str]) -> Config:
         call: what is asked for.
         environment: HCCL's variables as the group's calls go by them.
 
+    Returns:
+        The settings; and who says so where the scheme is another one than was asked for, or "".
+
     Raises:
         ArgumentError: the first rule that does not hold, with the argument's name in torch_npu.
     """
     chosen, size, comm_alg = settings.current(), s["num_ranks"], s.get("comm_alg", "")
     most = call.global_bs // size if call.global_bs and size > 0 else call.num_tokens
-    servers = chosen.topology(size, comm_alg).num_servers
-    choice = scheme_of(chosen.product, comm_alg, servers, environment)
+    group = registry.known_group(s["group"])
+    topology = chosen.topology(size, comm_alg, servers.sizes_of_hosts(group, size))
+    choice = scheme_of(chosen.product, comm_alg, topology.num_servers, environment)
     try:
         config = Config(
             num_ranks=size,
@@ -119,7 +131,7 @@ def config_of(s: Symbols, call: Call, environment: Mapping[str, str]) -> Config:
             version=call.version,
             num_special_experts=call.num_special_experts,
             generation=chosen.generation,
-            ranks_per_server=chosen.ranks_per_server,
+            **servers.fields_of_servers(group, size, chosen.ranks_per_server),
         ).normalized()
         _check_config(config)
         scheme_type(config).check_offers("torch_npu", "comm_alg", repr(comm_alg))
@@ -130,9 +142,7 @@ def config_of(s: Symbols, call: Call, environment: Mapping[str, str]) -> Config:
         check_buffer_size(config, buffer_megabytes(environment), tensor_parallel=call.tp_world_size == 2)
     except ArgumentError as error:
         raise choice.explained(error).renamed(names_for(call)) from None
-    if choice.is_other:
-        _tell(choice.source)
-    return config
+    return config, choice.source if choice.is_other else ""
 
 
 def _check_config(config: Config) -> None:
@@ -145,7 +155,8 @@ def _check_config(config: Config) -> None:
 @functools.cache
 def _tell(source: str) -> None:
     """Warns, once in a process, of a scheme that is another one than was asked for."""
-    logger.warning("%s", source)
+    if source:
+        logger.warning("%s", source)
 
 
 def call_context_of(

@@ -9,8 +9,9 @@ from torch import Tensor
 from moe_triton.core.checks import check_integer, check_tensor, not_plain_error
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
+from moe_triton.core.group_sizes import RANKS_PER_SERVER
 from moe_triton.rendezvous.meeting import Meeting
-from moe_triton.torch_npu_ops import registry, settings
+from moe_triton.torch_npu_ops import registry, servers, settings
 from moe_triton.torch_npu_ops.declared import check_group
 from moe_triton.torch_npu_ops.elastic import members_of, timeout_of, words_of
 from moe_triton.torch_npu_ops.operators import operator
@@ -44,17 +45,24 @@ def npu_distribute_barrier(
         if not 0 < timeout_us <= MAX_TIMEOUT_US:
             rule = "it is a positive number of microseconds"
             raise ArgumentError("time_out", timeout_us, rule, "Pass None for the default.")
-    # A window of its own, of the least size: a barrier has no shapes.
-    num_ranks = len(members) if members else world_size
-    servers = settings.current().topology(world_size)
-    servers = servers.left(members) if members else servers
-    least = Config(num_ranks, 1, LEAST_HIDDEN, 1, num_ranks, relaxed=True, ranks_per_server=servers.sizes)
-    place = registry.Place(group, "", least, members)
     try:
-        waiting = registry.waiting_communicator(place)
+        try:
+            waiting = registry.waiting_communicator(_place(group, world_size, members))
+        except registry.StalePlanError:  # the hosts of its ranks are known by now
+            waiting = registry.waiting_communicator(_place(group, world_size, members))
     except ArgumentError as error:
         raise error.renamed({"num_ranks": "world_size"}) from None
     waiting.barrier(timeout_us)
+
+
+def _place(group: str, world_size: int, members: tuple[int, ...] | None) -> registry.Place:
+    """A window of its own, of the least size: a barrier has no shapes."""
+    num_ranks, given = len(members) if members else world_size, settings.current().ranks_per_server
+    fields = servers.fields_of_servers(registry.group_of(group, "group"), world_size, given)
+    topology = settings.current().topology(world_size, of_hosts=fields[RANKS_PER_SERVER])
+    fields[RANKS_PER_SERVER] = (topology.left(members) if members else topology).sizes
+    least = Config(num_ranks, 1, LEAST_HIDDEN, 1, num_ranks, relaxed=True, **fields)
+    return registry.Place(group, "", least, members)
 
 
 def _npu_distribute_barrier(

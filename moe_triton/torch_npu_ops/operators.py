@@ -7,6 +7,7 @@ plan of a shape that has come before, or a new one. A traced call goes through t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import marshal
@@ -23,10 +24,10 @@ from moe_triton.core.checks import check_number, not_plain_error
 from moe_triton.core.errors import ArgumentError
 from moe_triton.operators.description import Operator
 from moe_triton.runtime.prepared_call import Named
-from moe_triton.torch_npu_ops import registry, settings
+from moe_triton.torch_npu_ops import registry, servers, settings
 from moe_triton.torch_npu_ops.check import in_our_words, make_plan, symbols_of
 from moe_triton.torch_npu_ops.declared import arguments_of, check_attribute, dtype_of, number_of
-from moe_triton.torch_npu_ops.elastic import words_of
+from moe_triton.torch_npu_ops.elastic import members_of, words_of
 from moe_triton.torch_npu_ops.names import NAMES
 from moe_triton.torch_npu_ops.plans import FunctionPlan
 
@@ -72,12 +73,37 @@ class Calls:
         Args:
             named: all of its arguments.
         """
-        plan = self._find(named)
+        plan = self._find_where_ranks_are(named)
         try:
             return plan.execute(named)
         except registry.StalePlanError:
             registry.plans.clear()
             return self._find(named).execute(named)
+
+    def _find_where_ranks_are(self, named: Named) -> FunctionPlan:
+        """The plan of a call. Where only servers could allow the call, ranks first find those that they have.
+
+        Collective in this case alone: a call that breaks another rule is refused without the other ranks.
+        """
+        try:
+            return self._find(named)
+        except ArgumentError:
+            if not registry.may_be_on_hosts(named["group_ep"]):
+                raise
+            if not self._could_be_on_hosts(named):
+                raise
+        group, size = named["group_ep"], int(named["ep_world_size"])
+        registry.find_hosts(group, members_of(self._words(named), size))
+        return self._find(named)
+
+    def _could_be_on_hosts(self, named: Named) -> bool:
+        """Whether a call keeps every rule on some hosts of equally many ranks."""
+        size = registry.group_of(named["group_ep"], "group_ep").size()
+        for per_host in (each for each in range(1, size // 2 + 1) if size % each == 0):
+            with contextlib.suppress(ArgumentError), servers.supposing_hosts(per_host):
+                self._checked(self._of_plain_types(named), self._words(named))
+                return True
+        return False
 
     def plan(self, named: Named) -> FunctionPlan:
         """The plan of a call, which nothing is executed of.
@@ -103,9 +129,7 @@ class Calls:
         if described is None:
             self._check_plain(named)
             described = plain_tensors.describe(*self._get_tensors(named))
-        words = None
-        if self._elastic and named[self._elastic] is not None:
-            words = words_of(named[self._elastic])
+        words = self._words(named)
         shapes = self, described, words, settings.number()
         try:
             plan = registry.plans.get((shapes, exactly(self._get_attributes(named))))
@@ -113,23 +137,35 @@ class Calls:
             plan = None
         return self._make_plan(named, shapes, words) if plan is None else plan
 
+    def _words(self, named: Named) -> tuple[int, ...] | None:
+        """Contents of elastic_info, where there is one."""
+        if self._elastic and named[self._elastic] is not None:
+            return words_of(named[self._elastic])
+        return None
+
     def _make_plan(
         self, named: Named, shapes: tuple[Any, ...], words: tuple[int, ...] | None
     ) -> FunctionPlan:
-        named = {**named, **{a.name: check_attribute(a, named[a.name]) for a in self._attributes}}
+        named = self._of_plain_types(named)
         try:
             key = shapes, exactly(self._get_attributes(named))
         except ValueError:  # a dtype, which is refused
             key = None
         plan = registry.plans.get(key) if key else None  # now that numpy's integers are Python's
         if plan is None:
-            self._check_plain(named)
-            if "norm_eps" in named:
-                check_eps(named["norm_eps"])
-            plan = make_plan(self.operator, self._kind, named, words)
+            plan = self._checked(named, words)
             if key:
                 registry.plans.put(key, plan)
         return plan
+
+    def _of_plain_types(self, named: Named) -> Named:
+        return {**named, **{a.name: check_attribute(a, named[a.name]) for a in self._attributes}}
+
+    def _checked(self, named: Named, words: tuple[int, ...] | None) -> FunctionPlan:
+        self._check_plain(named)
+        if "norm_eps" in named:
+            check_eps(named["norm_eps"])
+        return make_plan(self.operator, self._kind, named, words)
 
     def _check_plain(self, named: Named) -> None:
         """Checks that arguments are tensors with memory, on the back end's device, where they must be given.
@@ -182,7 +218,8 @@ class PlannedOperator(Protocol[P, R_co]):
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> FunctionPlan:
         """Checks the arguments of a call by every rule that does not depend on data.
 
-        Nothing is sent, nothing is made, and no other rank has to do the same.
+        Nothing is sent, nothing is made, and no other rank has to do the same. Until a group has met in a
+        call its ranks count as on one host, unless `configure` names servers.
 
         Returns:
             The plan: ``window_bytes``, ``workspace_bytes``, and the group's ``config``.

@@ -25,12 +25,13 @@ from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError, BufferStateError
 from moe_triton.core.hccl import read_environment
 from moe_triton.limits import MAX_GROUP_NAME
+from moe_triton.rendezvous import hosts
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.runtime import plan_calls
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.construction import Order, seconds_to_meet
 from moe_triton.runtime.plan_cache import PlanCache
-from moe_triton.torch_npu_ops import settings
+from moe_triton.torch_npu_ops import servers, settings
 from moe_triton.torch_npu_ops.declared import check_group, invalid
 from moe_triton.torch_npu_ops.tallies import Fields, Tallies, fields_of
 
@@ -97,7 +98,8 @@ _DIFFERENT = (
 
 
 class StalePlanError(Exception):
-    """A plan was made under other variables than its group's calls go by. Nothing was sent."""
+    """A plan was made under other variables than its group's calls go by, or for other servers than its ranks
+    have turned out to be on. Nothing was sent."""
 
 
 def group_name(group: dist.ProcessGroup | None = None) -> str:
@@ -179,6 +181,45 @@ def group_of(name: str, argument: str) -> dist.ProcessGroup:
     return group
 
 
+def known_group(name: object) -> dist.ProcessGroup | None:
+    """The process group of a name; None where there is none, which another check refuses."""
+    try:
+        return group_of(name, "group_ep") if isinstance(name, str) else None
+    except ArgumentError:
+        return None
+
+
+def may_be_on_hosts(name: object) -> bool:
+    """Whether ranks of a group could be on several hosts, as nobody has looked yet."""
+    group = known_group(name)
+    if group is None or group.size() == 1 or not has_windows_in_memory(settings.current().backend):
+        return False
+    return not servers.are_known(group, None)
+
+
+def find_hosts(name: str, members: tuple[int, ...] | None) -> None:
+    """Finds the hosts that ranks of a group are on. Collective.
+
+    Args:
+        name: of the group.
+        members: its ranks that are left, or None for all of them.
+
+    Raises:
+        MoeTritonError: what `moe_triton.rendezvous.hosts.find_unwatched` raises.
+    """
+    timeout_s = seconds_to_meet(settings.current().timeout_s)
+    meeting = Meeting(group_of(name, "group_ep"), timeout_s, members, "elastic_info")
+    hosts.find_unwatched(meeting)
+    _note_hosts(meeting)
+    meeting.leave()
+
+
+def _note_hosts(meeting: Meeting) -> None:
+    """Keeps where the ranks of a meeting are. Plans may have been made without knowing that."""
+    if servers.note(meeting) and meeting.num_hosts > 1:
+        plans.clear()
+
+
 def check_membership(name: str, argument: str, **said: int) -> dist.ProcessGroup:
     """Checks that what a call says of its group is so, and returns the group.
 
@@ -218,6 +259,7 @@ def communicator(place: Place) -> Communicator:
 
     Raises:
         BufferStateError: an earlier failure broke it, or there is no room for another.
+        StalePlanError: the place was found with other servers than its ranks are on, on all of them alike.
         MoeTritonError: what constructing one raises.
     """
     chosen = settings.current()
@@ -233,19 +275,34 @@ def communicator(place: Place) -> Communicator:
             f"be made inside a graph. Run the same calls once before the capture."
         )
     _refuse_masked(place)
+    group = group_of(place.group_ep, "group_ep")
+    if servers.are_known(group, place.members):
+        _check_servers(place, group)
     if _posts_from_one(place):
         posting = _posting(kept)
         if posting:
             _close(place.group_ep, kept, _oldest_idle(place.group_ep, posting))
     oldest = _oldest_idle(place.group_ep, kept) if len(kept) >= KEPT_PER_GROUP else None
-    group, timeout_s = group_of(place.group_ep, "group_ep"), seconds_to_meet(chosen.timeout_s)
+    timeout_s = seconds_to_meet(chosen.timeout_s)
     meeting = Meeting(group, timeout_s, place.members, "elastic_info")
     exchange = None
     if place.group_tp:
         exchange = Meeting(group_of(place.group_tp, "group_tp"), meeting.timeout_s)
     environment = environment_of(place.group_ep)
+
+    def config_where_ranks_are() -> Config:
+        if order.on_hosts:
+            _note_hosts(meeting)
+            try:
+                _check_servers(place, group)
+            except StalePlanError:  # on all ranks alike, which meet again
+                for each in filter(None, (meeting, exchange)):
+                    each.end()
+                raise
+        return place.config
+
     order = Order(
-        lambda: place.config,
+        config_where_ranks_are,
         chosen.make_backend,
         num_blocks=chosen.num_blocks,
         timeout_s=chosen.timeout_s,
@@ -256,9 +313,13 @@ def communicator(place: Place) -> Communicator:
         agreed_at=_agreed_at.get(place.group_ep, {}).get(place.members),
         on_hosts=has_windows_in_memory(chosen.backend),
         network=chosen.network,
+        servers=lambda: place.config.topology.servers,
     )
-    with settings.keeping_tables(), _watching(place, group, meeting):
-        made = Communicator(meeting, order, exchange)
+    try:
+        with settings.keeping_tables(), _watching(place, group, meeting):
+            made = Communicator(meeting, order, exchange)
+    except ArgumentError as error:
+        raise error.renamed({"tp_group": "group_tp"}) from None
     plan_calls.attach(made)
     if oldest is not None:
         _close(place.group_ep, kept, oldest)
@@ -276,6 +337,16 @@ def communicator(place: Place) -> Communicator:
             note(number, made.masks.reasons[number][0])
     _environments[place.group_ep] = environment
     return made
+
+
+def _check_servers(place: Place, group: dist.ProcessGroup) -> None:
+    """Checks that a place was found with the servers that its ranks are on, whose hosts are known.
+
+    Raises:
+        StalePlanError: it was found before.
+    """
+    if not servers.is_found_with(place.config, place.members, group, settings.current().ranks_per_server):
+        raise StalePlanError("the ranks of its group are on several hosts. Make it again.")
 
 
 def _note_lost(place: Place, chosen: settings.Settings, number: int, why: str) -> None:
@@ -427,6 +498,7 @@ class Access:
     Attributes:
         native: a native call for the plan there; False where there is none, None where nobody has looked.
         program: of that call, which native code forgets with this.
+        tell: called when a communicator is found.
     """
 
     def __init__(self, place: Place, environment: Mapping[str, str]) -> None:
@@ -435,6 +507,7 @@ class Access:
         self._group: Callable[[], dist.ProcessGroup | None] = lambda: None
         self.native: Native | None = None
         self.program: object = None
+        self.tell: Callable[[], None] = lambda: None
 
     def __call__(self) -> Communicator:
         """The communicator: made, with all ranks of the group, when a call first needs it.
@@ -448,6 +521,7 @@ class Access:
         if group is not self._group() or current is None or not current.is_usable:
             self.check_current()
             current = self._found = communicator(self._place)
+            self.tell()
             self._group, self.native = weakref.ref(group), None
         return current
 

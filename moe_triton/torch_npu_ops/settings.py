@@ -44,28 +44,36 @@ class Settings:
         """The back end that these settings name."""
         return make_backend(self.backend, self.kernels, self.tuning)
 
-    def sizing_servers(self, num_ranks: int, comm_alg: str | None = "") -> int:
+    def sizing_servers(
+        self, num_ranks: int, comm_alg: str | None = "", of_hosts: RanksPerServer = None
+    ) -> int:
         """By which the original sizes what a hierarchy keeps for combine: the servers of a group, had they 8
-        ranks each, as A2's have. A3's machines have 16, and count twice.
+        ranks each, as A2's have. A3's machines have 16, and count twice. Hosts with fewer ranks are more.
 
         Args:
             num_ranks: of the group.
             comm_alg: how tokens travel.
+            of_hosts: as for `topology`.
         """
         usual = usual_ranks_per_server(self.product, comm_alg or "")
         if not usual:
             return num_ranks // RANKS_OF_SIZING
-        return self.topology(num_ranks, comm_alg).num_servers * (usual // RANKS_OF_SIZING)
+        servers = max(self.topology(num_ranks, comm_alg, sizes).num_servers for sizes in (None, of_hosts))
+        return servers * (usual // RANKS_OF_SIZING)
 
-    def topology(self, num_ranks: int, comm_alg: str | None = "") -> Topology:
+    def topology(
+        self, num_ranks: int, comm_alg: str | None = "", of_hosts: RanksPerServer = None
+    ) -> Topology:
         """The servers of a group; the usual ones where `ranks_per_server` does not fit its size.
 
         Args:
             num_ranks: of the group.
             comm_alg: how tokens travel.
+            of_hosts: how many ranks its hosts have, which are the servers unless others are named; or None.
         """
         usual = usual_ranks_per_server(self.product, comm_alg or "")
-        return Topology.or_usual(num_ranks, self.ranks_per_server, usual)
+        given = of_hosts if self.ranks_per_server is None else self.ranks_per_server
+        return Topology.or_usual(num_ranks, given, usual)
 
 
 _current = Settings()
@@ -131,13 +139,16 @@ def configure(
         num_blocks: blocks per kernel, None for what suits the machine.
         tuning: how operators are cut into parts, how rows are copied and flags waited for; None for what
             suits the machine. Any setting gives the same bits.
-        trace: file that all ranks write to what ran when, for Perfetto (docs/traces.md); None for none. It
-            is written when a group's windows are given back, and when the process ends.
+        trace: file that all ranks write to what ran when, for Perfetto (docs/traces.md), on several hosts one
+            for each, as trace.host0.json; None for none. It is written when a group's windows are given back,
+            and when the process ends.
         generation: of the published limits that shall apply: "v3" or "v4"; None for what either of them
             accepts (docs/limits.md).
         ranks_per_server: how many ranks of a group each server has, one number for all, of which the last may
             have fewer, or one for each in the order of the ranks; None for what the product's have: 8 on A2,
-            on A3 all ranks, or 16 with hierarchy. The same on every rank.
+            on A3 all ranks, or 16 with hierarchy. Where ranks are on several hosts, None for these; they are
+            found at a group's first call, and what is asked before (a ``plan``, the shapes in a traced graph)
+            needs it. The same on every rank.
         on_lost: what becomes of a rank that does not come within ``timeout_s``: "raise" a
             `CommunicationTimeoutError` on those that wait for it; or "mask" it inside the call, in all of the
             group's windows, and go on without it (docs/lost-ranks.md). The same on every rank.

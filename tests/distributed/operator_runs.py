@@ -62,6 +62,7 @@ def run_rank(
     poison: float | None = None,
     backend: str = "cpu",
     canaries: bool = True,
+    relaxed: bool = True,
 ) -> bytes:
     """What one process gets in each round: tensors by name, saved. Nothing where its rank is lost.
 
@@ -73,12 +74,13 @@ def run_rank(
         poison: stands in one element of process 0's token 1.
         backend: what it runs on.
         canaries: outputs are made of them; otherwise of recycled memory, as users' are, in native calls too.
+        relaxed: whether sizes may be below the product's minimum.
     """
     rounds: list[Tensors] = []
     group_ep, group_tp = _groups(case.ranks, max(case.tp, 1))
     if process not in case.lost:
         torch_npu_ops.configure(
-            relaxed=True,
+            relaxed=relaxed,
             product=case.product,
             ranks_per_server=case.servers or None,
             timeout_s=seconds(30.0),

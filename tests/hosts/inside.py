@@ -22,18 +22,20 @@ def _run(*command: str) -> None:
     subprocess.run(command, check=True)
 
 
-def _on(pid: int, *command: str) -> list[str]:
-    return ["nsenter", "-t", str(pid), "-n", "-m", "-i", "-u", *command]
+def _on(pid: int, *command: str, own_clock: bool = False) -> list[str]:
+    clock = ["-T"] if own_clock else []
+    return ["nsenter", "-t", str(pid), "-n", "-m", "-i", "-u", *clock, *command]
 
 
 def _namespace_of(pid: int) -> str:
     return str(Path(f"/proc/{pid}/ns/net").readlink())
 
 
-def make_host(number: int, names: Path, rate: str) -> int:
+def make_host(number: int, names: Path, job: Job) -> int:
     """Makes a host, and returns the process that keeps it."""
-    own = _namespace_of(1)
-    keeper = subprocess.Popen(["unshare", *HOST, "sleep", "infinity"]).pid
+    own, rate = _namespace_of(1), job.rate
+    clock = ["--time", "--monotonic", str(job.clocks[number])] if job.clocks else []
+    keeper = subprocess.Popen(["unshare", *HOST, *clock, "sleep", "infinity"]).pid
     deadline = time.monotonic() + WITHIN_S
     while _namespace_of(keeper) == own:
         assert time.monotonic() < deadline, "no host within 20 s"
@@ -94,14 +96,17 @@ def main(said: str) -> int:
         for number in range(len(job.hosts)):
             names = Path(folder) / f"hosts{number}"
             names.write_text(names_of(number, job))
-            keepers.append(make_host(number, names, job.rate))
+            keepers.append(make_host(number, names, job))
         if job.commands:
             run_commands(keepers, job)
             return 0
         host_of = [number for number, ranks in enumerate(job.hosts) for _ in range(ranks)]
         ranks = [
             subprocess.Popen(
-                _on(keepers[host], sys.executable, "-m", "tests.hosts.rank", said),
+                _on(
+                    *(keepers[host], sys.executable, "-m", "tests.hosts.rank", said),
+                    own_clock=bool(job.clocks),
+                ),
                 env=environment_of(rank, job),
             )
             for rank, host in enumerate(host_of)

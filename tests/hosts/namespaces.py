@@ -33,6 +33,7 @@ class Job:
         arguments: as JSON has them.
         folder: for answers.
         rate: of each host's cable, as tc has it; "" for any.
+        clocks: by how many seconds each host's monotonic clock is ahead; () where all have the machine's.
         environment: of all ranks.
         commands: one for each host, in place of the function; an empty one for none there.
         own_name_is_loopback: each host's own name leads to its loopback, as Debian has it, others nowhere.
@@ -44,6 +45,7 @@ class Job:
     arguments: Sequence[Any] = ()
     folder: str = ""
     rate: str = ""
+    clocks: Sequence[int] = ()
     environment: dict[str, str] = field(default_factory=dict)
     commands: Sequence[Sequence[str]] = ()
     own_name_is_loopback: bool = False

@@ -16,7 +16,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from moe_triton import ArgumentError, CommunicationTimeoutError, EPBuffer, MoeTritonError, RankLostError
+from moe_triton import (
+    ArgumentError,
+    CommunicationTimeoutError,
+    EPBuffer,
+    MoeTritonError,
+    RankLostError,
+    Tuning,
+)
 from moe_triton.backends.cpu.window import QueuedWindow
 from moe_triton.tools.selftest.cases import wrong_received
 from tests.distributed.cases import Case, inputs_of, small_case
@@ -74,6 +81,32 @@ def rounds(rank: int, num_ranks: int, scheme: str, row_format: str) -> dict[str,
             "written": written,
             "sent": sent_bytes() - before,
         }
+
+
+def by_tables(rank: int, num_ranks: int, schemes: list[str], folders: list[str]) -> list[Any]:
+    """The scheme that "auto" takes on each product, where each rank has tables of its own, and its bits."""
+    found: list[Any] = []
+    for scheme in schemes:  # their product's own
+        case, tuning = case_of(num_ranks, scheme), Tuning(tables=folders[rank])
+        asked = replace(case, config=replace(case.config, scheme="auto"))
+        with make_buffer(asked, tuning=tuning, outputs="window") as buffer:
+            of_case = replace(case, config=buffer.config)
+            _, sums = one_round(buffer, of_case, inputs_of(of_case, rank, 0), None)
+            found.append((buffer.config.scheme, sums.equal(expected_round(of_case, 0)[1][rank])))
+            dist.barrier()
+    return found
+
+
+def traced(rank: int, num_ranks: int, scheme: str, path: str) -> bool:
+    """Rounds between barriers, in a trace of each host."""
+    case = case_of(num_ranks, scheme)
+    with make_buffer(case, trace=path) as buffer:
+        of_case = replace(case, config=buffer.config)
+        for number in range(case.rounds):
+            buffer.barrier()
+            one_round(buffer, of_case, inputs_of(of_case, rank, number), None)
+        dist.barrier()
+    return True
 
 
 def wrong_rounds(buffer: EPBuffer, case: Case, rank: int) -> tuple[list[str], int]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import test_pipeline_tables, test_scheme_tables
 from tests.hosts import namespaces, rounds
 from tests.patience import seconds
 
@@ -52,6 +55,18 @@ def test_ways_between_hosts(environment: dict[str, str]) -> None:
         rounds.rounds, (2, 1), *arguments, timeout_s=seconds(60), environment=environment
     )
     assert [each["wrong"] for each in results] == [[]] * 3
+
+
+@pytest.mark.long
+def test_tables_of_hosts_may_differ(tmp_path: Path) -> None:
+    schemes, size = ("fullmesh_v1", "fullmesh"), (len(os.sched_getaffinity(0)), 3, 64, 2, 4)
+    folders = [tmp_path / name for name in "aab"]
+    for folder, other, parts in ((folders[0], "fullmesh_v2", 1), (folders[2], "direct", 2)):
+        test_scheme_tables.write(folder, {("own", 4): "fullmesh_v1", ("window", 4): other})
+        test_pipeline_tables.write(folder, {size: f"post_parts={parts}"}, "fullmesh")
+    given = schemes, [str(each) for each in folders]
+    results = namespaces.run(rounds.by_tables, (2, 1), *given, timeout_s=seconds(60))
+    assert results == [[[scheme, True] for scheme in schemes]] * 3
 
 
 def test_what_cannot_be_is_refused_by_name() -> None:

@@ -39,7 +39,7 @@ def on_servers(
     ranks_per_server: Any = CARDS, product: Product = "A2", megabytes: str | None = None, **options: Any
 ) -> Iterator[None]:
     """Servers of a product, with what A3's windows need by the published formula."""
-    given = dict(options, relaxed=True, timeout_s=seconds(20.0), ranks_per_server=ranks_per_server)
+    given = {"relaxed": True, "timeout_s": seconds(20.0), "ranks_per_server": ranks_per_server, **options}
     with pytest.MonkeyPatch.context() as patch:
         if product == "A3":
             patch.setenv("HCCL_BUFFSIZE", megabytes or "405")
@@ -60,11 +60,17 @@ def config_of(r: Round, version: int = 2, product: Product = "A2") -> Config:
 
 
 def whole_round(
-    rank: int, num_ranks: int, version: int, posts: Posts, mode: int, product: Product = "A2"
+    rank: int,
+    num_ranks: int,
+    version: int,
+    posts: Posts,
+    mode: int,
+    product: Product = "A2",
+    **options: Any,
 ) -> list[str]:
     """What is wrong: of two rounds, whose batches differ."""
     wrong = []
-    with on_servers(tuning=Tuning(posts=posts), product=product):
+    with on_servers(**{"tuning": Tuning(posts=posts), "product": product, **options}):
         for seed, quant_mode in ((1, 0), (2, 2)):
             everyone = [make_round(r, num_ranks, seed=seed) for r in range(num_ranks)]
             for each in everyone:
@@ -171,6 +177,34 @@ def test_outputs_and_what_is_kept_are_the_references(
         assert ranks(RANKS).run(with_switches, whole_round, *arguments) == [[]] * RANKS
     else:
         assert ranks(RANKS).run(whole_round, *arguments) == [[]] * RANKS
+
+
+def unknown_servers(rank: int, num_ranks: int) -> list[str]:
+    """What is said of calls that A3's servers refuse and hosts would not; and what is wrong in others."""
+    said = []
+    with on_servers(None, "A3", relaxed=False):
+        r = make_round(rank, num_ranks)
+        wide = r.x.repeat(1, 16)
+        for tokens in (r.ids, r.ids[:2]):
+            try:
+                ops.npu_moe_distribute_dispatch_v2(
+                    wide[: len(tokens)],
+                    tokens,
+                    *r.group,
+                    expert_scales=r.weights[: len(tokens)],
+                    comm_alg="hierarchy",
+                )
+            except ArgumentError as error:
+                said.append(str(error))
+    with on_servers():
+        everyone = [make_round(each, num_ranks) for each in range(num_ranks)]
+        return said + _compare(everyone, rank, 2, 0, 0)
+
+
+def test_what_only_hosts_would_allow_is_refused_on_every_rank_of_one(ranks: Groups) -> None:
+    for first, second, *wrong in ranks(RANKS).run(unknown_servers):
+        assert "ep_world_size is 4, but hierarchy on A3 takes whole machines of 16" in first
+        assert (second, wrong) == (first, [])
 
 
 def with_switches(rank: int, num_ranks: int, call: Callable[..., Any], *arguments: Any) -> Any:

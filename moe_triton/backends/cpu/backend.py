@@ -92,6 +92,7 @@ class CpuBackend:
         self.keeps_order = self._device.keeps_order
         self.waits = NativeWaits()
         self._patience: tuple[float, str] | None = None
+        self._num_beside: int | None = None  # ranks that share this machine's cores
         # Ids are nearly always valid, and then the rule is not read.
         self._unread_rule = ctypes.byref(ctypes.c_int32(0))
 
@@ -147,6 +148,7 @@ class CpuBackend:
         # Who waits so long for a rank waits no longer for what that rank compiles.
         name = f"rank {meeting.rank} of {meeting.num_ranks}"
         self._patience = self._patience or (meeting.timeout_s, name)
+        self._num_beside = self._num_beside or meeting.num_beside
         if queues is None:
             return SharedWindow(num_bytes, meeting, private_bytes, spare_bytes=spare_bytes)
         assert log is None or isinstance(log, NativeTraceLog)
@@ -159,7 +161,7 @@ class CpuBackend:
         """See `moe_triton.backends.base.StandsIn`."""
         assert isinstance(window, SharedWindow)
         made = CpuBackend(self.kernels, self.tuning)
-        made._patience = self._patience
+        made._patience, made._num_beside = self._patience, self._num_beside
         theirs = StandInWindow(window, rank, queues, self._device, self._link)
         made._nic = theirs.nic
         return made, theirs
@@ -194,7 +196,7 @@ class CpuBackend:
 
     def _settings(self, fixed: Bindings) -> CpuSettings:
         peers = fixed.get("peers")
-        num_ranks = num_ranks_in(peers) if isinstance(peers, torch.Tensor) else 1
+        num_ranks = self._num_beside or num_ranks_in(peers) if isinstance(peers, torch.Tensor) else 1
         # Inside a server nothing is paced where there are several.
         return settings_of(self.tuning, num_ranks, None if self._nic else self._link, self._nic)
 

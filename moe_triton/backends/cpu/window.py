@@ -125,7 +125,8 @@ class SharedWindow:
         others = [rank for rank in range(self._meeting.num_ranks) if not self._is_here(rank)]
         if not others:
             return ""
-        return f"rank(s) {others} are on other hosts, and only memory of this one is reached. {QUEUES}"
+        said = f"rank(s) {others} are on other hosts, and only memory of this one is reached"
+        return f"{said}. Make it with a group of one host's ranks."
 
     def _is_here(self, rank: int) -> bool:
         """Whether it is of this host."""

@@ -188,17 +188,30 @@ def plan(
 
 @app.command()
 def trace(
-    picture: Annotated[Path, typer.Argument(help="the SVG to write")],
+    picture: Annotated[Path, typer.Argument(help="the SVG to write; or, with --hosts, a .json for Perfetto")],
     traces: Annotated[list[Path], typer.Argument(help="files that buffers wrote; one below the other")],
+    hosts: Annotated[
+        bool, typer.Option(help="files are of one run's hosts: all ranks, on one clock")
+    ] = False,
     operator: Annotated[list[str] | None, typer.Option(help="one only: dispatch or combine")] = None,
     rank: Annotated[int, typer.Option(help="whose calls, as numbered in the trace")] = 0,
     calls: Annotated[int, typer.Option(help="of the last so many, the one of median duration", min=1)] = 1,
 ) -> None:
     """Draw a call of each operator: launches that communicate above those that compute."""
-    from moe_triton.tools.cli.trace import draw_calls
+    from moe_triton.tools.cli.trace import draw_calls, draw_hosts
+    from moe_triton.tools.host_traces import on_one_clock, write_merged
     from moe_triton.tools.plots import write_plots
 
-    operators = operator or ["dispatch", "combine"]
+    operators, console = operator or ["dispatch", "combine"], Console()
+    if hosts:
+        merged = on_one_clock(traces)
+        for each in merged:
+            console.print(each.in_words(), highlight=False, markup=False, soft_wrap=True)
+        if picture.suffix == ".json":
+            write_merged(picture, merged)
+        else:
+            write_plots(console, lambda: [draw_hosts(picture, merged, operators, rank, calls)])
+        return
     write_plots(Console(), lambda: [draw_calls(picture, traces, operators, rank, calls)])
 
 

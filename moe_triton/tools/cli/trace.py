@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from moe_triton.core.errors import ArgumentError
-from moe_triton.core.plain_files import read_text
+from moe_triton.tools.host_traces import MOST_US, HostTrace, events_of
 from moe_triton.tools.plots import COLOURS, draw, legend
 
 STREAMS = ("communication", "compute")
 PANEL_WIDTH, LANE_HEIGHT, PANEL_MARGIN = 9.0, 0.34, 1.1  # inches
 BAR_HEIGHT = 0.8  # of a lane
 US_PER_MS = 1e3
-MOST_TRACE_BYTES, MOST_US = 1 << 30, 1e18
 
 
 @dataclass(frozen=True)
@@ -65,33 +63,78 @@ def _checked(event: dict[str, Any]) -> dict[str, Any]:
     return event
 
 
+def _spans_in(trace: Path, events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What took time, of a trace.
+
+    Raises:
+        ArgumentError: it is no trace.
+    """
+    try:
+        return [_checked(event) for event in events if event["ph"] == "X"]
+    except (ValueError, KeyError, TypeError) as error:
+        rule, hint = "it must be a trace in Chrome's format", "Pass the file that EPBuffer(trace=...) wrote."
+        raise ArgumentError("traces", f"{trace} ({error})", rule, hint) from error
+
+
+def _median(
+    trace: Path, spans: Sequence[dict[str, Any]], operator: str, rank: int, calls: int
+) -> dict[str, Any]:
+    """The span of the call of median duration among the last ``calls`` of a rank.
+
+    Raises:
+        ArgumentError: there is no such call.
+    """
+    is_wanted = f"{operator} #"
+    of_rank = [span for span in spans if span["pid"] == rank]
+    wholes = [e for e in of_rank if e["cat"] == "operator" and e["name"].startswith(is_wanted)]
+    if not wholes:
+        rule = f"it must have a {operator} of rank {rank}"
+        raise ArgumentError("traces", str(trace), rule, "Pass another --rank or --operator.")
+    last = sorted(sorted(wholes, key=lambda e: float(e["ts"]))[-calls:], key=lambda e: float(e["dur"]))
+    return last[len(last) // 2]
+
+
+def _call_of(spans: Sequence[dict[str, Any]], whole: dict[str, Any], begin: float) -> Call:
+    """A rank's call, and what it took, from a time on."""
+    until = whole["ts"] + whole["dur"]
+    own = [
+        Span(span["name"], span["cat"], span["ts"] - begin, span["dur"])
+        for span in spans
+        if span["pid"] == whole["pid"]
+        and span["cat"] in STREAMS
+        and span["args"].get("of") == whole["name"]
+        and whole["ts"] <= span["ts"] <= until
+    ]
+    return Call(until - begin, tuple(sorted(own, key=lambda span: span.begin_us)))
+
+
 def median_call(trace: Path, operator: str, rank: int, calls: int) -> Call:
     """The one of median duration among the last ``calls`` calls of an operator in a trace.
 
     Raises:
         ArgumentError: the file is no trace, or has no such call.
     """
-    try:
-        document = json.loads(read_text(trace, MOST_TRACE_BYTES))
-        events = [_checked(event) for event in document["traceEvents"] if event["ph"] == "X"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        rule, hint = "it must be a trace in Chrome's format", "Pass the file that EPBuffer(trace=...) wrote."
-        raise ArgumentError("traces", f"{trace} ({error})", rule, hint) from error
-    of_rank = [event for event in events if event["pid"] == rank]
-    is_wanted = f"{operator} #"
-    wholes = [e for e in of_rank if e["cat"] == "operator" and e["name"].startswith(is_wanted)]
-    if not wholes:
-        rule = f"it must have a {operator} of rank {rank}"
-        raise ArgumentError("traces", str(trace), rule, "Pass another --rank or --operator.")
-    last = sorted(sorted(wholes, key=lambda e: float(e["ts"]))[-calls:], key=lambda e: float(e["dur"]))
-    whole = last[len(last) // 2]
-    begin = whole["ts"]
-    spans = [
-        Span(event["name"], event["cat"], event["ts"] - begin, event["dur"])
-        for event in of_rank
-        if event["cat"] in STREAMS and event["args"].get("of") == whole["name"]
-    ]
-    return Call(whole["dur"], tuple(sorted(spans, key=lambda span: span.begin_us)))
+    spans = _spans_in(trace, events_of(trace))
+    whole = _median(trace, spans, operator, rank, calls)
+    return _call_of(spans, whole, whole["ts"])
+
+
+def call_of_each(traces: Sequence[HostTrace], operator: str, rank: int, calls: int) -> dict[str, Call]:
+    """The call of `median_call` on all ranks of several hosts, from when the first of them began.
+
+    Raises:
+        ArgumentError: there is no such call of that rank.
+    """
+    spans = [span for trace in traces for span in _spans_in(trace.path, trace.events)]
+    whole = _median(traces[0].path, spans, operator, rank, calls)
+    same: dict[int, dict[str, Any]] = {}
+    for span in spans:
+        if span["cat"] == "operator" and span["name"] == whole["name"]:  # a later buffer counts anew
+            other = same.setdefault(span["pid"], span)
+            if abs(span["ts"] - whole["ts"]) < abs(other["ts"] - whole["ts"]):
+                same[span["pid"]] = span
+    begin = min(span["ts"] for span in same.values())
+    return {f"rank {rank}": _call_of(spans, same[rank], begin) for rank in sorted(same)}
 
 
 def draw_calls(
@@ -110,19 +153,42 @@ def draw_calls(
         ArgumentError: a file is no trace, or has no such call.
         ToolchainError: matplotlib is missing.
     """
-    median_calls = {
+    of_operators = {
         o: {trace.stem: median_call(trace, o, rank, calls) for trace in traces} for o in operators
     }
-    drawn = [call for of in median_calls.values() for call in of.values()]
+    return _draw(picture, of_operators)
+
+
+def draw_hosts(
+    picture: Path, traces: Sequence[HostTrace], operators: Sequence[str], rank: int, calls: int
+) -> Path:
+    """Draws the same call of each operator on every rank of several hosts, on one time axis.
+
+    Args:
+        picture: the SVG to write.
+        traces: of the hosts, on one clock.
+        operators: as in `draw_calls`.
+        rank: that says which call it is.
+        calls: as in `draw_calls`.
+
+    Raises:
+        ArgumentError: there is no such call.
+        ToolchainError: matplotlib is missing.
+    """
+    return _draw(picture, {o: call_of_each(traces, o, rank, calls) for o in operators})
+
+
+def _draw(picture: Path, of_operators: dict[str, dict[str, Call]]) -> Path:
+    drawn = [call for of in of_operators.values() for call in of.values()]
     steps = list(dict.fromkeys(span.step for call in drawn for span in call.spans))
     colours = {step: COLOURS[number % len(COLOURS)] for number, step in enumerate(steps)}
 
     def paint(figure: Any) -> None:
-        height = len(operators) * (PANEL_MARGIN + LANE_HEIGHT * len(STREAMS) * len(traces))
-        figure.set_size_inches(PANEL_WIDTH, height)
-        axes = figure.subplots(len(operators), squeeze=False).flatten()
-        for axis, operator in zip(axes, operators, strict=True):
-            _panel(axis, median_calls[operator], colours)
+        lanes = len(STREAMS) * max(map(len, of_operators.values()))
+        figure.set_size_inches(PANEL_WIDTH, len(of_operators) * (PANEL_MARGIN + LANE_HEIGHT * lanes))
+        axes = figure.subplots(len(of_operators), squeeze=False).flatten()
+        for axis, (operator, calls) in zip(axes, of_operators.items(), strict=True):
+            _panel(axis, calls, colours)
             axis.set_title(operator, loc="left")
         legend(figure, len(steps))
 
