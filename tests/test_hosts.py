@@ -18,6 +18,7 @@ from moe_triton.core.errors import ArgumentError, WindowError
 from moe_triton.core.network import Network
 from moe_triton.rendezvous import interface
 from moe_triton.rendezvous.hosts import servers_of
+from tests.surroundings import NOWHERE
 
 
 def has_libfabric() -> bool:
@@ -86,7 +87,7 @@ def test_a_library_is_named_or_found(monkeypatch: pytest.MonkeyPatch) -> None:
         fabric.find_library({})
 
 
-@pytest.mark.parametrize("library", ["/no/such/library.so", "libc.so.6"])
+@pytest.mark.parametrize("library", [f"{NOWHERE}/library.so", "libc.so.6"])
 def test_what_is_no_libfabric_is_named(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOE_TRITON_LIBFABRIC", library)
     monkeypatch.setenv("MOE_TRITON_INTERFACE", "lo")

@@ -40,6 +40,7 @@ struct NicDescription {
     LinkLog* log;          // of what the link carries; null: it is not traced
     OtherHosts* others;    // null: all ranks are of this host
     const uint64_t* elsewhere;  // whether a queue leads to a rank of another one
+    uint64_t is_loose;          // whether messages of a queue may overtake each other (nic_wires.h)
 };
 
 class Nic {
@@ -65,7 +66,8 @@ public:
             transport_.Register(rank, given.windows[rank], given.has_doorbells != 0 ? bell : nullptr);
         }
         if (given.seed != 0) {
-            wires_ = std::make_unique<RandomWires>(peers_, transport_, given.seed, given.keeps_order != 0);
+            const auto order = given.is_loose != 0 ? RandomWires::Order::LOOSE : RandomWires::Order::POSTED;
+            wires_ = std::make_unique<RandomWires>(peers_, transport_, given.seed, given.keeps_order != 0, order);
         } else {
             wires_ = std::make_unique<TimedWires>(peers_, transport_, given.post_ns, given.link, given.log);
         }
@@ -74,7 +76,8 @@ public:
             if (event_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
             bell_.WakeBy(event_);
             const bool has_bell = given.has_doorbells != 0;
-            others_->Begin(peers_, has_bell ? emulation::DoorbellBehind(given.own, given.window_bytes) : nullptr);
+            others_->Begin(peers_, has_bell ? emulation::DoorbellBehind(given.own, given.window_bytes) : nullptr,
+                           given.is_loose != 0);
         }
         Start(given.cpu);
     }

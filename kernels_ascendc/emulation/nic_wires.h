@@ -1,7 +1,9 @@
 // What a NIC does with the items of its queues: when the bytes of each are put, and in which order.
 //
 // The promise of a queue: the pieces of a message arrive in any order, and only the first piece of the next message on
-// the same queue comes after all of it; a queue may keep order inside messages as well. `TimedWires` keeps all order
+// the same queue comes after all of it; a queue may keep order inside messages as well. Where it is loose, messages
+// overtake each other: only the first piece of one with flags comes after all without flags before it, and after all
+// that write the same bytes. `TimedWires` keeps all order
 // and takes the time that posts and a link take; `RandomWires` keeps no order but the promised one.
 #pragma once
 
@@ -60,7 +62,7 @@ public:
     virtual ~OtherHosts() = default;
 
     // Before all others: the queues, and the doorbell of this rank's window.
-    virtual void Begin(std::vector<NicPeer>& peers, emulation::Doorbell* bell) = 0;
+    virtual void Begin(std::vector<NicPeer>& peers, emulation::Doorbell* bell, bool is_loose) = 0;
     virtual void Take(const RingEntry& entry) = 0;
     virtual Due Deliver(uint64_t now_ns) = 0;
     // Whether nothing is under way.
@@ -189,8 +191,10 @@ private:
 // For tests: what may overtake does, under a seed, and arrives late.
 class RandomWires final : public Wires {
 public:
-    RandomWires(std::vector<NicPeer>& peers, Transport& transport, uint64_t seed, bool keeps_order)
-        : Wires(peers, transport), queues_(peers.size()), random_(seed), keeps_order_(keeps_order) {}
+    enum class Order : uint8_t { POSTED, LOOSE };
+
+    RandomWires(std::vector<NicPeer>& peers, Transport& transport, uint64_t seed, bool keeps_order, Order order)
+        : Wires(peers, transport), queues_(peers.size()), random_(seed), keeps_order_(keeps_order), order_(order) {}
 
     void Take(const RingEntry& entry) override {
         const PostItem& item = entry.item;
@@ -239,14 +243,25 @@ private:
     void Candidates(size_t queue, std::vector<Candidate>& found) const {
         const std::deque<Message>& messages = queues_[queue];
         for (size_t message = 0; message < messages.size(); ++message) {
-            if (keeps_order_ && message > 0) return;
+            if (keeps_order_ && message > 0 && order_ == Order::POSTED) return;
             const std::vector<Piece>& pieces = messages[message].pieces;
             for (size_t piece = 0; piece < pieces.size(); ++piece) {
                 if (keeps_order_ && piece > 0) break;
-                const bool is_first = pieces[piece].first == 0;
-                if (!is_first || message == 0) found.push_back({queue, message, piece});
+                const bool waits = keeps_order_ ? piece == 0 : pieces[piece].first == 0;
+                if (!waits || MayBegin(messages, message)) found.push_back({queue, message, piece});
             }
         }
+    }
+
+    bool MayBegin(const std::deque<Message>& messages, size_t number) const {
+        if (order_ == Order::POSTED) return number == 0;
+        const PostItem& item = messages[number].entry.item;
+        for (size_t before = 0; before < number; ++before) {
+            const PostItem& other = messages[before].entry.item;
+            const bool waits = item.Meets(other) || (item.Flags() > 0 && other.Flags() == 0);
+            if (waits && !messages[before].pieces.empty()) return false;
+        }
+        return true;
     }
 
     void Step(const Candidate& chosen) {
@@ -257,15 +272,16 @@ private:
         const auto& read = message.entry.read;
         Put(item, read != nullptr ? read->data() : item.Bytes(), piece.first, piece.bytes);
         message.pieces.erase(message.pieces.begin() + static_cast<std::ptrdiff_t>(chosen.piece));
-        if (!message.pieces.empty()) return;
-        // The oldest: its first piece has waited for those before.
-        End(item);
-        messages.pop_front();
+        // Its memory is free when those before it are there as well.
+        for (; !messages.empty() && messages.front().pieces.empty(); messages.pop_front()) {
+            End(messages.front().entry.item);
+        }
     }
 
     std::vector<std::deque<Message>> queues_;
     emulation::Random random_;
     const bool keeps_order_;
+    const Order order_;
     uint64_t waits_until_ns_ = 0;
 };
 

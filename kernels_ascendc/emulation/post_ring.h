@@ -28,6 +28,10 @@ struct PostItem {
 
     uint32_t Flags() const { return dtype >> FLAG_SHIFT; }
     const uint8_t* Bytes() const { return reinterpret_cast<const uint8_t*>(local); }
+    // Whether both write some byte.
+    bool Meets(const PostItem& other) const {
+        return remote < other.remote + other.bytes && other.remote < remote + bytes;
+    }
 };
 
 static_assert(sizeof(PostItem) == 32, "the size of the hardware's");

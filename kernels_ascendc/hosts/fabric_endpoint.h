@@ -5,6 +5,9 @@
 
 #include <poll.h>
 
+#include <sys/uio.h>
+
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
@@ -73,6 +76,8 @@ private:
 
 class FabricEndpoint {
 public:
+    static constexpr size_t MOST_PIECES = 4;
+
     FabricEndpoint(const FabricApi& api, const FabricDescription& given, uint64_t num_ranks)
         : api_(api), window_(given.window), in_bytes_(given.in_bytes), info_(Choose(api, given)), peers_(num_ranks) {
         Require(api.open_fabric(info_->fabric_attr, fabric_.Out(), nullptr), "fi_fabric");
@@ -122,14 +127,31 @@ public:
 
     enum class Started : uint8_t { YES, NOT_NOW, NEVER };
 
+    // A part of a write: bytes of this rank's window, and where they go in the peer's.
+    struct Piece {
+        const uint8_t* from;
+        uint64_t offset;
+        uint64_t bytes;
+    };
+
+    // How many pieces one write can have.
+    size_t MostPieces() const {
+        return std::min({MOST_PIECES, info_->tx_attr->iov_limit, info_->tx_attr->rma_iov_limit});
+    }
+
     // Starts a write to a peer's window, and tells it of so many flags in it. `Poll` names its context.
-    Started Write(uint32_t rank, uint64_t offset, const uint8_t* from, uint64_t bytes, uint32_t flags, void* context) {
+    Started Write(uint32_t rank, const Piece* pieces, size_t number, uint32_t flags, void* context) {
         const Peer& peer = peers_[rank];
-        void* const local = HasMode(FI_MR_LOCAL) ? fi_mr_desc(out_.Get()) : nullptr;
-        const uint64_t to = peer.base + offset;
-        const ssize_t result =
-            flags == 0 ? fi_write(endpoint_.Get(), from, bytes, local, peer.at, to, peer.key, context)
-                       : fi_writedata(endpoint_.Get(), from, bytes, local, flags, peer.at, to, peer.key, context);
+        iovec local[MOST_PIECES];
+        fi_rma_iov remote[MOST_PIECES];
+        void* registered[MOST_PIECES];
+        for (size_t i = 0; i < number; ++i) {
+            local[i] = {const_cast<uint8_t*>(pieces[i].from), pieces[i].bytes};
+            remote[i] = {peer.base + pieces[i].offset, pieces[i].bytes, peer.key};
+            registered[i] = HasMode(FI_MR_LOCAL) ? fi_mr_desc(out_.Get()) : nullptr;
+        }
+        const fi_msg_rma message{local, registered, number, peer.at, remote, number, context, flags};
+        const ssize_t result = fi_writemsg(endpoint_.Get(), &message, flags == 0 ? 0 : FI_REMOTE_CQ_DATA);
         if (result == 0) return Started::YES;
         return result == -FI_EAGAIN ? Started::NOT_NOW : Started::NEVER;
     }

@@ -1,11 +1,15 @@
-// What a NIC does with the items of queues that lead to other hosts: each message is a write of its own.
+// What a NIC does with the items of queues that lead to other hosts.
 //
-// Many are under way at a time. Writes to a rank come one after the other there, so that the promise of a queue holds:
-// the first piece of a message comes after all of the message before it.
+// Many writes are under way at a time. Those to a rank come one after the other there, as its messages were posted, so
+// that the promise of a queue holds. Where that is loose, messages that wait at the same time go together, for a write
+// costs the same whatever its size: some without flags, and then those with flags among and behind them.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <deque>
+#include <memory>
 #include <vector>
 
 #include "fabric_endpoint.h"
@@ -20,14 +24,15 @@ public:
     FabricQueues(FabricEndpoint& endpoint, uint64_t lost_after_ns)
         : endpoint_(endpoint), lost_after_ns_(lost_after_ns) {}
 
-    void Begin(std::vector<NicPeer>& peers, emulation::Doorbell* bell) override {
+    void Begin(std::vector<NicPeer>& peers, emulation::Doorbell* bell, bool is_loose) override {
         peers_ = &peers;
         bell_ = bell;
+        if (is_loose) most_pieces_ = endpoint_.MostPieces();
         queues_.resize(peers.size());
     }
 
     void Take(const RingEntry& entry) override {
-        queues_[entry.item.rank].items.push_back({entry.item, false});
+        queues_[entry.item.rank].items.push_back({entry.item, false, false});
         ++left_;
     }
 
@@ -58,13 +63,20 @@ private:
 
     struct Item {
         PostItem post;
+        bool has_started;
         bool has_ended;
     };
 
-    // Of these the first ones are under way.
+    // One write, and the messages in it.
+    struct Batch {
+        uint32_t rank;
+        size_t number = 0;
+        std::array<Item*, FabricEndpoint::MOST_PIECES> items{};
+    };
+
     struct Queue {
         std::deque<Item> items;
-        size_t started = 0;
+        size_t started = 0;       // of the first ones, all
         uint64_t refused_ns = 0;  // since when; 0: it is not
         bool is_lost = false;
     };
@@ -74,10 +86,10 @@ private:
         const bool goes_on = endpoint_.Poll(
             [this](void* context, int error) {
                 if (context == nullptr) return;  // an error of a peer's write, which is the peer's
-                Item& item = *static_cast<Item*>(context);
-                item.has_ended = true;
-                if (error != 0) queues_[item.post.rank].is_lost = true;
-                EndAll(item.post.rank);
+                const std::unique_ptr<Batch> batch(static_cast<Batch*>(context));
+                End(*batch);
+                if (error != 0) queues_[batch->rank].is_lost = true;
+                EndAll(batch->rank);
             },
             [this](uint32_t flags) {
                 // What has come before is to be seen by whoever wakes.
@@ -96,29 +108,66 @@ private:
     // False where one is refused for now.
     bool StartAll(uint32_t rank, uint64_t now_ns) {
         Queue& queue = queues_[rank];
-        for (; queue.started < queue.items.size(); ++queue.started) {
-            Item& item = queue.items[queue.started];
-            const Started started = Start(rank, item);
+        while (queue.started < queue.items.size()) {
+            auto batch = std::make_unique<Batch>(Next(queue, rank));
+            const Started started = Start(*batch);
             if (started == Started::NOT_NOW) {
                 if (queue.refused_ns == 0) queue.refused_ns = now_ns;
                 if (now_ns - queue.refused_ns < lost_after_ns_) return false;
             }
             queue.refused_ns = 0;
+            for (size_t i = 0; i < batch->number; ++i) batch->items[i]->has_started = true;
+            while (queue.started < queue.items.size() && queue.items[queue.started].has_started) ++queue.started;
             if (started == Started::YES) {
-                written_bytes_.store(WrittenBytes() + item.post.bytes, std::memory_order_relaxed);
+                batch.release();  // until `Poll` names it  NOLINT(bugprone-unused-return-value)
                 continue;
             }
             queue.is_lost = true;
-            item.has_ended = true;
+            End(*batch);
         }
         EndAll(rank);
         return true;
     }
 
-    Started Start(uint32_t rank, Item& item) {
-        if (queues_[rank].is_lost) return Started::NEVER;
-        const PostItem& post = item.post;
-        return endpoint_.Write(rank, NicMemory::OffsetOf(post), post.Bytes(), post.bytes, post.Flags(), &item);
+    // The next messages that can be one write: those without flags, as far as they are disjoint from all before them
+    // that have not gone; else the first ones with flags.
+    Batch Next(Queue& queue, uint32_t rank) {
+        Batch rows{rank}, flags{rank};
+        std::array<const PostItem*, 2 * FabricEndpoint::MOST_PIECES> seen{};
+        size_t number = 0;
+        for (size_t at = queue.started; at < queue.items.size() && number < seen.size(); ++at) {
+            Item& item = queue.items[at];
+            if (item.has_started) continue;
+            Batch& batch = item.post.Flags() == 0 ? rows : flags;
+            const auto meets = [&](const PostItem* other) { return other->Meets(item.post); };
+            if (batch.number == most_pieces_ || std::any_of(seen.begin(), seen.begin() + number, meets)) break;
+            batch.items[batch.number++] = &item;
+            seen[number++] = &item.post;
+            if (most_pieces_ == 1) return batch;  // in the order of posting
+        }
+        return rows.number > 0 ? rows : flags;
+    }
+
+    Started Start(Batch& batch) {
+        if (queues_[batch.rank].is_lost) return Started::NEVER;
+        std::array<FabricEndpoint::Piece, FabricEndpoint::MOST_PIECES> pieces{};
+        uint32_t flags = 0;
+        uint64_t bytes = 0;
+        for (size_t i = 0; i < batch.number; ++i) {
+            const PostItem& post = batch.items[i]->post;
+            pieces[i] = {post.Bytes(), NicMemory::OffsetOf(post), post.bytes};
+            flags += post.Flags();
+            bytes += post.bytes;
+        }
+        const Started started = endpoint_.Write(batch.rank, pieces.data(), batch.number, flags, &batch);
+        if (started == Started::YES) {
+            written_bytes_.store(WrittenBytes() + bytes, std::memory_order_relaxed);
+        }
+        return started;
+    }
+
+    static void End(const Batch& batch) {
+        for (size_t i = 0; i < batch.number; ++i) batch.items[i]->has_ended = true;
     }
 
     // The memory of a message is free when those before it are as well.
@@ -135,6 +184,7 @@ private:
     std::vector<NicPeer>* peers_ = nullptr;
     FabricEndpoint& endpoint_;
     emulation::Doorbell* bell_ = nullptr;
+    size_t most_pieces_ = 1;
     const uint64_t lost_after_ns_;
     std::vector<Queue> queues_;
     uint64_t left_ = 0;

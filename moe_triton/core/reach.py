@@ -44,11 +44,14 @@ class Queues(NamedTuple):
         peers: ranks that they lead to.
         servers: the server of each rank of the group.
         in_bytes: of every window, the part that peers write; what is posted lies behind it.
+        is_loose: messages may overtake each other, but for those with flags, which come behind all without
+            flags that were posted before; and none where both write the same bytes.
     """
 
     peers: frozenset[int]
     servers: tuple[int, ...]
     in_bytes: int
+    is_loose: bool = False
 
     def is_inside(self, rank: int, peer: int) -> bool:
         """Whether both are of one server."""

@@ -168,6 +168,8 @@ class Scheme(SchemeFacts):
     relay_share: ClassVar[float] = 1.0
     """How much of the time-out its kernels wait at least: those that tell others for whom they waited give up
     before these do."""
+    posts_are_loose: ClassVar[bool] = False
+    """Whether messages of a queue may overtake each other (`Queues.is_loose`)."""
     sends_by_all_counts: ClassVar[bool] = False
     """Whether a dispatch sends rows to places that follow from everybody's counts, so that all ranks go by
     the same masks in it or repeat it (`moe_triton.runtime.repeated_dispatch`)."""
@@ -297,7 +299,8 @@ class Scheme(SchemeFacts):
     def queues(self) -> Queues | None:
         """Those to `queued_peers`, if there are any."""
         peers = self.queued_peers
-        return Queues(peers, self.context.config.topology.servers, self.layout.in_bytes) if peers else None
+        servers = self.context.config.topology.servers
+        return Queues(peers, servers, self.layout.in_bytes, self.posts_are_loose) if peers else None
 
     @cached_property
     def rounds(self) -> RoundFacts:

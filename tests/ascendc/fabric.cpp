@@ -44,8 +44,8 @@ struct Pipe {
 
 struct Rank {
   Rank(const FabricApi &api, const char *provider, uint32_t number,
-       const Pipe &pipe)
-      : me(number),
+       const Pipe &pipe, bool loose)
+      : me(number), is_loose(loose),
         memory(static_cast<uint8_t *>(mmap(nullptr, WINDOW_BYTES + 4096,
                                            PROT_READ | PROT_WRITE,
                                            MAP_SHARED | MAP_ANONYMOUS, -1, 0))),
@@ -57,7 +57,7 @@ struct Rank {
                   WINDOW_BYTES, IN_BYTES, key},
                  2),
         peers(2), queues(endpoint, LOST_AFTER_NS) {
-    queues.Begin(peers, bell);
+    queues.Begin(peers, bell, is_loose);
     theirs = pipe.Exchange(endpoint.Address());
     endpoint.Connect(1 - me, theirs);
     peers[1 - me].ring = std::make_unique<PostRing>(64);
@@ -73,7 +73,9 @@ struct Rank {
     while (!peers[1 - me].ring->Push({item, 0, 0, nullptr}))
       Step();
     queues.Take({item, 0, 0, nullptr});
-    Step();
+    // Messages of a loose queue that wait at the same time go together.
+    if (!is_loose)
+      Step();
   }
 
   void Step() {
@@ -88,6 +90,7 @@ struct Rank {
   }
 
   const uint32_t me;
+  const bool is_loose;
   uint8_t *const memory;
   emulation::Doorbell *const bell;
   const uint64_t key;
@@ -198,8 +201,8 @@ int main(int count, char **arguments) {
     Fail(why);
   const std::string name = arguments[3];
   try {
-    Rank rank(api, arguments[2], is_child ? 1 : 0, between);
-    if (name == "rows")
+    Rank rank(api, arguments[2], is_child ? 1 : 0, between, name == "loose");
+    if (name == "rows" || name == "loose")
       RowsAndFlags(rank);
     if (name == "strangers")
       Strangers(rank, between);

@@ -45,7 +45,7 @@ struct World {
     uint64_t inside[2] = {1, 0};
     NicDescription description{
         2,       0, windows, inside, reinterpret_cast<uint64_t>(own.Begin()), IN_BYTES, WINDOW_BYTES, 1, 8, 0,
-        nullptr, 0, 1,       -1, nullptr};
+        nullptr, 0, 1,       -1, nullptr, nullptr, nullptr, 0};
 
     uint8_t* Out(uint64_t offset) { return own.Begin() + IN_BYTES + offset; }
 
@@ -114,6 +114,48 @@ int Order(uint64_t seed, bool keeps_order, uint64_t messages, uint64_t bytes) {
         there += IsThere(world, (number - 1) * bytes, bytes, number) ? 1 : 0;
     }
     std::printf("%lu %lu %lu %lu\n", there, world.peer.Bell().count.load(), late_behind_next, late_behind_end);
+    return 0;
+}
+
+// A loose queue: rows, each with a flag behind it. How often a flag was there before a row that was posted before it, and
+// whether a row has ever come before a flag that was posted before it.
+int Loose(uint64_t seed, bool keeps_order, uint64_t rows, uint64_t bytes) {
+    World world;
+    world.description.seed = seed;
+    world.description.keeps_order = keeps_order ? 1 : 0;
+    world.description.is_loose = 1;
+    const uint64_t flags = rows * bytes;
+    uint64_t late = 0;
+    uint64_t overtaken = 0;
+    {
+        Nic nic(world.description);
+        for (uint64_t number = 1; number <= rows; ++number) {
+            const uint64_t row = (number - 1) * bytes;
+            const uint64_t flag = flags + (number - 1) * sizeof(uint64_t);
+            for (uint64_t at = 0; at < bytes; at += sizeof(uint64_t)) {
+                std::memcpy(world.Out(row + at), &number, sizeof(number));
+            }
+            std::memcpy(world.Out(flag), &number, sizeof(number));
+            PostAll(nic, world.Item(row, bytes));
+            PostAll(nic, world.Item(flag, sizeof(uint64_t), 1));
+        }
+        for (uint64_t left = rows; left > 0;) {
+            left = 0;
+            for (uint64_t number = rows; number > 0; --number) {
+                const uint64_t row = (number - 1) * bytes;
+                const bool has_row = IsThere(world, row, bytes, number);
+                const bool has_flag = WordAt(world.peer.Begin() + flags + (number - 1) * sizeof(uint64_t)) == number;
+                left += has_flag ? 0 : 1;
+                const uint64_t before_it = number > 1 ? WordAt(world.peer.Begin() + flags + (number - 2) * sizeof(uint64_t)) : 1;
+                overtaken += has_row && before_it == 0 ? 1 : 0;
+                if (!has_flag) continue;
+                for (uint64_t before = 1; before <= number; ++before) {
+                    late += IsThere(world, (before - 1) * bytes, bytes, before) ? 0 : 1;
+                }
+            }
+        }
+    }
+    std::printf("%lu %lu %d\n", late, world.peer.Bell().count.load(), overtaken > 0 ? 1 : 0);
     return 0;
 }
 
@@ -203,6 +245,7 @@ int main(int count, char** words) {
     std::vector<uint64_t> given;
     for (int i = 2; i < count; ++i) given.push_back(std::strtoull(words[i], nullptr, 10));
     if (what == "order") return Order(given[0], given[1] != 0, given[2], given[3]);
+    if (what == "loose") return Loose(given[0], given[1] != 0, given[2], given[3]);
     if (what == "pace") return Pace(given[0], given[1], given[2], given[3] != 0, given[4], given[5]);
     if (what == "early") return Early(given[0], given[1] != 0);
     if (what == "full") return Full();

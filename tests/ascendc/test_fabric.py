@@ -33,6 +33,7 @@ def libraries() -> list[tuple[str, str]]:
     ("case", "said"),
     [
         ("rows", "wrong 0, told 200\n" * 2),
+        ("loose", "wrong 0, told 200\n" * 2),
         ("strangers", "changed 0\n" * 2),  # a wrong key, and a write beyond the end
         ("ends", "lost\n"),
     ],

@@ -49,6 +49,13 @@ def test_what_is_not_promised_happens(nic: Nic) -> None:
     assert any(nic("order", seed, 0, 20, 2048)[3] for seed in range(1, MOST_SEEDS))
 
 
+@pytest.mark.parametrize("keeps_order", [True, False])
+def test_flags_of_a_loose_queue_come_behind_all_rows_before_them(nic: Nic, keeps_order: bool) -> None:
+    found = [nic("loose", seed, int(keeps_order), 20, 1024) for seed in range(1, MOST_SEEDS)]
+    assert {(late, flags) for late, flags, _ in found} == {(0, 20)}
+    assert any(overtaken for *_, overtaken in found)
+
+
 def test_what_is_posted_may_be_read_at_once(nic: Nic) -> None:
     """Otherwise a post may overtake the copy that makes what it sends, and nobody notices."""
     assert {nic("early", seed, 1)[0] for seed in SEEDS} == {1}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -16,8 +15,8 @@ from tests.hosts.namespaces import Job
 def main(said: str) -> None:
     """Runs the function of a job in a group of all its ranks."""
     job = Job(**json.loads(said))
-    rank = int(os.environ["RANK"])
     dist.init_process_group("gloo")
+    rank = dist.get_rank()
     function = getattr(importlib.import_module(job.module), job.function)
     answer = function(rank, dist.get_world_size(), *job.arguments)
     path = Path(job.folder) / f"{rank}"

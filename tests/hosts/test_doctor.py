@@ -10,6 +10,7 @@ import pytest
 from tests.hosts import namespaces
 from tests.hosts.test_launchers import LONG, PROGRAMS, torchrun
 from tests.patience import seconds
+from tests.surroundings import NOWHERE
 
 pytestmark = [
     LONG,
@@ -54,7 +55,7 @@ def test_hosts_that_are_well(ranks: int) -> None:
             r"rank 1: MOE_TRITON_INTERFACE is 'none0', which is no interface",
         ),
         (("MOE_TRITON_INTERFACE=lo",), {}, r"rank 0: rank 1 cannot be reached at port \d+ of 127.0.0.1"),
-        (("MOE_TRITON_LIBFABRIC=/none.so",), {}, r"rank 1: libfabric \(/none.so\) cannot be used"),
+        ((f"MOE_TRITON_LIBFABRIC={NOWHERE}",), {}, rf"rank 1: libfabric \({NOWHERE}\) cannot be used"),
         (
             (),
             {"own_name_is_loopback": True},

@@ -38,10 +38,8 @@ def check(ended: Sequence[namespaces.Ended]) -> None:
     assert [each.left for each in ended] == [[]] * len(ended)
 
 
-@pytest.mark.parametrize(
-    ("way", "ranks"),
-    [("static", 1), pytest.param("static", 2, marks=LONG), pytest.param("c10d", 2, marks=LONG)],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("way", "ranks"), [("static", 2), ("c10d", 2)])
 def test_torchrun(way: str, ranks: int) -> None:
     ended = namespaces.launch(torchrun(2, ranks, way, EXAMPLE), timeout_s=seconds(90))
     check(ended)

@@ -87,6 +87,7 @@ class NicDescription(ctypes.Structure):
         *alike(U64, "seed", "keeps_order"),
         ("cpu", I64),
         *alike(POINTER, "log", "others", "elsewhere"),
+        ("is_loose", U64),
     )
 
 
@@ -143,6 +144,7 @@ def describe(
         log.link_address if log else None,
         fabric.queues if fabric else None,
         elsewhere.ctypes.data,
+        queues.is_loose,
     )
     return description, (places, inside, elsewhere)
 

@@ -45,6 +45,7 @@ class A2Fullmesh(SplitScheme):
 
     layout_of = BlocksLayout
     layout: BlocksLayout
+    posts_are_loose: ClassVar = True
     plans: ClassVar = {DispatchVariant: Dispatch, CombineVariant: Combine}
     rules: ClassVar = RULES
     formulas: ClassVar = FORMULAS

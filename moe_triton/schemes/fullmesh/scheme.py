@@ -52,6 +52,7 @@ class Fullmesh(SplitScheme):
     Ranks of other servers are reached by queues.
     """
 
+    posts_are_loose: ClassVar = True
     formulas: ClassVar = FORMULAS
     finders: ClassVar = ENTRY_FINDERS | FINDERS
     crosses_servers: ClassVar = True
