@@ -118,6 +118,7 @@ bench: $(VENV)/.installed $(VENV)/.bench
 	$(BIN)/python -m benchmarks.serving
 	$(BIN)/python -m benchmarks.moves
 	$(BIN)/python -m benchmarks.lost_ranks
+	$(BIN)/python -m benchmarks.hosts --hosts 2
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.python_time
 	$(BIN)/python -m benchmarks.trace_overhead

@@ -10,8 +10,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.hosts import agent
 from moe_triton.core import hccl
-from tests.hosts import agent, launched
+from tests.hosts import launched
 from tests.patience import seconds
 from tests.seen_from_inside import EXPECTED, is_forgotten, seen
 from tests.surroundings import NOWHERE, ROOT, RUN, USERS
@@ -126,7 +127,7 @@ def test_settings_of_the_product_are_no_tests() -> None:
     found = read_in("moe_triton", "autotune", "benchmarks", "examples")
     names = {name for name, _ in found}
     assert {"MOE_TRITON_CACHE", "MOE_TRITON_TABLES", "ASCEND_HOME_PATH", "WORLD_SIZE", "COLUMNS"} <= names
-    known = {*USERS, "PYTHONPATH"}
+    known = {*USERS, "PYTHONPATH", agent.KEEPERS}
     assert {(name, path) for name, path in found if not is_forgotten(name) and name not in known} == set()
     for name in (hccl.BUFFSIZE, hccl.INTRA_PCIE, hccl.INTRA_ROCE):
         assert is_forgotten(name)
@@ -134,7 +135,7 @@ def test_settings_of_the_product_are_no_tests() -> None:
 
 def test_tests_read_no_variable_that_they_do_not_set() -> None:
     known = {"CI", "CXX", "MOE_TEST_PATIENCE", "PATH", "PYTEST_XDIST_WORKER", "PYTHONDONTWRITEBYTECODE", RUN}
-    known |= {agent.KEEPERS, launched.ENDED}  # set where others are started
+    known.add(launched.ENDED)  # set where others are started
     assert {(name, path) for name, path in read_in("tests") if name not in known} == set()
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.hosts import calls, namespaces
+from benchmarks.hosts import namespaces
+from tests.hosts import calls
 from tests.patience import seconds
 
 pytestmark = [

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.hosts import namespaces
+from benchmarks.hosts import namespaces
 from tests.hosts.test_launchers import LONG, PROGRAMS, torchrun
 from tests.patience import seconds
 from tests.surroundings import NOWHERE

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts import agent, launched, namespaces
+from benchmarks.hosts import agent, namespaces
+from tests.hosts import launched
 from tests.patience import seconds
 
 pytestmark = pytest.mark.skipif(bool(namespaces.missing()), reason=namespaces.missing() or "there are hosts")

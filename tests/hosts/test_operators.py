@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.hosts import namespaces
 from tests.distributed.operator_cases import OperatorCase
 from tests.distributed.operator_runs import check
-from tests.hosts import namespaces, operators
+from tests.hosts import operators
 from tests.patience import seconds
 
 pytestmark = pytest.mark.skipif(bool(namespaces.missing()), reason=namespaces.missing() or "there are hosts")

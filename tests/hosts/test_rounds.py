@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.hosts import namespaces
 from tests import test_pipeline_tables, test_scheme_tables
-from tests.hosts import namespaces, rounds
+from tests.hosts import rounds
 from tests.patience import seconds
 
 pytestmark = pytest.mark.skipif(bool(namespaces.missing()), reason=namespaces.missing() or "there are hosts")

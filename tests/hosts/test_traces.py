@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.hosts import namespaces
 from moe_triton.tools.cli.app import app
 from moe_triton.tools.host_traces import events_of, on_one_clock
-from tests.hosts import namespaces, rounds
+from tests.hosts import rounds
 from tests.patience import seconds
 
 pytestmark = pytest.mark.skipif(bool(namespaces.missing()), reason=namespaces.missing() or "there are hosts")

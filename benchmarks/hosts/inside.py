@@ -11,11 +11,19 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.hosts.agent import KEEPERS
-from tests.hosts.namespaces import Ended, Job, address_of, address_v6_of, environment_of
+from benchmarks.hosts import agent
+from benchmarks.hosts.namespaces import Ended, Job, address_of, address_v6_of, environment_of
 
 HOST = "--net", "--mount", "--ipc", "--uts"
 WITHIN_S = 20.0
+RANK = sys.executable, "-m", "benchmarks.hosts.rank"
+MPI_OPTIONS = (
+    *("--allow-run-as-root", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"),
+    *("--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp", "--mca", "btl_tcp_if_include", "eth0"),
+    *("--mca", "mpi_preconnect_mpi", "1"),
+)
+"""Idle, MPI gives its core up, as in `benchmarks.compare`. Ranks are connected at once: nothing of MPI goes
+on outside of its calls, a connection that is being made included."""
 
 
 def _run(*command: str) -> None:
@@ -69,7 +77,7 @@ def names_of(host: int, job: Job) -> str:
 
 def run_commands(keepers: list[int], job: Job) -> None:
     """Runs a command on each host, and leaves how it ended."""
-    environment = {**os.environ, **job.environment, KEEPERS: " ".join(map(str, keepers))}
+    environment = {**os.environ, **job.environment, agent.KEEPERS: " ".join(map(str, keepers))}
     running = []
     for host, (keeper, command) in enumerate(zip(keepers, job.commands, strict=True)):
         started = _on(keeper, *(command or ["true"]))
@@ -85,8 +93,31 @@ def run_commands(keepers: list[int], job: Job) -> None:
         (Path(job.folder) / f"{host}").write_text(json.dumps(asdict(ended)))
 
 
+def by_themselves(said: str, job: Job, keepers: list[int], _: Path) -> list[subprocess.Popen[bytes]]:
+    """Starts ranks with torch's variables."""
+    host_of = [number for number, ranks in enumerate(job.hosts) for _ in range(ranks)]
+    given, own_clock = {**os.environ, **environment_of(job)}, bool(job.clocks)
+    return [
+        subprocess.Popen(
+            _on(keepers[host], *RANK, said, own_clock=own_clock), env={**given, "RANK": str(rank)}
+        )
+        for rank, host in enumerate(host_of)
+    ]
+
+
+def by_mpirun(said: str, job: Job, keepers: list[int], folder: Path) -> list[subprocess.Popen[bytes]]:
+    """Starts mpirun on the first host; on the others it starts what it needs by way of an agent."""
+    # What it keeps there is named by numbers of processes, which begin anew in these namespaces.
+    given = {**environment_of(job), "TMPDIR": str(folder), agent.KEEPERS: " ".join(map(str, keepers))}
+    hosts = ",".join(f"host{number}:{ranks}" for number, ranks in enumerate(job.hosts))
+    ssh = "--prtemca", "plm_ssh_agent", f"{sys.executable} {agent.__file__}"
+    command = [job.mpirun, *MPI_OPTIONS, *ssh, "--host", hosts]
+    command += [word for name in given for word in ("-x", name)]
+    return [subprocess.Popen(_on(keepers[0], *command, *RANK, said), env={**os.environ, **given})]
+
+
 def main(said: str) -> int:
-    """Runs a job, and returns how many of its ranks have failed."""
+    """Runs a job, and returns how many of its ranks, or whether mpirun, have failed."""
     job = Job(**{**json.loads(said), "hosts": tuple(json.loads(said)["hosts"])})
     _run("ip", "link", "set", "lo", "up")
     _run("ip", "link", "add", "switch", "type", "bridge")
@@ -100,17 +131,8 @@ def main(said: str) -> int:
         if job.commands:
             run_commands(keepers, job)
             return 0
-        host_of = [number for number, ranks in enumerate(job.hosts) for _ in range(ranks)]
-        ranks = [
-            subprocess.Popen(
-                _on(
-                    *(keepers[host], sys.executable, "-m", "tests.hosts.rank", said),
-                    own_clock=bool(job.clocks),
-                ),
-                env=environment_of(rank, job),
-            )
-            for rank, host in enumerate(host_of)
-        ]
+        start = by_mpirun if job.mpirun else by_themselves
+        ranks = start(said, job, keepers, Path(folder))
         return sum(rank.wait() != 0 for rank in ranks)
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 from pathlib import Path
 
 import torch.distributed as dist
 
-from tests.hosts.namespaces import Job
+from benchmarks.hosts.namespaces import Job
 
 
 def main(said: str) -> None:
     """Runs the function of a job in a group of all its ranks."""
     job = Job(**json.loads(said))
+    if job.mpirun:
+        os.environ["RANK"] = os.environ["OMPI_COMM_WORLD_RANK"]
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     function = getattr(importlib.import_module(job.module), job.function)

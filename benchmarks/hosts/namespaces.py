@@ -7,7 +7,6 @@ of the machine changes, and all of it ends with that process.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -20,6 +19,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 OUTER = "--user", "--map-root-user", "--net", "--mount", "--ipc", "--pid", "--uts", "--fork", "--kill-child"
+WITH_US = "setpriv", "--pdeathsig", "KILL"
+"""Hosts end with who made them, whatever ends that."""
 PORT = 29_500
 
 
@@ -37,6 +38,7 @@ class Job:
         environment: of all ranks.
         commands: one for each host, in place of the function; an empty one for none there.
         own_name_is_loopback: each host's own name leads to its loopback, as Debian has it, others nowhere.
+        mpirun: the path of Open MPI's, which starts the ranks then; "" for none.
     """
 
     module: str
@@ -49,6 +51,7 @@ class Job:
     environment: dict[str, str] = field(default_factory=dict)
     commands: Sequence[Sequence[str]] = ()
     own_name_is_loopback: bool = False
+    mpirun: str = ""
 
     @property
     def num_ranks(self) -> int:
@@ -73,7 +76,7 @@ class Ended:
 @cache
 def missing() -> str:
     """Why there can be no such hosts on this machine; "" if there can."""
-    for name in ("unshare", "nsenter", "ip"):
+    for name in ("setpriv", "unshare", "nsenter", "ip"):
         if shutil.which(name) is None:
             return f"{name} is not installed (apt-get install iproute2 util-linux)"
     tried = subprocess.run(["unshare", *OUTER, "--mount-proc", "true"], capture_output=True, text=True)
@@ -119,7 +122,8 @@ def launch(commands: Sequence[Sequence[str]], *, timeout_s: float, **options: An
 
 def _answers(job: Job, number: int, timeout_s: float) -> list[Any]:
     """What a job has left in its folder."""
-    command = ["unshare", *OUTER, "--mount-proc", sys.executable, "-m", "tests.hosts.inside"]
+    outer = *WITH_US, "unshare", *OUTER, "--mount-proc"
+    command = [*outer, sys.executable, "-m", "benchmarks.hosts.inside"]
     done = subprocess.run(
         [*command, json.dumps(asdict(job))], cwd=ROOT, capture_output=True, text=True, timeout=timeout_s
     )
@@ -129,11 +133,9 @@ def _answers(job: Job, number: int, timeout_s: float) -> list[Any]:
     return [json.loads(each.read_text()) if each.exists() else None for each in answers]
 
 
-def environment_of(rank: int, job: Job) -> dict[str, str]:
-    """What torch.distributed and libfabric find a rank's group by."""
+def environment_of(job: Job) -> dict[str, str]:
+    """What torch.distributed and libfabric find a group by, besides RANK."""
     return {
-        **os.environ,
-        "RANK": str(rank),
         "WORLD_SIZE": str(job.num_ranks),
         "MASTER_ADDR": address_of(0),
         "MASTER_PORT": str(PORT),

@@ -1,0 +1,1 @@
+"""Ranks on several hosts, which are namespaces of one machine."""
