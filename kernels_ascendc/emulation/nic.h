@@ -46,6 +46,7 @@ struct NicDescription {
 class Nic {
 public:
     static constexpr uint64_t LONGEST_END_NS = 5'000'000'000;
+    static constexpr uint32_t MOST_POLLS = 5;  // of queues to other hosts, before it sleeps
 
     explicit Nic(const NicDescription& given)
         : memory_{given.own + given.in_bytes, given.own + given.window_bytes, given.in_bytes},
@@ -140,6 +141,7 @@ private:
         // The usual slack of 50 us would be most of what a post takes.
         constexpr unsigned long SLACK_NS = 1000;
         prctl(PR_SET_TIMERSLACK, SLACK_NS);
+        uint32_t polls = 0;
         for (;;) {
             const uint32_t rings = bell_.Rings();
             const uint64_t now = MonotonicNs();
@@ -150,6 +152,12 @@ private:
             const bool is_idle = due.ns == Due::NEVER && (others_ == nullptr || others_->IsIdle());
             if (now >= stop_at || (stop_at != Due::NEVER && is_idle && AllTaken())) return;
             if (others_ != nullptr) {
+                // What is under way may end in a moment, and a sleep costs a waker.
+                if (!is_idle && ++polls < MOST_POLLS) {
+                    sched_yield();
+                    continue;
+                }
+                polls = 0;
                 if (others_->MaySleep()) SleepBeside(rings, std::min(due.ns, stop_at));
             } else if (due.ns == Due::NEVER) {
                 if (stop_at == Due::NEVER) bell_.SleepSince(rings, Sleep::UNTIL_POSTED, nullptr);
