@@ -143,7 +143,7 @@ class Fabric:
         ports, is_busy = ports_here(network), ctypes.c_uint64()
         for port in ports:
             of_place = provider.encode(), interface.encode(), str(port).encode()
-            given = DescriptionStruct(*of_place, window, window_bytes, in_bytes, secrets.randbits(63))
+            given = DescriptionStruct(*of_place, window, window_bytes, in_bytes, secrets.randbits(64))
             of_group = num_ranks, int(lost_after_s * 1e9), ctypes.byref(is_busy)
             opened = native.library().moe_fabric_open(library.encode(), ctypes.byref(given), *of_group)
             self._handle = opened or 0
