@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import selectors
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
@@ -22,6 +21,7 @@ from moe_triton.rendezvous.interface import INTERFACE, PORTS, ports_here
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.rendezvous.process_ends import BY_LINE, LEFT, Board
 from tests.patience import seconds
+from tests.test_deaths import signs, until
 
 
 class OnTwoHosts:
@@ -31,13 +31,6 @@ class OnTwoHosts:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + seconds(20)
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 @pytest.fixture(autouse=True)
@@ -73,10 +66,6 @@ def meet(watches: list[Watch]) -> list[Any]:
 def join(watches: list[Watch], places: list[Any]) -> None:
     for number, watch in enumerate(watches):
         watch.take_places(places, {number})
-
-
-def signs(watch: Watch) -> list[str]:
-    return [each.sign for each in watch.health()]
 
 
 def test_a_connection_says_how_a_rank_goes(watches: list[Watch]) -> None:
