@@ -64,8 +64,9 @@ def meet(watches: list[Watch]) -> list[Any]:
 
 
 def join(watches: list[Watch], places: list[Any]) -> None:
-    for number, watch in enumerate(watches):
-        watch.take_places(places, {number})
+    """The one that connects comes first: to a gate whose rank does not know yet who comes."""
+    for number, watch in reversed(list(enumerate(watches))):
+        assert watch.take_places(places, {number}) == ""
 
 
 def test_a_connection_says_how_a_rank_goes(watches: list[Watch]) -> None:
@@ -82,13 +83,30 @@ def test_a_connection_says_how_a_rank_goes(watches: list[Watch]) -> None:
     assert watches[0].dead() == {}
 
 
-def test_who_has_ended_before_it_was_reached_is_dead(watches: list[Watch]) -> None:
+def test_who_has_ended_before_it_was_reached_is_named(watches: list[Watch]) -> None:
     places = meet(watches)
     watches[1]._held.entrances[-1].listener.close()  # as the kernel does
-    watches[0].take_places(places, {0})
-    (gone,) = watches[0].dead().values()
-    assert gone.is_lost
-    assert gone.sign == f"nobody listens at {Place(*places[1])}, where it did"
+    said = watches[0].take_places(places, {0})
+    assert f"rank 1 cannot be reached at {Place(*places[1])}: nobody listens there" in said
+    assert watches[0].gone() == {}
+
+
+def test_who_ends_before_it_has_come_is_dead(watches: list[Watch]) -> None:
+    """The earlier rank keeps its own connection until the later one's is there."""
+    places = meet(watches)
+    assert watches[0].take_places(places, {0}) == ""
+    watches[1]._held.entrances[-1].listener.close()  # as the kernel does
+    until(lambda: 1 in watches[0].dead())
+
+
+def test_who_gives_up_before_it_has_come_is_not_dead(watches: list[Watch]) -> None:
+    places = meet(watches)
+    assert watches[0].take_places(places, {0}) == ""
+    watches[1].close()
+    (process,) = (peer.process for peer in watches[0]._held.peers if peer is not None)
+    assert process is not None
+    until(lambda: process.line is None)
+    assert watches[0].dead() == {}
 
 
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n", b"moe_triton 1 12345678", b"moe"])

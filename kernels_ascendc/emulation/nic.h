@@ -80,7 +80,12 @@ public:
             others_->Begin(peers_, has_bell ? emulation::DoorbellBehind(given.own, given.window_bytes) : nullptr,
                            given.is_loose != 0);
         }
-        Start(given.cpu);
+        try {
+            Start(given.cpu);
+        } catch (...) {
+            if (event_ >= 0) close(event_);
+            throw;
+        }
     }
 
     // What was posted is still delivered: peers wait for it.

@@ -55,7 +55,6 @@ IN_STORE = "heartbeats of its server, in the group's store"
 ITSELF = "this process"
 ENDED_OPEN = "its process ended with a buffer open"
 BY_ENTRANCE = "the end of its process, which has left its socket behind"
-BY_GATE = "nobody listens at {}, where it did"
 # Python runs what delivers posts to others first.
 _LAST = -1
 _PREFIX_CHARACTERS = 16
@@ -427,7 +426,10 @@ class Watch:
             peer = self._held.peers[number] = self._held.deaths.peer(offer.token)
             if not self._knows(offer) and self._may_connect(number, offer):
                 here |= {number} if self._approach(number, offer, peer) else set()
-        self._watch_all()
+        self._watch_all(admits=False)  # who comes now may be one of `take_here`
+        for gone in self.gone().values():  # those that another buffer has learnt of before this one took
+            for call in self._listeners:
+                call(gone)
         return here
 
     def take_here(self, here: Collection[int]) -> None:
@@ -452,39 +454,38 @@ class Watch:
         self._held.entrances.append(gate)
         return gate.place
 
-    def take_places(self, places: Sequence[object], here: Collection[int]) -> None:
-        """Takes where each rank lets those of other hosts in.
+    def take_places(self, places: Sequence[object], here: Collection[int]) -> str:
+        """Takes where each rank lets those of other hosts in. Returns why one is out of reach; "" if none is.
 
         Args:
             places: by rank, as JSON has them.
             here: ranks of this host.
-
-        Raises:
-            WindowError: a rank of another host is out of reach.
         """
         others = {number: peer for number, peer in enumerate(self._held.peers) if number not in here and peer}
         unknown = {number: offer for number in others if (offer := self._offers[number])}
         unknown = {number: offer for number, offer in unknown.items() if not self._knows(offer)}
         there = {number: place for number in unknown if (place := Place.read(places[number]))}
         self.reaches_all &= len(there) == len(unknown) and JOINS_SERVERS
-        for number, line in reach(there, CONNECTING_S).items():
-            peer = others[number]
-            if line is None:
-                peer.end("dead", True, BY_GATE.format(there[number]))
-            else:
-                self._join(number, peer, line, is_far=True, has_own=True)
+        try:
+            lines = reach(there, CONNECTING_S)
+        except WindowError as error:
+            return str(error)
+        for number, line in lines.items():
+            self._join(number, others[number], line, is_far=True, has_own=True)
         self._watch_all()
+        return ""
 
     def take_servers(self, servers: Sequence[int]) -> None:
         """Takes the server of each rank, as all agree on them."""
         self._servers = tuple(servers)
 
-    def _watch_all(self) -> None:
-        self._is_watching = self._board is not None and self._watch(self._board)
+    def _watch_all(self, admits: bool = True) -> None:
+        self._is_watching = self._board is not None and self._watch(self._board, admits)
 
-    def _watch(self, board: Board) -> bool:
+    def _watch(self, board: Board, admits: bool = True) -> bool:
         """Watches from now on, and lets others in. False if this process can start no thread."""
-        entrances, incoming = self._held.entrances, self._incoming
+        # A copy: none is to be admitted before those are known that come to it.
+        entrances, incoming = list(self._held.entrances) if admits else [], self._incoming
 
         def watch() -> None:
             for process, line in incoming:
@@ -538,8 +539,8 @@ class Watch:
             has_own: it can connect to this rank.
         """
         if number > self._number and has_own:
-            line.close()
-            self._incoming.append((peer.make_process(is_far), None))
+            # Until the other one comes this says whether its process ends before.
+            self._incoming.append((peer.make_process(is_far), line))
             return
         assert self._board is not None
         try:
@@ -621,10 +622,15 @@ class Watch:
         if (peer := self._held.peers[rank]) is not None:
             peer.end("dead", True, sign, is_certain)
 
+    def is_on_other_host(self, rank: int) -> bool:
+        """Whether what a rank has sent may come behind the word of its end."""
+        hosts = self._meeting.hosts
+        return hosts[rank] != hosts[self._number]
+
     def known_before(self) -> Mapping[int, Gone]:
         """Those of its ranks that are lost, as other buffers of the group know before ranks meet."""
         members, known = self._meeting.members, {}
-        for watch in list(self._held.deaths._watches):
+        for watch in [each for each in list(self._held.deaths._watches) if not each._held.is_closed]:
             for number, gone in watch.gone().items():
                 if gone.is_lost and (member := watch._meeting.members[number]) in members:
                     rank = members.index(member)
@@ -667,6 +673,10 @@ class Watch:
         return RankHealth(number, "alive", peer.since_s, sign or NOT_WATCHED)
 
     def _hear(self, peer: Peer) -> None:
+        if not self._offers:  # what other buffers of the group learn while this one's ranks meet first
+            for gone in self.known_before().values():
+                for call in self._listeners:
+                    call(gone)
         for number, each in enumerate(self._held.peers):
             if each is peer and peer.gone is not None:
                 for call in self._listeners:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from moe_triton.core.errors import WindowError
 from moe_triton.core.network import MOST_PORT, Network
 from moe_triton.core.threads import Deadline
-from moe_triton.rendezvous.interface import PORTS, address_here, family_of, none_free, ports_here
+from moe_triton.rendezvous.interface import INTERFACE, PORTS, address_here, family_of, none_free, ports_here
 from moe_triton.rendezvous.process_ends import BACKLOG, HELLO_BYTES, Entrance, token_in
 
 CONNECTING_S = 10.0
@@ -70,8 +70,9 @@ class Gate(Entrance):
         self.listener = socket.socket(family_of(address), socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             self.listener.setblocking(False)
-            self._bind(address, list(ports))
-            self.listener.listen(BACKLOG)
+            # Connections of an earlier buffer, which the kernel keeps for a minute, do not hold the port.
+            self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._listen(address, list(ports))
         except OSError as error:
             self.listener.close()
             raise WindowError(f"nothing can listen at {address}: {error}") from error
@@ -80,10 +81,11 @@ class Gate(Entrance):
             raise
         self.place = Place(*self.listener.getsockname()[:2])
 
-    def _bind(self, address: str, ports: list[int]) -> None:
+    def _listen(self, address: str, ports: list[int]) -> None:
         for port in ports:
             try:
                 self.listener.bind((address, port))
+                self.listener.listen(BACKLOG)
                 return
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
@@ -117,7 +119,7 @@ class Gate(Entrance):
         self.listener.close()
 
 
-def reach(places: Mapping[int, Place], within_s: float) -> dict[int, socket.socket | None]:
+def reach(places: Mapping[int, Place], within_s: float) -> dict[int, socket.socket]:
     """Connects to gates of other hosts, to all at once.
 
     Args:
@@ -125,12 +127,12 @@ def reach(places: Mapping[int, Place], within_s: float) -> dict[int, socket.sock
         within_s: seconds that it may take.
 
     Returns:
-        A connection to each; None where nobody listens any more, since its process has ended.
+        A connection to each.
 
     Raises:
-        WindowError: one is out of reach.
+        WindowError: one is out of reach, or its process has ended.
     """
-    reached: dict[int, socket.socket | None] = {}
+    reached: dict[int, socket.socket] = {}
     with selectors.DefaultSelector() as selector, contextlib.ExitStack() as failed:
         for rank, (address, port) in places.items():
             line = socket.socket(family_of(address), socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -156,10 +158,10 @@ def reach(places: Mapping[int, Place], within_s: float) -> dict[int, socket.sock
     return reached
 
 
-def _taken(rank: int, places: Mapping[int, Place], line: socket.socket, code: int) -> socket.socket | None:
+def _taken(rank: int, places: Mapping[int, Place], line: socket.socket, code: int) -> socket.socket:
     if code in (errno.ECONNREFUSED, errno.ECONNRESET):
-        line.close()
-        return None
+        why = "nobody listens there. Its process has ended, or that address leads elsewhere"
+        raise _out_of_reach(rank, places, why)
     if code:
         raise _out_of_reach(rank, places, os.strerror(code))
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -168,6 +170,6 @@ def _taken(rank: int, places: Mapping[int, Place], line: socket.socket, code: in
 
 def _out_of_reach(rank: int, places: Mapping[int, Place], why: str) -> WindowError:
     return WindowError(
-        f"rank {rank} cannot be reached at {places[rank]}: {why}. Let hosts connect to each other's ports: "
-        f"all, or those that {PORTS} names."
+        f"rank {rank} cannot be reached at {places[rank]}: {why}. Let hosts connect to each other's ports, "
+        f"all or those that {PORTS} names; or set {INTERFACE} there to the interface that leads to it."
     )

@@ -18,7 +18,7 @@ from moe_triton.core import shared_memory
 from moe_triton.core.errors import ArgumentError, ConfigMismatchError, WindowError
 from moe_triton.core.group_sizes import RANKS_PER_SERVER, RanksPerServer
 from moe_triton.core.topology import Topology, check_ranks_per_server, fits
-from moe_triton.rendezvous.agreement import raise_failures
+from moe_triton.rendezvous.agreement import raise_failures, raise_together
 from moe_triton.rendezvous.deaths import Watch
 from moe_triton.rendezvous.gates import Place
 from moe_triton.rendezvous.meeting import Meeting, values_of
@@ -106,9 +106,11 @@ def find(meeting: Meeting, watch: Watch, servers: Sequence[int], probe: Probe | 
         gate, failure = _gate_of(watch)
         mine = {"found": sorted(here), "gate": gate, "failure": failure}
         seen = meeting.exchange(mine, SECOND)
-        raise_failures(meeting, seen)
         meeting.hosts = _numbers(said, seen)
-        watch.take_places([each.get("gate") for each in seen], here)
+        raise_failures(meeting, seen)
+        failure = watch.take_places([each.get("gate") for each in seen], here)
+        # Who fails by itself meanwhile closes its gate: its own reason goes before those of others.
+        raise_together(meeting, failure, "hosts are reached")
 
 
 def find_unwatched(meeting: Meeting) -> None:

@@ -223,8 +223,12 @@ class OtherProcess:
         if self._board < 0 and not self.is_far:
             self.end(has_ended=True)
 
-    def close(self) -> None:
-        """Stops watching it."""
+    def close(self, *, is_parents: bool = False) -> None:
+        """Stops watching it.
+
+        Args:
+            is_parents: in a forked child, whose parent still reads from the connection.
+        """
         self._is_over = True
         close_all((self._pidfd, self._board))
         self._board = self._pidfd = -1
@@ -232,7 +236,8 @@ class OtherProcess:
             # What the other end has said is read, or the kernel ends the connection in a way that may take
             # the word from it that this one has said last.
             with contextlib.suppress(OSError):
-                self.line.recv(1)
+                if not is_parents:
+                    self.line.recv(1)
             self.line.close()
             self.line = None
 
@@ -494,10 +499,9 @@ class Watcher:
         """Hands this process's board to those that connect, until a while after `expire`."""
         if entrance in self._entrances:
             return
+        admit = partial(self._let_in, entrance, board)
+        self._selector.register(entrance.listener, selectors.EVENT_READ, admit)
         self._entrances[entrance] = math.inf
-        self._selector.register(
-            entrance.listener, selectors.EVENT_READ, partial(self._let_in, entrance, board)
-        )
 
     def expire(self, entrance: Entrance) -> None:
         """Nobody connects any more who has not yet."""
@@ -525,12 +529,14 @@ class Watcher:
         """
         if self._entrances.pop(entrance, None) is not None:
             self._unregister(entrance.listener)
-            if board is not None:
-                entrance.hand_out(board)
+        if board is not None:
+            entrance.hand_out(board)
             for line in [line for line, through in self._strangers.items() if through is entrance]:
                 if board is not None:
                     self._greet(line, board)
                 if line in self._strangers:
+                    with contextlib.suppress(OSError):  # who has said nothing takes a mere end for a death
+                        line.send(CLOSED, socket.MSG_NOSIGNAL)
                     self._drop(line)
         entrance.close()
 
@@ -569,6 +575,8 @@ class Watcher:
             else:
                 board.hand_to(line)
                 self._take(process, descriptors)
+                for own in [own for own, awaited in self._lines.items() if awaited is process]:
+                    self._drop(own)  # kept for want of this one
         self._drop(line)
 
     def _hear(self, line: socket.socket, process: OtherProcess) -> None:
@@ -619,7 +627,7 @@ class Watcher:
     def leave_to_parent(self) -> None:
         """In a forked child: those are the parent's to watch, and its entrances lead to the parent."""
         for process in self._processes:
-            process.close()
+            process.close(is_parents=True)
         listeners = [entrance.listener for entrance in self._entrances]
         for line in (*listeners, *self._lines, *self._strangers):
             line.close()

@@ -490,7 +490,7 @@ class Communicator(Calling):
         if mine.group is None and mine.num_ranks > 1:
             raise BufferStateError("the buffer's group is gone, and ranks cannot meet. Keep the group.")
         meeting, counts = Meeting(mine.group, mine.timeout_s, mine.members), self.counts
-        meeting.hosts = mine.hosts
+        meeting.hosts, meeting.network = mine.hosts, mine.network
         servers = self.config.topology.servers
         return PeerMemory(self.backend, meeting, asked, lambda: counts["dispatch"], servers, out_bytes)
 

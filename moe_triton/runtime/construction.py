@@ -243,15 +243,15 @@ def prepare(order: Order, meeting: Meeting, exchange: Meeting | None, watches: S
     for one, watch in zip(meetings, watches, strict=True):
         for gone in watch.known_before().values():
             one.lose(gone.rank, gone.in_words)
-    network = checked_network(order.network)
+    network, backend = checked_network(order.network), _make(order)
+    servers = _servers_of_one_host(order, meeting), TENSOR_SERVERS
     with contextlib.ExitStack() as until_met:
         probe = until_met.enter_context(contextlib.closing(hosts.Probe())) if order.on_hosts else None
-        servers = _servers_of_one_host(order, meeting.num_ranks), TENSOR_SERVERS
         for one, watch, of_server in zip(meetings, watches, servers, strict=False):
             watch.listen(partial(_give_up_without, one))
             one.network = network
             hosts.find(one, watch, of_server, probe)
-        prepared = check(order, meeting, exchange)
+        prepared = check(order, backend, meeting, exchange)
         settings, file = prepared.settings(), prepared.file
         agree(meeting, settings | {"trace": str(file.given) if file else None})
         if exchange:
@@ -260,13 +260,44 @@ def prepare(order: Order, meeting: Meeting, exchange: Meeting | None, watches: S
     return prepared
 
 
-def _servers_of_one_host(order: Order, num_ranks: int) -> Sequence[int]:
-    """Servers that one host plays: before ranks have met nobody knows whether there are several."""
+def _make(order: Order) -> Backend:
+    """The back end, behind what can be checked before ranks meet: some may come late, or not at all.
+
+    Raises:
+        MoeTritonError: something is wrong, on whichever hosts ranks are.
+    """
+    check_seconds("timeout_s", order.timeout_s)
+    checked_tuning(order.tuning)
+    if order.num_blocks is not None:
+        _check_num_blocks(check_integer("num_blocks", order.num_blocks))
+    check_choice("on_lost", order.on_lost, ON_LOST)
+    kept_bytes()  # what it says is used later, when nobody could be told
+    return order.make()
+
+
+def _servers_of_one_host(order: Order, meeting: Meeting) -> Sequence[int]:
+    """Servers that one host plays: before ranks have met nobody knows whether there are several.
+
+    Raises:
+        ArgumentError: settings that cannot be, whether all ranks are on one host or each on its own.
+    """
+    for_one = (0,) * meeting.num_ranks
     try:
         servers = order.servers()
-    except Exception:  # which is said when all have met
-        servers = ()
-    return servers if len(servers) == num_ranks else (0,) * num_ranks
+        return servers if len(servers) == meeting.num_ranks else for_one
+    except ArgumentError as error:
+        refused = error
+    if order.on_hosts:
+        meeting.hosts = tuple(range(meeting.num_ranks))
+        try:
+            order.servers()
+            return for_one
+        except ArgumentError as error:
+            if str(error) != str(refused):  # which is said when they are known
+                return for_one
+        finally:
+            meeting.hosts = for_one
+    raise refused
 
 
 def _give_up_without(meeting: Meeting, gone: Gone) -> None:
@@ -299,15 +330,19 @@ def _check_parts(tuning: Tuning, config: Config) -> None:
     tuning.check_messages(config.scheme, scheme_type(config).settings, config.topology.num_servers)
 
 
-def _check_blocks(tuning: Tuning, config: Config, blocks: int, capabilities: Capabilities) -> None:
+def _check_num_blocks(blocks: int) -> None:
     if not 1 <= blocks <= MAX_BLOCKS:
         raise ArgumentError("num_blocks", blocks, f"it must be 1 to {MAX_BLOCKS}", "Pass None.")
+
+
+def _check_blocks(tuning: Tuning, config: Config, blocks: int, capabilities: Capabilities) -> None:
+    _check_num_blocks(blocks)
     tuning.check(blocks)
     tuning.check_poster(config.scheme, scheme_type(config).settings, capabilities.posters)
 
 
-def check(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:
-    """Checks everything that this rank can check by itself.
+def check(order: Order, backend: Backend, meeting: Meeting, exchange: Meeting | None) -> Prepared:
+    """Checks everything that this rank can check by itself, once it is known where ranks are.
 
     Raises:
         MoeTritonError: it cannot be constructed.
@@ -323,8 +358,6 @@ def check(order: Order, meeting: Meeting, exchange: Meeting | None) -> Prepared:
         own_host = None if meeting.num_hosts == 1 else meeting.hosts[meeting.rank]
         file = TraceFile(order.trace, own_host)
         file.check_writable()
-    kept_bytes()  # what it says is used later, when nobody could be told
-    backend = order.make()
     machine = machine_of(backend.name, config.product)
     moved = config.padded
     if meeting.num_hosts == 1:

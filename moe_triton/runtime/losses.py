@@ -114,6 +114,8 @@ class Losses:
         if not gone:
             return
         lost, said = tuple(rank for rank in ranks if rank in gone), ""
+        if any(self._may_still_come(group, gone[rank]) for rank in lost):
+            return
         if not lost and group == "expert":
             stuck = self._stuck(ranks, gone)
             lost = tuple({rank for behind in stuck.values() for rank in behind})
@@ -127,6 +129,11 @@ class Losses:
         self._last_word(f"{operator} number {number}", group, lost)
         made = _Lost(self._context, self._watches[group], group, lost, said)
         self._waits.stop(lambda: made.error(operator, number, zone))
+
+    def _may_still_come(self, group: str, gone: Gone) -> bool:
+        """Whether what a rank has sent before its end may be under way: the word of that has its own way."""
+        elsewhere = self._watches[group].is_on_other_host(gone.rank)
+        return elsewhere and time.time() < gone.since_s + LATE_S
 
     def _last_word(self, call: str, group: str, lost: Sequence[int]) -> None:
         """Says that this rank gives up; and without whom, where notes have the same numbers."""

@@ -296,6 +296,8 @@ def communicator(place: Place) -> Communicator:
             try:
                 _check_servers(place, group)
             except StalePlanError:  # on all ranks alike, which meet again
+                # Once more before: what one closes here others may still be on the way to.
+                meeting.exchange({}, "hosts are found")
                 for each in filter(None, (meeting, exchange)):
                     each.end()
                 raise

@@ -27,7 +27,7 @@ from moe_triton.processes import tell
 from moe_triton.rendezvous import deaths as rendezvous_deaths
 from moe_triton.rendezvous import meeting as rendezvous
 from moe_triton.rendezvous.attempts import Attempt
-from moe_triton.rendezvous.deaths import NOT_WATCHED
+from moe_triton.rendezvous.deaths import NOT_WATCHED, Watch
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.rendezvous.process_ends import BY_SOCKET
 from tests.distributed.cases import Case, inputs_of, small_case
@@ -279,7 +279,8 @@ def dies_constructing(rank: int, num_ranks: int, dying: int, moment: int | str, 
         rank: of this process.
         num_ranks: of the group.
         dying: who does.
-        moment: before which exchange; "said" for right behind its first message, while another rank is late.
+        moment: before which exchange; "said" for right behind its first message, while another rank is late;
+            "take" for behind the first exchange, before it connects to anybody.
         hosts: whether its process hosts the store.
     """
     case, pids = small_case(num_ranks), [0] * num_ranks
@@ -298,6 +299,8 @@ def dies_constructing(rank: int, num_ranks: int, dying: int, moment: int | str, 
             patch.setattr(Meeting, "exchange", die_or_exchange)
             if moment == "said":
                 patch.setattr(Attempt, "_wait", lambda *given: die())
+            if moment == "take":
+                patch.setattr(Watch, "take", lambda *given: die())
         elif moment == "said" and rank == (dying + 1) % num_ranks:
             assert select.select([end], [], [], seconds(20.0))[0]
         with pytest.raises(CommunicationTimeoutError) as caught:
@@ -307,6 +310,15 @@ def dies_constructing(rank: int, num_ranks: int, dying: int, moment: int | str, 
         make_buffer(small_case(num_ranks), timeout_s=TIMEOUT_S, lost_ranks=[dying]).close()
     error = caught.value
     return isinstance(error, RankLostError), error.operator, error.missing_ranks, str(error)
+
+
+def dies_beside_a_buffer(rank: int, num_ranks: int) -> Named:
+    """A rank dies that has a buffer with others, while these meet for the next one, or just before."""
+    with make_buffer(small_case(num_ranks), timeout_s=TIMEOUT_S):
+        dist.barrier()
+        if rank == 1:
+            die()
+        return lost_by(lambda: make_buffer(small_case(num_ranks), timeout_s=seconds(600.0)))
 
 
 def known_to_be_dead(rank: int, num_ranks: int) -> Named:

@@ -122,7 +122,8 @@ def test_buffers_of_a_group_share_what_they_watch() -> None:
 
 @pytest.mark.parametrize(
     ("dying", "moment", "hosts"),
-    [(2, "said", False), (0, "said", False), (2, 1, False), (0, 2, False), (1, 3, False), (0, 2, True)],
+    [(2, "said", False), (0, "said", False), (2, 1, False), (0, 2, False), (1, 3, False), (0, 2, True)]
+    + [(dying, "take", False) for dying in range(3)],
 )
 def test_who_dies_in_a_construction_is_named_at_once(dying: int, moment: int | str, hosts: bool) -> None:
     """Whoever waits there for it has a time-out that the test does not wait for."""
@@ -136,6 +137,12 @@ def test_who_dies_in_a_construction_is_named_at_once(dying: int, moment: int | s
     for said in named:
         assert f"rank {dying} is dead (the end of its process" in said
         assert "Construct it without those that are lost." in said
+
+
+def test_who_dies_beside_a_buffer_is_not_waited_for_in_the_next_construction() -> None:
+    for operator, missing, said in survivors(deaths.dies_beside_a_buffer, 3):
+        assert (operator, missing) == ("rendezvous", (1,))
+        assert "rank 1 is dead" in said
 
 
 def test_who_is_known_to_be_dead_is_not_waited_for_in_a_construction() -> None:

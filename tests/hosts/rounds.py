@@ -62,7 +62,13 @@ def without_collectives() -> Iterator[None]:
 
 def rounds(rank: int, num_ranks: int, scheme: str, row_format: str) -> dict[str, Any]:
     """Rounds by the reference, on the servers that hosts are; and what of it went over the cable."""
-    case = case_of(num_ranks, scheme, row_format)
+    case, signs = case_of(num_ranks, scheme, row_format), set[str]()
+    for _ in range(4):  # ports are free again, and whoever comes first is watched
+        with make_buffer(case) as buffer:
+            dist.barrier()
+            health, topology = buffer.health(), buffer.config.topology
+            elsewhere = set(range(num_ranks)) - set(topology.neighbours(rank)) - {rank}
+            signs |= {health[other].sign for other in elsewhere}
     with make_buffer(case) as buffer:
         sizes, window = buffer.config.topology.sizes, buffer._communicator._windows[0]
         assert isinstance(window, QueuedWindow)
@@ -76,6 +82,7 @@ def rounds(rank: int, num_ranks: int, scheme: str, row_format: str) -> dict[str,
         return {
             "host": os.uname().nodename,
             "sizes": sizes,
+            "signs": sorted(signs),
             "wrong": wrong,
             "posted": posted,
             "written": written,

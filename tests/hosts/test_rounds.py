@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.hosts import namespaces
+from moe_triton.rendezvous.process_ends import BY_LINE
 from tests import test_pipeline_tables, test_scheme_tables
 from tests.hosts import rounds
 from tests.patience import seconds
@@ -32,6 +33,7 @@ def test_rounds(scheme: str, row_format: str, hosts: tuple[int, ...]) -> None:
     results = namespaces.run(rounds.rounds, hosts, scheme, row_format, timeout_s=seconds(60))
     host_of = [f"host{number}" for number, ranks in enumerate(hosts) for _ in range(ranks)]
     assert [each["wrong"] for each in results] == [[]] * sum(hosts)
+    assert [each["signs"] for each in results] == [[BY_LINE]] * sum(hosts)
     assert [each["host"] for each in results] == host_of
     assert all(each["sizes"] == list(hosts) for each in results)
     for each in results:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import ctypes.util
 import errno
@@ -166,7 +167,9 @@ class Fabric:
         Raises:
             WindowError: that is no address.
         """
-        said = bytes.fromhex(address)
+        said = b""
+        with contextlib.suppress(ValueError):
+            said = bytes.fromhex(address)
         if len(said) != ctypes.sizeof(AddressStruct):
             raise WindowError(f"rank {rank} has told no address of libfabric")
         there = AddressStruct.from_buffer_copy(said)

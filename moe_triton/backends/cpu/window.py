@@ -36,7 +36,7 @@ PREFIX = "moe_triton-"
 SUFFIX = re.compile(r"\d+-[0-9a-f]{24}")
 # Advice of Linux 5.14, which Python's mmap has no names for.
 MADV_POPULATE_READ, MADV_POPULATE_WRITE = 22, 23
-CLOSING_S, CLOSING_LOOK_S = 2.0, 0.005
+CLOSING_S, CLOSING_LOOK_S = 2.0, 0.01
 QUEUES = (
     "Use a scheme with queues between servers, and pass ranks_per_server where it is not found by itself."
 )
