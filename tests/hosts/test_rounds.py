@@ -37,7 +37,7 @@ def test_rounds(scheme: str, row_format: str, hosts: tuple[int, ...]) -> None:
     assert [each["host"] for each in results] == host_of
     assert all(each["sizes"] == list(hosts) for each in results)
     for each in results:
-        assert each["written"] == each["posted"] > 0
+        assert each["written"] >= each["posted"] > 0
     for host in set(host_of):
         of_host = [each for each in results if each["host"] == host]
         assert max(each["sent"] for each in of_host) >= sum(each["posted"] for each in of_host)
