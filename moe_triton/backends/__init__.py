@@ -28,7 +28,7 @@ def check_name(name: object) -> str:
 
 def has_windows_in_memory(name: object) -> bool:
     """Whether windows of this back end are memory of a host, which ranks of other hosts do not reach."""
-    return name == "cpu"
+    return isinstance(name, str) and str.__eq__(name, "cpu")
 
 
 def make_backend(name: str, kernels: str, tuning: Tuning | None = None) -> Backend:

@@ -32,6 +32,7 @@ from moe_triton.core.plan import BEGINNING, ENDING
 from moe_triton.core.records import CALL_HEADER
 from moe_triton.operators.variants import CombineVariant, Variant
 from moe_triton.rendezvous.deaths import Watch
+from moe_triton.rendezvous.hosts import Probe
 from moe_triton.rendezvous.masked_sets import MaskedSets
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.rendezvous.notes import Notes, noted_after_s
@@ -95,7 +96,11 @@ class Communicator(Calling):
         with contextlib.ExitStack() as made:
             try:
                 watches = [made.enter_context(contextlib.closing(Watch(one))) for one in meetings]
-                self._construct(meetings, prepare(order, meeting, exchange, watches), made)
+                probe = made.enter_context(contextlib.closing(Probe())) if order.on_hosts else None
+                prepared = prepare(order, meeting, exchange, watches, probe)
+                if probe is not None:
+                    probe.close()
+                self._construct(meetings, prepared, made)
                 reached = []
                 for one, watch in zip(meetings, watches, strict=True):
                     # Any rank may have failed before this, and then all do.

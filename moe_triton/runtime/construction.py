@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -220,7 +219,13 @@ def meet(
     return made, exchange
 
 
-def prepare(order: Order, meeting: Meeting, exchange: Meeting | None, watches: Sequence[Watch]) -> Prepared:
+def prepare(
+    order: Order,
+    meeting: Meeting,
+    exchange: Meeting | None,
+    watches: Sequence[Watch],
+    probe: hosts.Probe | None = None,
+) -> Prepared:
     """Checks an order, makes the back end, and compares both with those of the other ranks.
 
     Args:
@@ -228,6 +233,8 @@ def prepare(order: Order, meeting: Meeting, exchange: Meeting | None, watches: S
         meeting: the group.
         exchange: the tensor-parallel group of two, if there is one.
         watches: one for each of these groups.
+        probe: by which ranks find their hosts, where that matters. Others may look for it until this returns
+            or, where this raises, until they know why.
 
     Raises:
         MoeTritonError: this rank cannot be constructed. The others have not been told yet.
@@ -245,17 +252,15 @@ def prepare(order: Order, meeting: Meeting, exchange: Meeting | None, watches: S
             one.lose(gone.rank, gone.in_words)
     network, backend = checked_network(order.network), _make(order)
     servers = _servers_of_one_host(order, meeting), TENSOR_SERVERS
-    with contextlib.ExitStack() as until_met:
-        probe = until_met.enter_context(contextlib.closing(hosts.Probe())) if order.on_hosts else None
-        for one, watch, of_server in zip(meetings, watches, servers, strict=False):
-            watch.listen(partial(_give_up_without, one))
-            one.network = network
-            hosts.find(one, watch, of_server, probe)
-        prepared = check(order, backend, meeting, exchange)
-        settings, file = prepared.settings(), prepared.file
-        agree(meeting, settings | {"trace": str(file.given) if file else None})
-        if exchange:
-            agree(exchange, settings)
+    for one, watch, of_server in zip(meetings, watches, servers, strict=False):
+        watch.listen(partial(_give_up_without, one))
+        one.network = network
+        hosts.find(one, watch, of_server, probe)
+    prepared = check(order, backend, meeting, exchange)
+    settings, file = prepared.settings(), prepared.file
+    agree(meeting, settings | {"trace": str(file.given) if file else None})
+    if exchange:
+        agree(exchange, settings)
     watches[0].take_servers(prepared.config.topology.servers)
     return prepared
 

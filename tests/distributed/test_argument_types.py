@@ -75,6 +75,7 @@ ODD: dict[str, list[Any]] = {
     "Product": [None, 3, True, 2.5, *TEXTS],
     "OnLost": [None, 3, True, 2.5, *TEXTS],
     "Tuning | None": [3, True, "fast", *NOT_FINITE],
+    "Network | None": [3, True, "eth0", *NOT_FINITE],
     "TracePath | None": [3, True, *NOT_FINITE, *(t for t in TEXTS if t not in ("64", "\udcff"))],
     "RanksPerServer": [
         "64",

@@ -41,7 +41,7 @@ QUEUES = (
     "Use a scheme with queues between servers, and pass ranks_per_server where it is not found by itself."
 )
 # In place of the window of a rank on another host.
-NOT_HERE = torch.empty(0, dtype=torch.uint8)
+NOT_HERE = torch.empty(0, dtype=torch.uint8, device="cpu")
 REMEDY = (
     "Enlarge it (mount -o remount,size=... /dev/shm, or docker run --shm-size=... --memory=...), or lower "
     "num_max_tokens_per_rank."
