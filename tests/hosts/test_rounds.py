@@ -24,7 +24,6 @@ LONG = pytest.mark.long
         ("fullmesh_v1", "", (2, 1)),
         ("hierarchy", "int8", (2, 2)),
         pytest.param("fullmesh", "int8", (2, 2), marks=LONG),
-        pytest.param("fullmesh", "", (1, 2), marks=LONG),
         pytest.param("fullmesh_v1", "int8", (1, 1, 1), marks=LONG),
         pytest.param("hierarchy", "", (1, 1, 1), marks=LONG),
     ],
