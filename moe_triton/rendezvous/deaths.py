@@ -30,6 +30,7 @@ import torch.distributed as dist
 
 from moe_triton.core.errors import WindowError
 from moe_triton.core.health import RankHealth
+from moe_triton.core.shared_memory import STALE_AFTER_S
 from moe_triton.core.shared_memory import folder as shared_folder
 from moe_triton.rendezvous.gates import CONNECTING_S, Gate, Place, reach
 from moe_triton.rendezvous.meeting import Meeting, shared_store_of
@@ -333,7 +334,7 @@ def _remove_stale(folder: Path) -> None:
     """Removes what processes have left that were killed while they constructed; once."""
     if folder not in _cleared:
         _cleared.add(folder)
-        remove_stale_entrances(folder)
+        remove_stale_entrances(folder, STALE_AFTER_S)
 
 
 _deaths: WeakKeyDictionary[dist.ProcessGroup, Deaths] = WeakKeyDictionary()

@@ -365,9 +365,20 @@ def is_of_this_user(line: socket.socket) -> bool:
     return bool(_CREDENTIALS.unpack(said)[1] == os.getuid())
 
 
-def remove_stale_entrances(folder: Path) -> None:
-    """Removes sockets of this user that nobody listens to: their process was killed while it constructed."""
+def remove_stale_entrances(folder: Path, older_than_s: float = 0.0) -> None:
+    """Removes sockets of this user that nobody listens to: their process was killed while it constructed.
+
+    Args:
+        folder: of them.
+        older_than_s: seconds since they were made, at least: whoever constructs with a rank that has just
+            died learns that from its socket.
+    """
     for path in folder.glob(f"{PREFIX}{os.getuid()}-*{SUFFIX}"):
+        try:
+            if time.time() - path.stat().st_mtime < older_than_s:
+                continue
+        except OSError:
+            continue
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as line:
             line.setblocking(False)
             try:

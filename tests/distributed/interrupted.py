@@ -245,9 +245,10 @@ def barrier_interrupted(rank: int, num_ranks: int) -> Any:
 
 def interrupt_between_rounds(rank: int, num_ranks: int) -> Any:
     """Of a rank that waits for nobody and is signalled: what it says, whether it ends, what comes then."""
-    size, rounds = 16, 8192
-    sizes: dict[str, Any] = {"hidden": 256, "num_topk": 1, "num_experts": 4 * num_ranks}
-    x = torch.zeros(size * rounds, 256, dtype=torch.bfloat16)
+    # As many that a thread which is late by tenths of a second still comes in the middle of them.
+    size, rounds = 16, 32_768
+    sizes: dict[str, Any] = {"hidden": 64, "num_topk": 1, "num_experts": 4 * num_ranks}
+    x = torch.zeros(size * rounds, 64, dtype=torch.bfloat16)
     ids = torch.arange(len(x), dtype=torch.int32)[:, None] % sizes["num_experts"]
     with EPBuffer(num_max_tokens_per_rank=size, comm_alg="fullmesh_v1", **sizes) as buffer:
         for _ in range(3):
