@@ -18,6 +18,7 @@ from moe_triton.core.errors import INVALID_ARGUMENT, NULL_ARGUMENT, ArgumentErro
 from moe_triton.core.plain_tensors import fault_of
 
 Choice = TypeVar("Choice")
+Record = TypeVar("Record")
 
 CPU = torch.device("cpu")
 # Kernels count microseconds and clock cycles in 64 bits; this is 31 years.
@@ -273,6 +274,20 @@ def check_number(name: str, value: object, *, code: int = INVALID_ARGUMENT) -> f
             if math.isfinite(number := float(value)):
                 return number
     raise ArgumentError(name, shown(value), "it must be a finite number", "Pass a float.", code=code)
+
+
+def check_record(name: str, value: object, kind: type[Record]) -> Record:
+    """A record of ours that a caller may pass, or its defaults for None.
+
+    Raises:
+        ArgumentError: it is something else.
+    """
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        given, rule = f"a {type(value).__name__}", f"it must be a moe_triton.{kind.__name__} or None"
+        raise ArgumentError(name, given, rule, f"Pass {kind.__name__}(...).", code=INVALID_ARGUMENT)
+    return value
 
 
 def check_seconds(name: str, value: object) -> float:

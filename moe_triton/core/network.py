@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from moe_triton.core.checks import check_integer, check_text, shown
-from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
+from moe_triton.core.checks import check_integer, check_record, check_text, shown
+from moe_triton.core.errors import ArgumentError
 
 MOST_PORT = (1 << 16) - 1
 
@@ -55,17 +55,13 @@ def _checked_ports(value: object) -> tuple[int, int]:
     raise ArgumentError("network.ports", shown(value), rule, "Pass two, as (50000, 50999), or None for any.")
 
 
-def checked_network(network: object) -> Network:
+def checked_network(given: object) -> Network:
     """What the caller says, or the defaults for None.
 
     Raises:
-        ArgumentError: it is something else.
+        ArgumentError: it is something else, or names a processor that this process does not run on.
     """
-    if network is None:
-        return Network()
-    if not isinstance(network, Network):
-        given, rule = f"a {type(network).__name__}", "it must be a moe_triton.Network or None"
-        raise ArgumentError("network", given, rule, "Pass Network(...).", code=INVALID_ARGUMENT)
+    network = check_record("network", given, Network)
     if network.nic_cpu is not None and network.nic_cpu not in os.sched_getaffinity(0):
         rule = f"this process runs on {sorted(os.sched_getaffinity(0))}"
         raise ArgumentError("network.nic_cpu", network.nic_cpu, rule, "Pass one of these, or None.")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from moe_triton.core.ascendc import MAX_BLOCKS, MAX_POST_PARTS
-from moe_triton.core.checks import check_choice, check_integer
+from moe_triton.core.checks import check_choice, check_integer, check_record
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
 
 # Native code counts tokens in 32 bits, adds spins and yields in 32, and has bytes in 64.
@@ -232,9 +232,4 @@ def checked_tuning(tuning: object) -> Tuning:
     Raises:
         ArgumentError: it is something else.
     """
-    if tuning is None:
-        return Tuning()
-    if not isinstance(tuning, Tuning):
-        given, rule = f"a {type(tuning).__name__}", "it must be a moe_triton.Tuning or None"
-        raise ArgumentError("tuning", given, rule, "Pass Tuning(...).", code=INVALID_ARGUMENT)
-    return tuning
+    return check_record("tuning", tuning, Tuning)

@@ -306,9 +306,9 @@ class _Offer(NamedTuple):
         return _Offer(token, entrance, all_watched, str(split))
 
 
-def _digest(servers: Sequence[int]) -> str:
-    """By which ranks see whether they take the same ranks for servers."""
-    return hashlib.sha256(repr(tuple(servers)).encode()).hexdigest()[:_PREFIX_CHARACTERS]
+def _digest(value: object) -> str:
+    """By which ranks see whether they have the same."""
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:_PREFIX_CHARACTERS]
 
 
 @dataclass(eq=False)
@@ -365,6 +365,7 @@ class Watch:
         self._incoming: list[tuple[OtherProcess, Any]] = []
         self._board: Board | None = None
         self._folder, self._own = Path(), ""  # the name of its entrance there
+        self._split = ""
         self._offers: list[_Offer | None] = []
         self._unmet: set[int] = set()
         self._watched: list[str] = []
@@ -388,14 +389,14 @@ class Watch:
         Args:
             servers: the server of each rank, as far as that is known yet.
         """
-        self._servers = tuple(servers)
+        self._servers, self._split = tuple(servers), _digest(tuple(servers))
         if self._board is None:
             return {}
         offered: dict[str, object] = {
             "token": self._board.token,
             "entrance": "",
             "watched": [],
-            "split": _digest(self._servers),
+            "split": self._split,
         }
         try:
             self._folder = shared_folder()
@@ -428,9 +429,7 @@ class Watch:
             if not self._knows(offer) and self._may_connect(number, offer):
                 here |= {number} if self._approach(number, offer, peer) else set()
         self._watch_all(admits=False)  # who comes now may be one of `take_here`
-        for gone in self.gone().values():  # those that another buffer has learnt of before this one took
-            for call in self._listeners:
-                call(gone)
+        self._say(self.gone())  # those that another buffer has learnt of before this one took
         return here
 
     def take_here(self, here: Collection[int]) -> None:
@@ -462,11 +461,13 @@ class Watch:
             places: by rank, as JSON has them.
             here: ranks of this host.
         """
-        others = {number: peer for number, peer in enumerate(self._held.peers) if number not in here and peer}
-        unknown = {number: offer for number in others if (offer := self._offers[number])}
-        unknown = {number: offer for number, offer in unknown.items() if not self._knows(offer)}
-        there = {number: place for number in unknown if (place := Place.read(places[number]))}
-        self.reaches_all &= len(there) == len(unknown) and JOINS_SERVERS
+        others = {
+            number: peer
+            for number, (peer, offer) in enumerate(zip(self._held.peers, self._offers, strict=True))
+            if number not in here and peer and offer and not self._knows(offer)
+        }
+        there = {number: place for number in others if (place := Place.read(places[number]))}
+        self.reaches_all &= len(there) == len(others) and JOINS_SERVERS
         try:
             lines = reach(there, CONNECTING_S)
         except WindowError as error:
@@ -508,7 +509,7 @@ class Watch:
         return self._servers[number] != self._servers[self._number]
 
     def _may_connect(self, number: int, offer: _Offer) -> bool:
-        if offer.split != _digest(self._servers):
+        if offer.split != self._split:
             return False  # settings that differ, as is said when they are compared
         if self._is_far(number) and not JOINS_SERVERS:
             self.reaches_all = False
@@ -583,8 +584,7 @@ class Watch:
         tokens = [peer.token if peer else "" for peer in self._held.peers]
         tokens[self._number] = board.token
         self._held.key = tuple(tokens), self._servers
-        prefix = hashlib.sha256(repr(self._held.key).encode()).hexdigest()[:_PREFIX_CHARACTERS]
-        store = below(shared_store_of(group), f"deaths/{prefix}")
+        store = below(shared_store_of(group), f"deaths/{_digest(self._held.key)}")
 
         def known(number: int) -> End | None:
             deaths = me()
@@ -675,13 +675,14 @@ class Watch:
 
     def _hear(self, peer: Peer) -> None:
         if not self._offers:  # what other buffers of the group learn while this one's ranks meet first
-            for gone in self.known_before().values():
-                for call in self._listeners:
-                    call(gone)
-        for number, each in enumerate(self._held.peers):
-            if each is peer and peer.gone is not None:
-                for call in self._listeners:
-                    call(peer.gone._replace(rank=number))
+            self._say(self.known_before())
+        self._say({rank: gone for rank, gone in self.gone().items() if self._held.peers[rank] is peer})
+
+    def _say(self, gone: Mapping[int, Gone]) -> None:
+        """Tells all who listen."""
+        for each in gone.values():
+            for call in self._listeners:
+                call(each)
 
     def close(self) -> None:
         """Watches no longer; with the last buffer of the group this rank has left."""

@@ -51,7 +51,7 @@ class Probe:
     @property
     def told(self) -> dict[str, str]:
         """What other ranks are to know."""
-        return {"probe": self.name, "folder": str(self.folder), "machine": _machine()}
+        return {"probe": self.name, "folder": str(self.folder), "machine": own_machine()}
 
     def ranks_here(self, meeting: Meeting, said: Sequence[Mapping[str, Any]]) -> set[int]:
         """Those of its host, by what all have told; all ranks where one of them has no file."""
@@ -172,7 +172,7 @@ def _check(together: Sequence[frozenset[int]], places: Sequence[tuple[str, str]]
             )
 
 
-def _machine() -> str:
+def own_machine() -> str:
     """What ranks of one machine have in common, in whichever containers; "" where that is not said."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

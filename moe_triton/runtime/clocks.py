@@ -8,6 +8,7 @@ once, and neither way needs to take as long as the other.
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_triton.core.errors import ConfigMismatchError
+from moe_triton.rendezvous.hosts import own_machine
 from moe_triton.rendezvous.meeting import Meeting, values_of
 
 BARRIERS = 32
@@ -76,11 +78,10 @@ def compare(meeting: Meeting, barrier: Callable[[], None]) -> HostClock:
 
 def own_clock() -> str:
     """What tells the monotonic clock of this process from others: since when, and of which namespace."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot} {Path('/proc/self/ns/time').stat().st_ino}"
-    except OSError:
-        return platform.node()
+    with contextlib.suppress(OSError):
+        if boot := own_machine():
+            return f"{boot} {Path('/proc/self/ns/time').stat().st_ino}"
+    return platform.node()
 
 
 def bounds(first: Sequence[Sequence[Passage]], own: Sequence[Sequence[Passage]]) -> tuple[int, int]:

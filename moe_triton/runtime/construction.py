@@ -215,8 +215,7 @@ def meet(
         rule, remedy = f"this rank, {meeting.rank}, is one of them", "Ranks that are lost construct none."
         raise ArgumentError("lost_ranks", sorted(lost), rule, remedy)
     left = [rank for rank in meeting.of_group if rank not in lost]
-    made = Meeting(group, timeout_s, left)
-    return made, exchange
+    return Meeting(group, timeout_s, left), exchange
 
 
 def prepare(
