@@ -9,23 +9,21 @@
 
 namespace moe::emulation {
 
-// A 32-byte block is what the hardware moves at once: a flag and the count beside it arrive together.
-// They share an aligned word of 8 bytes, which a copy of a fixed size, moved by whole registers, does not
-// tear. A call of memcpy may move byte by byte. A flag in the second half, a stamp's, is not there before the first:
-// that half is read first and written last. One register for both halves promises no order where a block lies across
-// two cache lines, and is no faster.
+// A 32-byte block is what the hardware moves at once: a flag and all that is beside it arrive together. Here words of 8
+// bytes do, and no copy tears them. They are read in another order than written in, so that who finds a flag finds what
+// it announces: a flag in the third word, as a stamp's and an end's, all the others; one in the first word, as an
+// entry's, the second one. What lies beside a flag in its own word comes with it. Addresses are multiples of 8.
 inline void CopyBlock(uint8_t* to, const uint8_t* from) {
-    struct Half {
-        uint64_t words[2];
-    };
-    Half first;
-    Half second;
-    std::memcpy(&second, from + sizeof(Half), sizeof(Half));
-    std::atomic_thread_fence(std::memory_order_acquire);
-    std::memcpy(&first, from, sizeof(Half));
-    std::memcpy(to, &first, sizeof(Half));
-    std::atomic_thread_fence(std::memory_order_release);
-    std::memcpy(to + sizeof(Half), &second, sizeof(Half));
+    auto* source = reinterpret_cast<const uint64_t*>(from);
+    auto* target = reinterpret_cast<uint64_t*>(to);
+    const uint64_t third = __atomic_load_n(source + 2, __ATOMIC_ACQUIRE);
+    const uint64_t first = __atomic_load_n(source, __ATOMIC_ACQUIRE);
+    const uint64_t second = __atomic_load_n(source + 1, __ATOMIC_RELAXED);
+    const uint64_t fourth = __atomic_load_n(source + 3, __ATOMIC_RELAXED);
+    __atomic_store_n(target + 3, fourth, __ATOMIC_RELAXED);
+    __atomic_store_n(target + 1, second, __ATOMIC_RELAXED);
+    __atomic_store_n(target, first, __ATOMIC_RELEASE);
+    __atomic_store_n(target + 2, third, __ATOMIC_RELEASE);
 }
 
 // Short copies are entries, which peers poll; rows are longer, and are not read before their flag is set.

@@ -73,7 +73,7 @@ private:
     int64_t num_servers_ = 1, ranks_ = 1, server_ = 0, number_ = 0;
 };
 
-// {round, count, call word, 1 + the rank that is lost, its call word, ranks that are left out}: made in UB, one at a
+// {count, call word, 1 + the rank that is lost, its call word, round, ranks that are left out}: made in UB, one at a
 // time. A flag to this rank itself is behind all that this block copied before; one that is posted, behind all that it
 // posted there.
 class EndFlags {

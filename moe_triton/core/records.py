@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 # Increased whenever window contents or flags change meaning: ranks with different versions must not
 # communicate.
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 
 WORD_BYTES = 4
 UB_ALIGN = 32
@@ -69,12 +69,13 @@ LOST_COUNT = -(2**31 - 1)
 # What a token begins with on a rail, and what ends a rank's tokens or partial rows there. `lost`: 1 + the
 # rank without which there are none; 0. `lost_call`: that rank's call word, if it made another call; 0.
 # `left_out`: bit d: rank d of the sender's server is masked, and the partial rows are without its results.
+# An end's number lies where on the CPU all else is there before it (`CopyBlock`).
 # `tokens`: of each message of this source but the last one.
 RAIL_HEAD = Record("rail_head", 8, (("number", "i32"), ("token", "i32"), ("call", "i32"), ("tokens", "i32")))
 RAIL_END = Record(
     "rail_end",
     8,
-    tuple((name, "i32") for name in ("number", "count", "call", "lost", "lost_call", "left_out")),
+    tuple((name, "i32") for name in ("count", "call", "lost", "lost_call", "number", "left_out")),
 )
 MAX_LEFT_OUT = 32
 """Ranks of a server at most of which that word can say so."""

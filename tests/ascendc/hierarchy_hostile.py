@@ -207,7 +207,8 @@ def check_hostile_rail(library: Library, case: HostileRailCase, seed: int) -> No
     }[change.place]
     world.windows[0][first : first + 32].view(np.int32)[change.word] = change.value
     if change.is_early:
-        world.windows[0][ends.offset(zone=0, server=1) :][:4].view(np.int32)[RAIL_END.word("number")] = 0
+        first = ends.offset(zone=0, server=1)
+        world.windows[0][first : first + 32].view(np.int32)[RAIL_END.word("number")] = 0
     relay, *others = [relay_on(world, rank, received[rank]) for rank in range(4)]
     if any(report.any() for report in others):
         raise WrongResultError(f"{case.change}: others report, too")

@@ -62,14 +62,14 @@ _COPY = "    CopyBytes(to, from, bytes, copy_row);\n"
 NO_FENCE_BEFORE = _memory(_FENCE + _COPY, _COPY)
 NO_FENCE_BEHIND = _memory(_COPY + _FENCE, _COPY)
 NO_FENCES = _memory(_FENCE + _COPY + _FENCE, _COPY)
-NO_STORE_ORDER = _memory(
-    "    std::atomic_thread_fence(std::memory_order_release);\n    std::memcpy(to + sizeof(Half)",
-    "    std::memcpy(to + sizeof(Half)",
-)
-NO_LOAD_ORDER = _memory(
-    "    std::atomic_thread_fence(std::memory_order_acquire);\n    std::memcpy(&first",
-    "    std::memcpy(&first",
-)
+# Of a block's words.
+NO_FLAG_BEHIND = _memory("target + 2, third, __ATOMIC_RELEASE", "target + 2, third, __ATOMIC_RELAXED")
+NO_FLAG_AHEAD = _memory("source + 2, __ATOMIC_ACQUIRE", "source + 2, __ATOMIC_RELAXED")
+NO_FIRST_BEHIND = _memory("target, first, __ATOMIC_RELEASE", "target, first, __ATOMIC_RELAXED")
+NO_FIRST_AHEAD = _memory("source, __ATOMIC_ACQUIRE", "source, __ATOMIC_RELAXED")
+NO_LOAD_ORDER = (NO_FLAG_AHEAD, NO_FIRST_AHEAD)
+NO_STORE_ORDER = (NO_FLAG_BEHIND, NO_FIRST_BEHIND)
+NO_ORDER_OF_WORDS = (*NO_STORE_ORDER, *NO_LOAD_ORDER)
 COUNT_RELAXED = _bell("count.fetch_add(flags)", "count.fetch_add(flags, std::memory_order_relaxed)")
 ROUND_RELAXED = _meeting(
     "round_.store(round + 1, std::memory_order_release)", "round_.store(round + 1, std::memory_order_relaxed)"
@@ -123,24 +123,32 @@ _FIRST_ROUND = "const uint64_t round = round_.load(std::memory_order_acquire);"
 
 MUTANTS = (
     # memory.h
-    Mutant("no fence before a copy", (NO_FENCE_BEFORE,), ("flags in band", "cleared entries")),
-    Mutant("no fence behind or in a copy", (NO_FENCE_BEHIND, NO_STORE_ORDER), ("bells of calls in rounds",)),
     Mutant(
-        "no fences around copies",
-        (NO_FENCES,),
+        "no fence before or in a copy",
+        (NO_FENCE_BEFORE, *NO_STORE_ORDER),
+        ("flags in band", "cleared entries"),
+    ),
+    Mutant(
+        "no fence behind or in a copy", (NO_FENCE_BEHIND, *NO_ORDER_OF_WORDS), ("bells of calls in rounds",)
+    ),
+    Mutant(
+        "no fences around copies, and words of blocks in any order",
+        (NO_FENCES, *NO_ORDER_OF_WORDS),
         ("rows, then their entry", "held back copies", "cleared entries", "flags in band"),
     ),
     Mutant(
         "no fences around copies, of streamed rows",
-        (NO_FENCES, UNORDERED_STREAMS),
+        (NO_FENCES, *NO_ORDER_OF_WORDS, UNORDERED_STREAMS),
         ("streamed rows, then their entry",),
     ),
-    Mutant("a stamp's halves are written in any order", (NO_STORE_ORDER,), ("halves of a stamp",)),
-    Mutant("a stamp's halves are read in any order", (NO_LOAD_ORDER,), ("halves of a stamp",)),
+    Mutant("a stamp's flag is written at any time", (NO_FLAG_BEHIND,), ("words of a stamp",)),
+    Mutant("a stamp's flag is read at any time", (NO_FLAG_AHEAD,), ("words of a stamp",)),
+    Mutant("an entry's flag is written at any time", (NO_FIRST_BEHIND,), ("words of an entry",)),
+    Mutant("an entry's flag is read at any time", (NO_FIRST_AHEAD,), ("words of an entry",)),
     Mutant(
         "entries by the library's copy",
         (_memory("if (aligned && bytes", "if (aligned && copy_row == nullptr && bytes"),),
-        ("rows, then their entry", "halves of a stamp"),
+        ("rows, then their entry", "words of a stamp"),
     ),
     # fast_core.h
     Mutant(
@@ -414,13 +422,13 @@ MUTANTS = (
     ),
     # transport.h
     Mutant(
-        "no fences around pieces of messages",
-        (NO_FENCE_BETWEEN_PIECES, NO_FENCE_BEHIND_PIECES),
+        "no fences around pieces of messages, or in blocks",
+        (NO_FENCE_BETWEEN_PIECES, NO_FENCE_BEHIND_PIECES, *NO_STORE_ORDER),
         ("a message behind another",),
     ),
     Mutant(
         "no fence before the end of a message",
-        (NO_FENCE_BETWEEN_PIECES, NO_STORE_ORDER),
+        (NO_FENCE_BETWEEN_PIECES, *NO_STORE_ORDER),
         ("a long message",),
     ),
     Mutant(

@@ -125,7 +125,7 @@ SPARE = (
     Spare(
         "memory.h",
         "    CopyBytes(to, from, bytes, copy_row);\n    std::atomic_thread_fence(",
-        "an entry has a fence between its halves, the copy behind has one before it, and a bell a release",
+        "the words of an entry have an order, the copy behind has a fence before it, and a bell a release",
     ),
     Spare(
         "fast_core.h",
@@ -157,7 +157,7 @@ SPARE = (
     Spare(
         "transport.h",
         "std::atomic_thread_fence(std::memory_order_acq_rel);\n            emulation::CopyBytes",
-        "messages have a fence behind them, and each block of 32 bytes has one between its halves",
+        "messages have a fence behind them, and the words of each block of 32 bytes an order",
     ),
     Spare(
         "transport.h",

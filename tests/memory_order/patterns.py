@@ -117,10 +117,10 @@ def _row_behind_row(machine: Machine) -> list[Thread]:
     return [sender, receiver]
 
 
-def _halves(machine: Machine) -> list[Thread]:
+def _one_block(machine: Machine) -> list[Thread]:
     _core(machine)
     sender = machine.run("sender", ("copy_out", ENTRY, UB_ENTRY, 32))
-    return [sender, machine.run("receiver", ("copy_in", UB_ENTRY, ENTRY, 32), finds={"stamp": [ONES]})]
+    return [sender, machine.run("receiver", ("copy_in", UB_ENTRY, ENTRY, 32), finds={"flag": [ONES]})]
 
 
 def _in_band(machine: Machine) -> list[Thread]:
@@ -562,11 +562,23 @@ PATTERNS = [
         {"row": _data(ROW + 512), "head": Place(ROW + ROW_BYTES, is_polled=False)},
     ),
     Pattern(
-        "halves of a stamp",
+        "words of a stamp",
         "core",
-        _halves,
-        [{"receiver.first.0": 0}],
-        {"first": Place(ENTRY, is_data=True), "stamp": _word(ENTRY + 24)},
+        _one_block,
+        [{f"receiver.{word}.0": 0} for word in ("first", "second", "fourth")],
+        {
+            "first": Place(ENTRY, is_data=True),
+            "second": Place(ENTRY + 8, is_data=True),
+            "flag": _word(ENTRY + 16),
+            "fourth": Place(ENTRY + 24, is_data=True),
+        },
+    ),
+    Pattern(
+        "words of an entry",
+        "core",
+        _one_block,
+        [{"receiver.call.0": 0}],
+        {"flag": _word(ENTRY), "call": Place(ENTRY + 8, is_data=True)},
     ),
     Pattern(
         "flags in band",
