@@ -253,7 +253,7 @@ class Asking:
         context, notes, waits = mock.Mock(rank=rank), mock.Mock(), mock.Mock(stop=self._stop)
         notes.holding_up = lambda ranks, *_: [each for each in ranks if not stuck >> each & 1]
         with mock.patch.object(on_lost, "in_thread"):  # nothing runs by itself here
-            rest = notes, waits, 1.0, cast(Any, mock.Mock())
+            rest = notes, waits, 1.0, {"dispatch": 0}
             self._deciding = on_lost.OnLostRanks(context, cast(Any, self._masks), self._wished, *rest)
             self._naming = on_lost.OnLostRanks(context, cast(Any, self._masks), self._sets, *rest)
 

@@ -14,6 +14,7 @@ from moe_triton.backends.waits import Waiting
 from moe_triton.core import abi, ascendc
 from moe_triton.core.config import Config
 from moe_triton.core.kernel import AscendCKernel
+from moe_triton.core.logs import FIELDS
 from moe_triton.core.plan import Placeholder, Plan, Value, launch
 from moe_triton.core.region import Region, region_of
 from moe_triton.core.tuning import Tuning
@@ -223,7 +224,10 @@ def test_what_is_said(caplog: pytest.LogCaptureFixture) -> None:
         note_of(SITE, others, {"dispatch": 12}, notes)  # type: ignore[arg-type]
     (record,) = caplog.records
     assert notes.left == [("dispatch number 12", [0, 1])]
-    assert record.getMessage() == "dispatch number 12 (zone 1) has waited 5.0 s for rank(s) [0, 1]"
+    said = "rank 2 of 4: dispatch number 12 (zone 1) has waited 5.0 s for rank(s) [0, 1]"
+    assert record.getMessage() == said
+    fields = {name: getattr(record, name) for name in FIELDS}
+    assert fields == {"rank": 2, "num_ranks": 4, "group": "", "operator": "dispatch", "round": 12}
 
 
 def test_patience_ends_before_the_wait() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from moe_triton.backends.waits import Waits
 from moe_triton.core.errors import CommunicationTimeoutError
+from moe_triton.core.logs import FIELDS
 from moe_triton.core.threads import in_thread
 from moe_triton.rendezvous.masked_sets import MaskedSets
 from moe_triton.runtime import on_lost
@@ -32,7 +33,7 @@ def rank_0(store: Any, masks: KnownMasks, waits: Waits) -> OnLostRanks:
     """What rank 0 does about lost ranks, as far as it is asked to."""
     with mock.patch.object(on_lost, "in_thread"):  # nothing runs by itself here
         sets = MaskedSets(lambda: store, RANKS, 0)
-        context, notes = mock.Mock(rank=0), mock.Mock()
+        context, notes = mock.Mock(rank=0, config=mock.Mock(num_ranks=RANKS)), mock.Mock()
         return OnLostRanks(context, masks, sets, notes, waits, 1.0, {"dispatch": 4})  # type: ignore[arg-type]
 
 
@@ -40,6 +41,14 @@ def test_who_is_said_to_be_masked_is_looked_up_at_once() -> None:
     masks = KnownMasks(())
     rank_0(MemoryStore([0b010, 0b110]), masks, Waits()).hear({1})
     assert masks.masked == {1, 2}
+
+
+def test_a_mask_is_said_with_its_rank_and_round(caplog: pytest.LogCaptureFixture) -> None:
+    rank_0(MemoryStore([0b010]), KnownMasks(()), Waits()).hear({1})
+    why = "rank 1 is masked from now on (as another rank has said), and the others go on without it"
+    assert caplog.messages == [f"rank 0 of 3: dispatch number 4: {why}"]
+    fields = {name: getattr(caplog.records[0], name) for name in FIELDS}
+    assert fields == {"rank": 0, "num_ranks": 3, "group": "", "operator": "dispatch", "round": 4}
 
 
 def test_who_is_masked_already_is_not_looked_up() -> None:

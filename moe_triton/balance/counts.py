@@ -12,7 +12,6 @@ import base64
 import binascii
 import concurrent.futures as futures
 import json
-import logging
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -32,9 +31,8 @@ from moe_triton.balance.placement import Placement, check_placement
 from moe_triton.buffer import EPBuffer
 from moe_triton.core.checks import check_seconds, check_text, shown
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError, BufferStateError, ConfigMismatchError
+from moe_triton.core.logs import log_of
 from moe_triton.core.threads import in_thread
-
-logger = logging.getLogger("moe_triton")
 
 SETTINGS = "num_layers", "window", "interval"
 GRACE_S = 5.0  # that a store may take
@@ -130,6 +128,7 @@ class ExpertCounts:
         self._reading: futures.Future[ExpertLoad | None] | None = None
         self._newest: ExpertLoad | None = None
         self._has_warned = False
+        self._log = log_of("stores", rank=self._rank, num_ranks=self._ranks)
         self.step = 0
 
     def of_layer(self, layer: int) -> torch.Tensor:
@@ -160,7 +159,7 @@ class ExpertCounts:
                 return  # the store is slow: the next sums have these rows, too
             if (error := self._publishing.exception()) is not None and not self._has_warned:
                 self._has_warned = True
-                logger.warning("sums of rows per expert were not published: %s", error)
+                self._log.warning("sums of rows per expert were not published: %s", error)
         self._published.append(_written(self.step, steps, self._settings, grown))
         text = "\n".join(self._published)
         self._publishing = in_thread(lambda: self._buffer.leave(self._name, text), "counts")

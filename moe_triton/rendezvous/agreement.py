@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from moe_triton.core.errors import ConfigMismatchError, WindowError
 from moe_triton.core.group_sizes import RANKS_PER_SERVER
 from moe_triton.core.hccl import LOGIC_SUPERPOD_ID
+from moe_triton.core.logs import RankLog, log_of
 from moe_triton.core.space import text_of
 from moe_triton.core.topology import Topology
 from moe_triton.rendezvous.meeting import MAX_REASON, Meeting, values_of
 from moe_triton.rendezvous.membership import SAME_SETTINGS, by_value
 
-logger = logging.getLogger("moe_triton")
+_log = log_of("construction")
 
 KERNELS = "settings of kernels"
 """By kernel what tables set, as a text; a kernel that keeps its own settings has none."""
@@ -52,18 +52,24 @@ def agree(meeting: Meeting, settings: Mapping[str, Any], purpose: str = "setting
     """
     messages = meeting.exchange({"settings": settings}, purpose)
     try:
-        check_same(values_of(messages, "settings", dict))
+        of_rank = log_of("construction", rank=meeting.rank, num_ranks=meeting.num_ranks)
+        check_same(values_of(messages, "settings", dict), log=of_rank)
     except ConfigMismatchError:
         meeting.end()  # every rank sees this
         raise
 
 
-def check_same(settings: Sequence[Mapping[str, Any]], may_differ: Collection[str] = MAY_DIFFER) -> None:
+def check_same(
+    settings: Sequence[Mapping[str, Any]],
+    may_differ: Collection[str] = MAY_DIFFER,
+    log: RankLog = _log,
+) -> None:
     """Checks that every rank was constructed with the same settings.
 
     Args:
         settings: one mapping per rank.
         may_differ: fields that are only warned of.
+        log: of this rank.
 
     Raises:
         ConfigMismatchError: names each field that differs, and which ranks have which value.
@@ -83,7 +89,7 @@ def check_same(settings: Sequence[Mapping[str, Any]], may_differ: Collection[str
     if errors:
         raise ConfigMismatchError(f"{SAME_SETTINGS}:\n" + "\n".join(errors))
     for name, values in warnings.items():
-        logger.warning("ranks of one group differ in %s: %s; %s", name, values, MAY_DIFFER.get(name, ""))
+        log.warning("ranks of one group differ in %s: %s; %s", name, values, MAY_DIFFER.get(name, ""))
 
 
 def _by_ranks(values: Sequence[object]) -> str:

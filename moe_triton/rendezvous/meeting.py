@@ -31,6 +31,7 @@ from moe_triton.core.errors import (
     RankLostError,
     ThreadError,
 )
+from moe_triton.core.logs import log_of
 from moe_triton.core.network import Network
 from moe_triton.core.threads import Deadline, in_thread
 from moe_triton.rendezvous import attempts
@@ -518,7 +519,8 @@ def shared_store_of(group: dist.ProcessGroup) -> Store:
 def _connect(group: dist.ProcessGroup) -> None:
     if (store := distributed_c10d._get_process_group_store(group)) is None:
         hosted = host_store(group)
-        _seals[group], _stores[group] = Seal(hosted.secret), hosted.store
+        log = log_of("stores", rank=group.rank(), num_ranks=group.size())
+        _seals[group], _stores[group] = Seal(hosted.secret, log), hosted.store
     else:
         # A separate connection, so that requests of the group's owner do not queue behind ours.
         _stores[group] = store.clone()  # type: ignore[attr-defined]

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import logging
 import math
 import os
 import re
@@ -32,6 +31,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
+from moe_triton.core.logs import log_of
+
 # Between looks at a lock.
 LOOK_S = 0.05
 # After its construction a rank takes connections for so long: all of them have come by then.
@@ -46,7 +47,7 @@ _HELLO = b"moe_triton 1 "
 HELLO_BYTES = len(_HELLO) + TOKEN_BYTES
 _CREDENTIALS = struct.Struct("3i")  # pid, uid and gid (unix(7))
 _MOST_FDS, BACKLOG = 2, 4096
-_log = logging.getLogger("moe_triton")
+_log = log_of("deaths")
 
 HERE, LEFT, ENDED, CLOSED, UNREADABLE = b"h", b"l", b"e", b"c", b"?"
 """What a board says, or what comes over a connection: its process takes part; has closed its buffers; ended

@@ -16,12 +16,12 @@ A store that does not answer ends nothing but this: neither a look nor a heartbe
 from __future__ import annotations
 
 import json
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from moe_triton.core.logs import log_of
 from moe_triton.rendezvous.notes import MOST_WATCHED
 from moe_triton.rendezvous.stores import Store, read_key
 
@@ -39,7 +39,6 @@ _LATE_S = 3 * TICK_S
 LAST_WORD_S = 0.2
 DEAD, LEFT, CLOSED = "dead", "left", "closed"
 _MOST_CHARACTERS = 200  # of a sign
-_log = logging.getLogger("moe_triton")
 
 
 class End(NamedTuple):
@@ -102,6 +101,7 @@ class ServerEnds:
         self._store, self._number, self._servers = store, number, tuple(servers)
         self._known, self._is_watched, self._report = known, is_watched, report
         self._own = self._servers[number]
+        self._log = log_of("deaths", rank=number, num_ranks=len(self._servers))
         self._of_server = [
             [rank for rank, server in enumerate(self._servers) if server == each]
             for each in range(max(self._servers) + 1)
@@ -153,7 +153,7 @@ class ServerEnds:
             self._add(self._last_word)
         except Exception as error:  # torch's, where the store's host is gone
             self.why_lost = f"the group's store does not answer ({type(error).__name__})"
-            _log.debug("ends of ranks of other servers are not heard of any more: %s", error)
+            self._log.debug("ends of ranks of other servers are not heard of any more: %s", error)
 
     def look(self, was_late: bool) -> None:
         """One look.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hmac
-import logging
 import reprlib
 from typing import Any, Protocol, cast
 
 import torch.distributed as dist
 
-logger = logging.getLogger("moe_triton")
+from moe_triton.core.logs import RankLog, log_of
+
+_log = log_of("stores")
 
 # compare_set with this as both values reads a key that may not be there, without waiting for it.
 _ABSENT = "absent"
@@ -41,10 +42,11 @@ class Seal:
 
     Args:
         secret: that the ranks share, and that no store sees.
+        log: of this rank.
     """
 
-    def __init__(self, secret: bytes) -> None:
-        self._secret = secret
+    def __init__(self, secret: bytes, log: RankLog = _log) -> None:
+        self._secret, self._log = secret, log
         self._said: set[str] = set()
 
     def put_on(self, key: str, value: bytes) -> bytes:
@@ -58,7 +60,7 @@ class Seal:
             return value
         if key not in self._said:
             self._said.add(key)
-            logger.warning(
+            self._log.warning(
                 "the store that rank 0 hosts for this group holds %s as %s, which none of its ranks has "
                 "written: ignored. Others reach that store: run jobs where only their ranks do.",
                 reprlib.repr(sealed),

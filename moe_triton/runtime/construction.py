@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from moe_triton.backends.base import Backend
+from moe_triton.core import logs
 from moe_triton.core.ascendc import MAX_BLOCKS
 from moe_triton.core.capabilities import Capabilities
 from moe_triton.core.checks import check_choice, check_integer, check_seconds, shown
@@ -275,6 +276,7 @@ def _make(order: Order) -> Backend:
     if order.num_blocks is not None:
         _check_num_blocks(check_integer("num_blocks", order.num_blocks))
     check_choice("on_lost", order.on_lost, ON_LOST)
+    logs.use_variable()
     kept_bytes()  # what it says is used later, when nobody could be told
     return order.make()
 

@@ -6,7 +6,6 @@ have posted in this rank's window: calls that differ, and calls in place of a mi
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ from moe_triton.core.errors import (
     ConfigMismatchError,
     MoeTritonError,
 )
+from moe_triton.core.logs import log_of
 from moe_triton.core.plan import Launch
 from moe_triton.core.records import REPORT
 from moe_triton.core.region import REGION_DIMS, Region, region_in
@@ -265,7 +265,6 @@ def missing_ranks(wait: TimedOut) -> list[int]:
 
 
 MAX_PATIENCE_S = 5.0
-_log = logging.getLogger("moe_triton")
 
 
 def patience_s(timeout_s: float) -> float:
@@ -291,19 +290,21 @@ def note_of(context: RankContext, waiting: Waiting, counts: Mapping[str, int], n
     notes.leave(call, ranks, waiting.pending)
 
 
-def tell_of(context: RankContext, waiting: Waiting, counts: Mapping[str, int]) -> None:
+def tell_of(context: RankContext, waiting: Waiting, counts: Mapping[str, int], group: str = "") -> None:
     """Logs a warning about a long wait: operator, number, zone, time and ranks.
 
     Args:
         context: where it waits.
         waiting: the launch; nothing is logged if it does not wait for peers.
         counts: runs of each operator that have ended.
+        group: its short name in lines.
     """
     ranks = awaited_ranks(context, waiting)
     if ranks is None:
         return
     operator, zone = waiting.plan.operator, waiting.plan.zone
-    _log.warning(
+    log = log_of("waits", rank=context.rank, num_ranks=context.config.num_ranks, group=group)
+    log.of_call(operator, counts[operator]).warning(
         "%s number %d (zone %d) has waited %.1f s for %s",
         operator,
         counts[operator],

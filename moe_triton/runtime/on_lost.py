@@ -9,7 +9,6 @@ raises.
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Literal
 
 from moe_triton.backends.waits import Waiting, Waits
 from moe_triton.core.errors import BufferStateError, CommunicationTimeoutError, RankMaskedError
+from moe_triton.core.logs import log_of
 from moe_triton.core.threads import Deadline, in_thread
 from moe_triton.rendezvous.masked_sets import MaskedSets
 from moe_triton.rendezvous.notes import Culprits, Notes
@@ -40,8 +40,6 @@ STORE_ANSWERS_S = 1.0
 _LONGEST_LOOK_S = 0.05
 FOLLOWED_S = 0.2
 """How often sets are looked at that others have named."""
-
-_log = logging.getLogger("moe_triton")
 
 
 def half_rung(masked: Collection[int]) -> BufferStateError:
@@ -82,6 +80,7 @@ class OnLostRanks:
         timeout_s: after which a rank is missed.
         counts: runs of each operator that have ended.
         clock: seconds.
+        group: its short name in lines.
 
     Attributes:
         on_followed: called each time that it was looked what others have named.
@@ -99,7 +98,9 @@ class OnLostRanks:
         timeout_s: float,
         counts: Mapping[str, int],
         clock: Callable[[], float] = time.monotonic,
+        group: str = "",
     ) -> None:
+        self._log = log_of("masks", rank=context.rank, num_ranks=context.config.num_ranks, group=group)
         self._context, self._masks, self._sets = context, masks, sets
         self._notes, self._waits, self._timeout_s = notes, waits, timeout_s
         self._counts = counts
@@ -261,7 +262,13 @@ class OnLostRanks:
             why = self._reasons.get(rank, "as another rank has said")
             self._masks.update(rank, True, why)
             self._masked_at[rank] = self._clock()
-            _log.warning("rank %d is masked from now on (%s), and the others go on without it", rank, why)
+            number = self._counts["dispatch"]
+            self._log.of_call("dispatch", number).warning(
+                "dispatch number %d: rank %d is masked from now on (%s), and the others go on without it",
+                number,
+                rank,
+                why,
+            )
 
     def _follow(self) -> None:
         """Looks what others have named, as long as the buffer is open. Ends where the store is gone."""

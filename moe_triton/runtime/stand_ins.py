@@ -9,7 +9,6 @@ others have left it, and all ranks meet once.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from functools import partial
 
 from moe_triton.backends.base import Bindings, Window
 from moe_triton.backends.waits import Waits
+from moe_triton.core.logs import log_of
 from moe_triton.core.threads import Deadline
 from moe_triton.core.topology import Topology
 from moe_triton.operators.variants import Variant
@@ -42,8 +42,6 @@ LOOKED_AT_S = 0.002
 FEWEST_AHEAD = 3
 """Dispatches ahead that a rank promises, beside as many as it has ended between two looks: time for others to
 hear of it. If it comes there before they have, it waits for them, once."""
-
-_log = logging.getLogger("moe_triton")
 
 
 def assigned(
@@ -107,6 +105,7 @@ class StandIns:
         waits: of the communicator.
         timeout_s: seconds until it is given up that others promise something.
         owner: the communicator.
+        group: its short name in lines.
     """
 
     def __init__(
@@ -120,10 +119,14 @@ class StandIns:
         waits: Waits,
         timeout_s: float,
         owner: Owner,
+        group: str = "",
     ) -> None:
         self._scheme, self._context, self._window = scheme, scheme.context, window
         self._masks, self._sets, self._open_store = masks, sets, open_store
         self._is_quiet, self._waits, self._timeout_s, self._owner = is_quiet, waits, timeout_s, owner
+        self._log = log_of(
+            "masks", rank=self._context.rank, num_ranks=self._context.config.num_ranks, group=group
+        )
         self._lock = threading.Lock()
         self._settled = 0
         self._masked = frozenset[int]()
@@ -254,7 +257,12 @@ class StandIns:
             self.close()
             self._relay = relay
         for rank, each in sorted(new.items()):
-            _log.warning("rank %d passes on from now on what rank %d did, which is lost", each.rank, rank)
+            self._log.of_call("dispatch", since).warning(
+                "dispatch number %d: rank %d passes on from now on what rank %d did, which is lost",
+                since,
+                each.rank,
+                rank,
+            )
 
     def _clear_entries(self, new: Collection[int]) -> None:
         """Takes out what relays have left here of dispatches in which they were lost."""

@@ -7,17 +7,17 @@ told of it when the table is read, whichever sizes the row is of.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 from moe_triton.core.dtypes import DTYPES
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.kernel import TritonKernel
+from moe_triton.core.logs import log_of
 from moe_triton.core.space import settings_of
 from moe_triton.core.tables import Row, Table
 
-logger = logging.getLogger("moe_triton")
+_log = log_of("tables")
 _MOST_NAMED = 3
 _USUAL = 7168, 1  # H and K where a kernel's code does not depend on them; K of 1 is a size like others
 _told: set[Path] = set()
@@ -34,7 +34,7 @@ def check(path: Path, table: Table) -> None:
         return
     _told.add(path)
     more = f"; and {len(misfits) - _MOST_NAMED} more" if len(misfits) > _MOST_NAMED else ""
-    logger.warning(
+    _log.warning(
         "%s: rows that fit no kernel are left out: %s%s. Tune again: %s",
         path,
         "; ".join(misfits[:_MOST_NAMED]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,6 +14,7 @@ from moe_triton.core.checks import check_tensor
 from moe_triton.core.config import Config
 from moe_triton.core.errors import ArgumentError
 from moe_triton.core.hccl import buffer_megabytes
+from moe_triton.core.logs import log_of
 from moe_triton.limits import Call
 from moe_triton.operators.description import Operator, Symbols
 from moe_triton.operators.dispatch import DISPATCH, DISPATCH_OF_A2
@@ -29,7 +29,7 @@ from moe_triton.torch_npu_ops.elastic import deployment_of
 from moe_triton.torch_npu_ops.names import NAMES, OURS, names_for
 from moe_triton.torch_npu_ops.plans import FunctionPlan, GroupSite
 
-logger = logging.getLogger("moe_triton")
+_log = log_of("construction")
 
 HALVES = "_setup", "_teardown"
 OF_PRODUCT = {("A2", DISPATCH): DISPATCH_OF_A2}
@@ -156,7 +156,7 @@ def _check_config(config: Config) -> None:
 def _tell(source: str) -> None:
     """Warns, once in a process, of a scheme that is another one than was asked for."""
     if source:
-        logger.warning("%s", source)
+        _log.warning("%s", source)
 
 
 def call_context_of(

@@ -70,9 +70,12 @@ def test_ctrl_c_is_the_main_threads(ranks: Groups) -> None:
 def test_a_wait_that_lasts_names_whom_it_is_for(ranks: Groups, way: Way) -> None:
     said = ranks(4).run(interrupted.wait_long, way)
     assert said[1] == said[3] == []
-    for (message,) in (said[0], said[2]):
+    for rank in (0, 2):
+        (message,) = said[rank]
+        of_rank, says = message.split(": ", 1)
+        assert re.fullmatch(rf"rank {rank} of 4(?: \[group \w+\])?", of_rank)
         assert re.fullmatch(
-            rf"{way.operator} number 3 \(zone 1\) has waited 1\.\d s for rank\(s\) \[1, 3\]", message
+            rf"{way.operator} number 3 \(zone 1\) has waited 1\.\d s for rank\(s\) \[1, 3\]", says
         )
 
 

@@ -113,7 +113,9 @@ def beside_another_user(rank: int, num_ranks: int) -> tuple[set[str], list[list[
     world = dist.group.WORLD
     assert world is not None
     heard: list[str] = []
-    logging.getLogger("moe_triton").addFilter(lambda record: heard.append(record.getMessage()) or True)
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("moe_triton").addHandler(handler)
     with no_store():
         shared_store_of(world)
         ours = meeting._stores[world]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
-import logging
 import math
 import os
 from collections.abc import Mapping
@@ -17,9 +16,10 @@ from moe_triton.backends.cpu.triton import cache
 from moe_triton.core.cpu_caches import data_caches
 from moe_triton.core.cpu_family import cpu_family
 from moe_triton.core.errors import ToolchainError
+from moe_triton.core.logs import log_of
 from moe_triton.core.tuning import ALL_BYTES
 
-logger = logging.getLogger("moe_triton")
+_log = log_of("kernels")
 
 LIBRARY, STREAM = "library", "stream"
 """The C library's memcpy, which every way is compared with; and streaming stores."""
@@ -100,7 +100,7 @@ def _chosen(threads: int) -> RowCopies:
     except ToolchainError:  # there is no place to keep it, as compiling will say
         speed_ups = json.loads(build())
     except MemoryError as error:
-        logger.info("copies of rows are not timed: %s", error)
+        _log.info("copies of rows are not timed: %s", error)
         names, speed_ups = [LIBRARY], {LIBRARY: 1.0, STREAM: 0.0}
     return fastest(names, speed_ups, caches)
 
@@ -120,7 +120,7 @@ def timed(names: list[str], rows: int, threads: int) -> dict[str, float]:
     if native.library().moe_time_row_copies(rows, threads, _MOST_NS, speed_ups):
         raise MemoryError(f"{threads} threads with {rows} rows each")
     found = dict(zip((*names, STREAM), speed_ups, strict=True))
-    logger.info("copies of rows, times as fast as memcpy: %s", found)
+    _log.info("copies of rows, times as fast as memcpy: %s", found)
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 import threading
 import time
 import weakref
@@ -14,13 +13,14 @@ from typing import Protocol
 from moe_triton.backends.cpu.native import I64, POINTER, U64, alike, fields
 from moe_triton.backends.waits import Waiting, Waits
 from moe_triton.core.ascendc import MAX_BLOCKS
+from moe_triton.core.logs import log_of
 from moe_triton.core.plan import Plan
 from moe_triton.core.threads import SHORTEST_STOP_S
 
 _NS = 1_000_000_000
 # A block polls every few milliseconds: one that has not for this long is no longer waiting.
 _STILL_WAITING_NS = _NS
-_log = logging.getLogger("moe_triton")
+_log = log_of("waits")
 _restore = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(
     ("PyErr_Restore", ctypes.pythonapi)
 )

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import logging
 import math
 import os
 import shutil
@@ -31,6 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moe_triton.core.errors import ToolchainError
+from moe_triton.core.logs import log_of
 from moe_triton.core.open_folders import (
     WRITABLE_BY_OTHERS,
     ForeignLinkError,
@@ -39,7 +39,7 @@ from moe_triton.core.open_folders import (
     opened_as_ours,
 )
 
-logger = logging.getLogger("moe_triton")
+_log = log_of("kernels")
 
 REMEDY = "Set MOE_TRITON_CACHE to a folder of your own."
 LOCK_WAIT_S = 60.0  # at most, for a process that builds the same entry; it may be stopped
@@ -205,7 +205,7 @@ def _pass_by(folder: Path, error: OSError) -> None:
     why = f"the kernel cache {folder} is passed by: {error.strerror or error}"
     if why not in _said:
         _said.add(why)
-        logger.warning("%s. Each process compiles for itself. %s", why, REMEDY)
+        _log.warning("%s. Each process compiles for itself. %s", why, REMEDY)
 
 
 def entry_key(parts: object) -> str:
@@ -334,7 +334,7 @@ def _lock(path: Path, is_built: Callable[[], bool], of: str) -> Iterator[None]:
             _sign(handle, name)
         elif not is_built():
             held, holder = time.monotonic() - began, _holder(handle)
-            logger.warning("%s has been building %s for more than %.1f s: built here", holder, of, held)
+            _log.warning("%s has been building %s for more than %.1f s: built here", holder, of, held)
         yield
     finally:
         os.close(handle)

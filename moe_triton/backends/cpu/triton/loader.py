@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,8 +18,9 @@ from moe_triton.backends.cpu.triton.targets import target_named, this_target
 from moe_triton.backends.cpu.triton.toolchain import find_toolchain, versions
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.kernel import TritonKernel
+from moe_triton.core.logs import log_of
 
-logger = logging.getLogger("moe_triton")
+_log = log_of("kernels")
 
 COMPILING = "compiling the kernel %s"
 
@@ -93,7 +93,7 @@ def _load(kernel: TritonKernel, constants: str, noalias: bool, cpu: str, streams
     key = cache.entry_key((source_key(kernel), signature, constants, noalias, cpu, streams, versions()))
 
     def build() -> bytes:
-        logger.info(COMPILING, kernel.name)
+        _log.info(COMPILING, kernel.name)
         find_toolchain()  # all that is missing in one message, before the first step fails
         target = target_named(cpu)
         how = {"noalias": noalias, "streams": streams and target.streams}
