@@ -11,9 +11,8 @@ from typing import Any, Literal
 
 import torch
 
-from moe_triton import reference
+from moe_triton import EPBuffer, reference
 from moe_triton.backends.base import Backend
-from moe_triton.buffer import EPBuffer
 from moe_triton.core.config import Config
 from moe_triton.core.handle import DispatchOutput
 from moe_triton.reference import Received

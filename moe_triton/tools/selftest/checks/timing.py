@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from moe_triton.buffer import EPBuffer
+from moe_triton import EPBuffer
 from moe_triton.core.config import Config
 from moe_triton.tools.selftest.cases import Case, Inputs, finish, inputs_of, make_buffer
 from moe_triton.tools.selftest.check import HIDDEN, Check, Finding, Place, Settings, of_rank_0
