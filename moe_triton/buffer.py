@@ -595,8 +595,9 @@ class EPBuffer(Owner, Uncopied):
                     return output
                 if not has_places and (handle is not None or not self._communicator.is_rung):
                     return output
-        row_format = row_format_of(quantize)
-        arguments.check_smoothing(smooth_scales, row_format)
+        with self._communicator.noting_refusals("dispatch"):
+            row_format = row_format_of(quantize)
+            arguments.check_smoothing(smooth_scales, row_format)
         tensors: dict[str, Any] = {
             "x": x,
             "topk_idx": topk_idx,
@@ -615,12 +616,15 @@ class EPBuffer(Owner, Uncopied):
         if type(output) is Begun:  # there is more to it than native code knows
             self._latest_dtype = x.dtype
             return self._placed.go_on(output, tensors, row_format, make_request(*sizes, do_expand))
-        self._communicator.check_usable()
-        self._plans.sent.make_way_for("dispatch")
-        request = make_request(*sizes, do_expand)
-        if handle is not None:
-            arguments.check_handle(handle, self._id, self._communicator)
-        made = self._placed.any_dispatch(tensors, row_format, request, out, handle, check_flag("wait", wait))
+        with self._communicator.noting_refusals("dispatch"):
+            self._communicator.check_usable()
+            self._plans.sent.make_way_for("dispatch")
+            request = make_request(*sizes, do_expand)
+            if handle is not None:
+                arguments.check_handle(handle, self._id, self._communicator)
+            made = self._placed.any_dispatch(
+                tensors, row_format, request, out, handle, check_flag("wait", wait)
+            )
         self._latest_dtype = x.dtype
         return made
 
@@ -723,21 +727,22 @@ class EPBuffer(Owner, Uncopied):
                 result = self._calls.combine_with(y, handle, topk_weights, options)
             if result is not None:
                 return result
-        self._communicator.check_usable()
-        self._plans.sent.make_way_for("combine")
-        arguments.check_handle(handle, self._id, self._communicator)
-        tensors = {
-            "y": y,
-            "topk_weights": topk_weights,
-            "performance_info": performance_info,
-            "shared_expert_x": shared_expert_x,
-            "ori_x": ori_x,
-            "const_expert_alpha_1": const_expert_alpha_1,
-            "const_expert_alpha_2": const_expert_alpha_2,
-            "const_expert_v": const_expert_v,
-        }
-        comm_quantize = check_choice("comm_quantize", comm_quantize, (None, "int8"))
-        return self._placed.any_combine(tensors, handle, comm_quantize, out, check_flag("wait", wait))
+        with self._communicator.noting_refusals("combine"):
+            self._communicator.check_usable()
+            self._plans.sent.make_way_for("combine")
+            arguments.check_handle(handle, self._id, self._communicator)
+            tensors = {
+                "y": y,
+                "topk_weights": topk_weights,
+                "performance_info": performance_info,
+                "shared_expert_x": shared_expert_x,
+                "ori_x": ori_x,
+                "const_expert_alpha_1": const_expert_alpha_1,
+                "const_expert_alpha_2": const_expert_alpha_2,
+                "const_expert_v": const_expert_v,
+            }
+            comm_quantize = check_choice("comm_quantize", comm_quantize, (None, "int8"))
+            return self._placed.any_combine(tensors, handle, comm_quantize, out, check_flag("wait", wait))
 
     def expert_output(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A tensor for the experts' outputs of the next combine: what combine moves least from.

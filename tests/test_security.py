@@ -17,6 +17,7 @@ from moe_triton.backends.cpu.spare import DOORBELL_BYTES, Spare
 from moe_triton.backends.cpu.window import PREFIX, SharedWindow
 from moe_triton.core import shared_memory
 from moe_triton.core.errors import WindowError
+from moe_triton.core.flight_file import PREFIX as FLIGHT_PREFIX
 from moe_triton.processes import RankGroup
 from moe_triton.rendezvous.meeting import Meeting
 from tests.distributed.cases import small_case
@@ -31,7 +32,14 @@ def windows_of_a_buffer(rank: int, num_ranks: int) -> tuple[set[int], set[int], 
     with make_buffer(small_case(num_ranks)) as buffer:
         assert isinstance(buffer, EPBuffer)
         links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
-        mapped = [link for link in links if str(link.readlink()).startswith(f"/dev/shm/{PREFIX}")]
+        held = {link: str(link.readlink()).removeprefix("/dev/shm/") for link in links}
+        # The flight recorder is what others of the user read.
+        recorders = [link for link, name in held.items() if name.startswith(FLIGHT_PREFIX)]
+        found = {
+            (state.st_ino, state.st_nlink, stat.S_IMODE(state.st_mode)) for state in map(Path.stat, recorders)
+        }
+        assert [rest for _, *rest in found] == [[1, 0o600]]
+        mapped = [link for link, name in held.items() if name.startswith(PREFIX) and link not in recorders]
         states = [link.stat() for link in mapped]
         assert len({state.st_ino for state in states}) == num_ranks
         layout, memory = buffer.layout, buffer._communicator._windows[0].tensor()

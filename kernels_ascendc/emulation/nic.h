@@ -117,6 +117,7 @@ public:
     }
 
     // How many messages to a rank are delivered, and their memory free again; they are in the order of posting.
+    uint64_t Posted(uint32_t rank) const { return HasQueue(rank) ? peers_[rank].ring->Posted() : 0; }
     uint64_t Delivered(uint32_t rank) const { return HasQueue(rank) ? peers_[rank].ring->Delivered() : 0; }
 
 private:

@@ -345,6 +345,7 @@ void DataCacheCleanAndInvalid(const GlobalTensor<T>& dst) {
 namespace moe::emulation {
 
 inline void PollPause(uint32_t attempt, uint64_t window, int64_t missing, int64_t first = 0, int64_t count = 0) {
+    ThisCore().has_polled = true;
     ThisCore().Poll(attempt, reinterpret_cast<const void*>(window), missing > 1 ? static_cast<uint64_t>(missing) : 1,
                     {first, count});
 }
@@ -374,10 +375,21 @@ inline TracedBlock* LoggedBlock() {
 
 inline bool IsTraced() { return LoggedBlock() != nullptr; }
 
+// Whether the flight recorder asks for whom waits last.
+inline bool IsWatched() { return ThisCore().flown != nullptr; }
+
+// For the flight recorder.
+inline void NoteWaited(int64_t peer, uint64_t us) {
+    const auto& core = ThisCore();
+    if (core.flown != nullptr) core.flown->NoteWait(core.step, peer, static_cast<uint32_t>(us));
+}
+
 // The host and its traces number phases like launches.
 inline void BeginPhase(uint32_t number) {
     ThisCore().BeginPhase(number);
     if (number == 0) return;
+    ++ThisCore().step;
+    ThisCore().has_polled = false;
     if (WaitControl* const control = ControlOfThread()) control->BeginPhase(number);
     if (TracedBlock* const traced = ThisCore().traced) traced->NextPhase();
 }
@@ -390,13 +402,18 @@ inline void TraceStep(uint32_t kind) {
 constexpr uint64_t NS_PER_CYCLE = 20;
 
 inline void TraceWait(int64_t peer, int64_t start, int32_t us) {
-    if (TracedBlock* const traced = us > 0 ? LoggedBlock() : nullptr) {
+    if (us <= 0) return;
+    NoteWaited(peer, static_cast<uint64_t>(us));
+    if (TracedBlock* const traced = LoggedBlock()) {
         traced->WaitedFor(static_cast<uint32_t>(peer), static_cast<uint64_t>(start) * NS_PER_CYCLE,
                           static_cast<uint64_t>(us) * 1000U);
     }
 }
 
 inline void TraceWaitEnds(int64_t peer, int64_t start) {
+    if (ThisCore().flown != nullptr && ThisCore().has_polled) {
+        NoteWaited(peer, (MonotonicNs() - static_cast<uint64_t>(start) * NS_PER_CYCLE) / 1000U);
+    }
     if (TracedBlock* const traced = LoggedBlock()) {
         traced->WaitEnds(static_cast<uint32_t>(peer), static_cast<uint64_t>(start) * NS_PER_CYCLE);
     }

@@ -48,6 +48,10 @@ int RunBlocks(uint32_t blocks, Kernel&& kernel, const void* stream = nullptr) {
         Core core(block, blocks, meeting, ThreadUb(), settings);
 #endif
         core.traced = traced.IsOn() ? &traced : nullptr;
+        if (settings.control != nullptr) {
+            core.flown = settings.control->flown;
+            core.step = static_cast<uint32_t>(settings.control->first);
+        }
         Core* const outer = current_core;
         current_core = &core;
         try {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "clock.h"
+#include "flight.h"
 #include "types.h"
 
 #include "moe_layout.h"
@@ -260,6 +261,9 @@ struct CoreOfBlock {
     const uint32_t blocks;
     AscendC::TPipe* pipe = nullptr;
     TracedBlock* traced = nullptr;  // null where nothing is traced or profiled
+    const FlownPlan* flown = nullptr;  // null where the flight recorder does not note waits
+    uint32_t step = 0;                 // the phase that runs, as the plan numbers them
+    bool has_polled = false;           // in it
 };
 
 }  // namespace emulation

@@ -1,6 +1,6 @@
 // What a host does while its launches wait for peers: it ends waits early, and lets Python handle signals, report long
-// waits, and say whom one is for when a rank is lost. Signals are handled between runs too, where several follow one
-// another.
+// waits, and say whom one is for when a rank is lost, or somebody asks. Signals are handled between runs too, where
+// several follow one another.
 //
 // Only the thread that launched does this, and in a wait only after some time without flags. Python's functions are
 // passed as addresses, since programs without Python load this library too.
@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "clock.h"
+#include "flight.h"
 
 namespace moe {
 
@@ -59,6 +60,10 @@ struct WaitControl {
     PythonCalls python;
     void* tell;      // a callable
     void* answer;    // a callable
+    void* say;       // a callable
+    const FlownPlan* flown;  // the plan that runs, where its runs are recorded
+    const uint64_t* asked;   // how often somebody, in any process, has asked what the running wait is for; or null
+    uint64_t* answered;      // the last of these that `say` has answered
     void* error[3];  // raised by a signal handler: type, value and traceback; the launch's caller raises it again
     BlockWait blocks[MAX_BLOCKS];
 
@@ -66,11 +71,23 @@ struct WaitControl {
         plan = of_plan;
         first = launch = number;
         began_ns = 0;
+        BeginStep();
     }
 
     void BeginPhase(uint64_t number) {
         launch = first + number;
         began_ns = 0;
+        BeginStep();
+    }
+
+    // For the flight recorder.
+    void BeginStep() const {
+        if (flown != nullptr) flown->flight->Newest().step = static_cast<uint32_t>(launch);
+    }
+
+    bool IsAsked() const {
+        return asked != nullptr &&
+               __atomic_load_n(asked, __ATOMIC_RELAXED) != __atomic_load_n(answered, __ATOMIC_RELAXED);
     }
 
     bool IsStopped() const { return __atomic_load_n(&stop, __ATOMIC_RELAXED) != 0; }
@@ -92,6 +109,7 @@ struct Errand {
     bool handles_signals;
     bool tells;
     bool answers;
+    bool says;
 };
 
 // Calls Python: has it handle signals, report a wait, and answer an alarm. What it raises is kept, and ends this wait
@@ -107,6 +125,7 @@ inline void CallPython(WaitControl& control, Errand errand) {
     bool is_good = !errand.handles_signals || python.check_signals() == 0;
     if (is_good && errand.tells) is_good = returns(control.tell);
     if (is_good && errand.answers) is_good = returns(control.answer);
+    if (is_good && errand.says) is_good = returns(control.say);
     if (!is_good) {
         python.fetch_error(&control.error[0], &control.error[1], &control.error[2]);
         __atomic_store_n(&control.stop, 1, __ATOMIC_RELAXED);
@@ -134,9 +153,10 @@ inline void LookUpFromWait(WaitControl& control) {
     control.look_ns = now + NS_BETWEEN_LOOKS;
     const bool handles_signals = static_cast<uint64_t>(pthread_self()) == control.main_thread;
     const bool tells = now >= control.tell_ns, answers = control.IsAlarmed();
-    if (!handles_signals && !tells && !answers) return;
+    const bool says = control.IsAsked();
+    if (!handles_signals && !tells && !answers && !says) return;
     if (tells) control.tell_ns = now + (now - control.began_ns);
-    CallPython(control, {handles_signals, tells, answers});
+    CallPython(control, {handles_signals, tells, answers, says});
 }
 
 // When the thread was in Python last, by what it looks between runs.
@@ -147,7 +167,8 @@ public:
         const uint64_t now = MonotonicNs();
         if (now < next_ns_ || control.IsStopped()) return;
         next_ns_ = now + NS_BETWEEN_LOOKS;
-        if (static_cast<uint64_t>(pthread_self()) == control.main_thread) CallPython(control, {true, false, false});
+        if (static_cast<uint64_t>(pthread_self()) == control.main_thread)
+            CallPython(control, {true, false, false, false});
     }
 
 private:

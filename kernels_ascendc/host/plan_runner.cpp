@@ -12,6 +12,7 @@
 
 #include "../calls/rounds.h"
 #include "block_pool.h"
+#include "flight.h"
 #include "launch_settings.h"
 #include "row_copies.h"
 #include "trace.h"
@@ -23,6 +24,7 @@ using TritonEntry = void (*)(const uint64_t* words, int32_t num_programs, int32_
 using AscendCEntry = int (*)(uint32_t blocks, const void* stream, const uint64_t* words);
 
 using moe::calls::MASKS_CHANGED;
+static_assert(moe::FLIGHT_MASKED == MASKS_CHANGED && moe::FLIGHT_OPERATORS == moe::calls::NUM_OPERATORS);
 
 enum Kind : uint32_t { TRITON = 0, ASCEND_C = 1 };
 
@@ -118,6 +120,7 @@ struct MoePlan {
     const char* name;              // for torch's profiler
     const char* const* steps;      // likewise, of each phase
     uint64_t reads_peers;  // whether it reads in peers' windows what they write over once they mask this rank
+    const moe::FlownPlan* flight;  // null for none
 };
 
 // A run among several: of which operator, and whether a run of that begins with it, or ends.
@@ -234,7 +237,12 @@ int64_t RunFrom(const MoePlan* plan, const uint64_t* placeholders, uint64_t firs
     const bool is_profiled = moe::ProfilerOfProcess().IsOn();
     const moe::ProfiledRange range(is_profiled ? plan->name : nullptr);
     const moe::CallTrace trace(plan->trace, placeholders);
-    const int64_t result = trace.End(Walk(plan, is_profiled ? plan->steps : nullptr, first));
+    const moe::FlightOfRun flight(plan->flight, placeholders);
+    flight.Begin();
+    moe::WaitControl* const control = plan->flight != nullptr ? moe::ControlOfThread() : nullptr;
+    if (control != nullptr) control->flown = plan->flight;
+    const int64_t result = flight.End(trace.End(Walk(plan, is_profiled ? plan->steps : nullptr, first)));
+    if (control != nullptr) control->flown = nullptr;
     moe::ThreadSettings() = nullptr;
     return result;
 }
@@ -242,6 +250,15 @@ int64_t RunFrom(const MoePlan* plan, const uint64_t* placeholders, uint64_t firs
 }  // namespace
 
 extern "C" {
+
+// For the flight recorder, around a run whose launches Python makes.
+void moe_flight_begin(const moe::FlownPlan* plan, const uint64_t* placeholders) {
+    moe::FlightOfRun(plan, placeholders).Begin();
+}
+
+void moe_flight_end(const moe::FlownPlan* plan, const uint64_t* placeholders, int64_t result) {
+    moe::FlightOfRun(plan, placeholders).End(result);
+}
 
 // See `moe::IsMaskedByPeers`.
 int moe_is_masked_by_peers(const moe::LaunchSettings* settings) { return moe::IsMaskedByPeers(*settings) ? 1 : 0; }

@@ -115,7 +115,7 @@ public:
             const Share own = OwnIn(part);
             for (int64_t first = own.first; first < own.last; first += tokens_per_chunk_) {
                 const int64_t last = Smaller(first + tokens_per_chunk_, own.last);
-                Load(first, last, false);
+                Load(first, last, false, true);
                 for (int64_t token = first; token < last; ++token) {
                     if (pending_.Of(token) > 0) {
                         first_missing = missing == 0 ? token : first_missing;
@@ -157,7 +157,7 @@ private:
             bool is_over = true;
             for (int64_t first = own.first; first < own.last; first += tokens_per_chunk_) {
                 const int64_t last = Smaller(first + tokens_per_chunk_, own.last);
-                Load(first, last, is_new);
+                Load(first, last, is_new, waited_us > 0);
                 is_over = TakeComplete(first, last, is_new, waited_us) && is_over;
             }
             noted_ = Larger(noted_, part + 1);
@@ -166,7 +166,7 @@ private:
         return places_.first == places_.last;
     }
 
-    __aicore__ inline void Load(int64_t first, int64_t last, bool is_new) {
+    __aicore__ inline void Load(int64_t first, int64_t last, bool is_new, bool is_late) {
         Order<AscendC::HardEvent::S_MTE2>();
         // All tokens' flags at once: most of a look at one is the way to memory.
         const uint32_t bytes = static_cast<uint32_t>(num_results_ * STATUS_ENTRY_BYTES);
@@ -174,7 +174,7 @@ private:
         const uint64_t status = args_->window + args_->status.At(args_->zone, first, 0);
         AscendC::DataCopyPad(flags_.Entries(), GlobalAt<int32_t>(status),
                              {static_cast<uint16_t>(last - first), bytes, gap, 0, 0}, NoPadding<int32_t>());
-        if (is_new || IsTraced() || expected_.LookForSilent()) {
+        if (is_new || IsTraced() || (is_late && IsWatched()) || expected_.LookForSilent()) {
             expected_.Load(first, last);
             has_ids_ = true;
         } else {
@@ -239,10 +239,24 @@ private:
             NoteArrivals(token, first, waited_us);
         }
         if (missing > 0) {
+            NoteLate(token, first, awaited, waited_us);
             return false;
         }
         flags_.ReportStray(token - first, expected | (has_ids_ ? expected_.Lost(token) : 0), token, *report_);
         return true;
+    }
+
+    // What has been missing until now.
+    __aicore__ inline void NoteLate(int64_t token, int64_t first, ResultBits awaited, int32_t us) {
+        if (us == 0 || !IsWatched()) {
+            return;
+        }
+        const ResultBits late = flags_.Missing(token - first, awaited);
+        for (int64_t k = 0; k < num_results_; ++k) {
+            if (HasBit(late, k)) {
+                deadline_.TraceWait(expected_.ExpertOf(token, k), us);
+            }
+        }
     }
 
     __aicore__ inline void NoteArrivals(int64_t token, int64_t first, int32_t waited_us) {

@@ -79,19 +79,35 @@ private:
 
     __aicore__ inline bool WaitForResults(int64_t token, uint64_t address, ResultBits expected) {
         int64_t noted = num_results_;
+        ResultBits late = 0;
         for (PollLoop poll(deadline_, args_.window, token, end_ - token); poll.Next();) {
             LoadFlags(address);
-            const int64_t missing = flags_.NumMissing(0, expected_.Awaited(token, expected));
+            const ResultBits awaited = expected_.Awaited(token, expected);
+            const int64_t missing = flags_.NumMissing(0, awaited);
             if (waited_.IsWanted() && missing < noted) {
                 waited_.NoteArrivals(flags_.Entries(), number_, TimeOf(token), num_results_, poll.WaitedUs());
                 noted = missing;
             }
             if (missing == 0) {
+                NoteLate(token, late, poll.WaitedUs());
                 return true;
+            }
+            if (IsWatched()) {
+                late = flags_.Missing(0, awaited);
             }
             poll.Miss(missing);
         }
+        NoteLate(token, late, deadline_.WaitedUs());
         return false;
+    }
+
+    // What the last look that missed some did not find.
+    __aicore__ inline void NoteLate(int64_t token, ResultBits late, int32_t us) {
+        for (int64_t k = 0; late != 0 && k < num_results_; ++k) {
+            if (HasBit(late, k)) {
+                deadline_.TraceWait(expected_.ExpertOf(token, k), us);
+            }
+        }
     }
 
     // After the deadline: only to record the times of missing results.

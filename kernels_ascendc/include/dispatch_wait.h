@@ -102,7 +102,10 @@ private:
         const int64_t repeats = (count + FlagCounter::ENTRIES_PER_REPEAT - 1) / FlagCounter::ENTRIES_PER_REPEAT;
         ZeroEntries(repeats * FlagCounter::ENTRIES_PER_REPEAT);
         Order<AscendC::HardEvent::V_MTE2>();
-        ExpectAll(own.last - own.first);
+        waited_.BeginWait();
+        if (waited_.IsWanted()) {
+            ExpectAll(own.last - own.first);
+        }
         int64_t noted = 0;
         for (PollLoop poll(deadline_, args_.window, chunk.first, count); poll.Next();) {
             Order<AscendC::HardEvent::S_MTE2>();
@@ -112,7 +115,7 @@ private:
                 StandIn(chunk);
             }
             const int64_t seen = flags_.SumWordOfEach(StatusEntry::FLAG, repeats);
-            if (waited_.IsWanted() && seen != noted) {
+            if (waited_.AreRecorded() && seen != noted) {
                 waited_.NoteArrivals(WordsOf(chunk, own), FLAG_BITS, 0, own.last - own.first, poll.WaitedUs());
                 noted = seen;
             }
@@ -122,6 +125,11 @@ private:
             if (HaveMasksChanged()) {
                 gave_up_ = true;
                 return false;
+            }
+            if (waited_.BeginLate()) {
+                ExpectAll(own.last - own.first);
+                waited_.NoteArrivals(WordsOf(chunk, own), FLAG_BITS, 0, own.last - own.first, 0);
+                noted = seen;
             }
             poll.Miss(count - seen);
         }
@@ -189,7 +197,7 @@ private:
     }
 
     __aicore__ inline void ExpectAll(int64_t count) {
-        for (int64_t i = 0; waited_.IsWanted() && i < count; ++i) {
+        for (int64_t i = 0; i < count; ++i) {
             waited_.Expect(i);
         }
     }
@@ -197,11 +205,11 @@ private:
     // The entries give up their first words to the times.
     __aicore__ inline void StoreTimes(const Share& chunk, const Share& own) {
         const int64_t count = own.last - own.first;
-        if (count == 0 || !waited_.IsWanted()) {
+        if (count == 0 || !waited_.AreRecorded()) {
             return;
         }
         waited_.NoteMissing(0, count, deadline_.WaitedUs());
-        for (int64_t i = 0; IsTraced() && i < count; ++i) {
+        for (int64_t i = 0; i < count; ++i) {
             deadline_.TraceWait(order_.SourceAt(own.first + i), waited_.At(i));
         }
         if (args_.waited_us != 0) {

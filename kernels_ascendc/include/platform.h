@@ -21,7 +21,8 @@ __aicore__ inline void DropCachedLine(const AscendC::GlobalTensor<T>& tensor) {
 }
 
 #ifdef MOE_EMULATION
-using emulation::BeginLook, emulation::BeginPhase, emulation::IsTraced, emulation::LetOthersRun;
+using emulation::BeginLook, emulation::BeginPhase, emulation::IsTraced, emulation::IsWatched;
+using emulation::LetOthersRun;
 using emulation::NotifyFlags, emulation::PieceBytes, emulation::PollPause, emulation::TraceStep;
 using emulation::TraceWait, emulation::TraceWaitEnds, emulation::WaitsAreStopped;
 
@@ -60,6 +61,11 @@ __aicore__ inline void NotifyFlags(const AscendC::GlobalTensor<T>& /*to*/, uint6
 
 // Whether this block is traced, which only a host does; an AI core has a profiler.
 __aicore__ inline bool IsTraced() {
+    return false;
+}
+
+// Whether the host asks for whom waits last, which only one that runs the kernels itself does.
+__aicore__ inline bool IsWatched() {
     return false;
 }
 

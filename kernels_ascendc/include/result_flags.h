@@ -119,6 +119,15 @@ public:
         return missing;
     }
 
+    // A bit for each of these.
+    __aicore__ inline ResultBits Missing(int64_t index, ResultBits expected) const {
+        ResultBits missing = 0;
+        for (int64_t k = 0; k < num_results_; ++k) {
+            missing |= HasBit(expected, k) && !IsThere(index, k) ? ResultBits{1} << k : 0;
+        }
+        return missing;
+    }
+
     // Results that have come by now and that nobody expects, nor waits for.
     __aicore__ inline void ReportStray(int64_t index, ResultBits expected, int64_t token, Report& report) const {
         int64_t stray = 0;

@@ -153,7 +153,7 @@ private:
 };
 
 // Microseconds until each of some contiguous entries was seen. Recorded only if the caller wants them, at an address,
-// or for a trace.
+// or for a trace; and from the first look on that misses some, if the host asks for whom waits last.
 class WaitedTimes : Table {
 public:
     using Table::At;
@@ -162,9 +162,27 @@ public:
     __aicore__ inline void Init(AscendC::TPipe* pipe, uint64_t address, uint32_t max_entries) {
         address_ = address;
         is_wanted_ = address != 0 || IsTraced();
-        if (IsWanted()) {
+        is_watched_ = !is_wanted_ && IsWatched();
+        if (is_wanted_ || is_watched_) {
             Table::Init(pipe, max_entries);
         }
+    }
+
+    // Before each wait.
+    __aicore__ inline void BeginWait() {
+        is_late_ = false;
+    }
+
+    // A look has missed some. Whether they are recorded from now on, and what is there is to be noted first.
+    __aicore__ inline bool BeginLate() {
+        const bool begins = is_watched_ && !is_late_;
+        is_late_ = is_watched_;
+        return begins;
+    }
+
+    // In this wait, by now.
+    __aicore__ inline bool AreRecorded() const {
+        return is_wanted_ || is_late_;
     }
 
     __aicore__ inline bool IsWanted() const {
@@ -213,7 +231,7 @@ public:
     }
 
     __aicore__ inline void NoteMissing(int64_t first, int64_t count, int32_t us) {
-        for (int64_t i = first; is_wanted_ && i < first + count; ++i) {
+        for (int64_t i = first; AreRecorded() && i < first + count; ++i) {
             if (IsMissing(i)) {
                 Set(i, us);
             }
@@ -230,7 +248,7 @@ private:
     static constexpr int32_t NOTHING_EXPECTED = -2;
 
     uint64_t address_ = 0;
-    bool is_wanted_ = false;
+    bool is_wanted_ = false, is_watched_ = false, is_late_ = false;
 };
 
 }  // namespace moe

@@ -12,6 +12,7 @@ import torch
 from moe_triton.backends.waits import Waits
 from moe_triton.core.call_program import CallProgram, PlanProgram
 from moe_triton.core.capabilities import Capabilities
+from moe_triton.core.flight_memory import FlightMemory, Flown
 from moe_triton.core.plan import Launch, Phases, Plan
 from moe_triton.core.reach import Queues
 from moe_triton.core.side_copies import SideCopies
@@ -43,6 +44,9 @@ class Window(Protocol):
 
     def barrier(self) -> None:
         """Waits for every rank of the group."""
+
+    def queued(self) -> dict[int, int]:
+        """By rank, how many posts are not delivered; nothing where no queues lead there."""
 
     def close(self) -> None:
         """Gives the memory back. May be called twice."""
@@ -224,6 +228,27 @@ class Executable(Protocol):
         """Runs the others; see `run`."""
 
 
+class Recording(NamedTuple):
+    """How the flight recorder has runs of a plan.
+
+    Attributes:
+        memory: of the recorder.
+        flown: the plan.
+        rounds: the record of the communicator's runs, whose ``counts`` number them.
+        num_entries: of the sums of rows, by expert and rank.
+    """
+
+    memory: FlightMemory
+    flown: Flown
+    rounds: Any
+    num_entries: int
+
+    @property
+    def next_number(self) -> int:
+        """Which run of its operator the next one belongs to."""
+        return int(self.rounds.counts[self.flown.operator])
+
+
 class Turn(NamedTuple):
     """A run among several.
 
@@ -370,6 +395,13 @@ class Backend(Protocol):
     def close(self) -> None:
         """Gives back memory that is kept for more outputs; there will be none. May be called twice."""
 
+    def watch_signal(self, number: int, write_end: int) -> int:
+        """Has a byte written to a pipe whenever a signal comes, whatever the main thread does.
+
+        Returns:
+            0 from now on; 1: the signal has a handler already, or is ignored; -1: it cannot be taken.
+        """
+
     def why_no_posts(self) -> str:
         """Why kernels cannot post to queues, and what to do; empty where they can."""
 
@@ -420,7 +452,12 @@ class Backend(Protocol):
         """
 
     def compile(
-        self, plan: Plan, report: torch.Tensor, fixed: Bindings, log: TraceLog | None = None
+        self,
+        plan: Plan,
+        report: torch.Tensor,
+        fixed: Bindings,
+        log: TraceLog | None = None,
+        recording: Recording | None = None,
     ) -> Executable:
         """Compiles a plan.
 
@@ -429,6 +466,7 @@ class Backend(Protocol):
             report: the tensor that its kernels report to, shared by all plans.
             fixed: contents of the placeholders that are the same in every call.
             log: of `make_trace_log`, to trace its runs.
+            recording: how the flight recorder has its runs; None for not at all.
         """
 
     def make_calls(self, setting: CallSetting) -> Calls | None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from itertools import accumulate, pairwise
+from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch._C import _autograd
@@ -18,6 +19,19 @@ from moe_triton.core.plan import Phases, Plan, device_launches, num_first_blocks
 from moe_triton.core.records import REPORT
 
 CYCLES_PER_US = 50  # of Ascend C's GetSystemCycle
+
+
+class Span(NamedTuple):
+    """How long a phase took, by the cycles of its launch.
+
+    Attributes:
+        begin, end: where they stand; -1: it took as long as its launch, without the later phases.
+        of: the first phase of the launch that has this one's time in its own; -1: none.
+    """
+
+    begin: int = -1
+    end: int = -1
+    of: int = -1
 
 
 class PhaseTimes:
@@ -45,6 +59,29 @@ class PhaseTimes:
         """The phases of the launch that one phase belongs to, counted over the whole plan."""
         return self.launches[bisect_right(self._firsts, number) - 1]
 
+    @property
+    def cycles(self) -> torch.Tensor:
+        """What launches of several phases write: when each phase has ended."""
+        return self._cycles
+
+    def spans(self) -> list[Span]:
+        """Of each phase, where it stands in `cycles` how long it took."""
+        spans: list[Span] = []
+        for phases in self.launches:
+            first = len(spans)
+            begin, is_split = first + self._firsts.index(first), num_first_blocks(phases) > 0
+            latest = {False: begin, True: begin}
+            for number, phase in enumerate(phases):
+                end = begin + number + 1
+                if len(phases) == 1 or (number == 0 and not is_split):
+                    spans.append(Span())
+                elif is_split:
+                    spans.append(Span(latest[phase.on_first], end))
+                else:
+                    spans.append(Span(end - 1, end, first))
+                latest[phase.on_first] = end
+        return spans
+
     def durations_us(self, of_launches: Sequence[float]) -> list[float]:
         """Microseconds of each phase.
 
@@ -54,29 +91,14 @@ class PhaseTimes:
         """
         cycles = self._cycles.tolist()
         durations_us: list[float] = []
-        for phases in self.launches:
-            first, total = len(durations_us), of_launches[len(durations_us)]
-            if len(phases) == 1:
-                durations_us.append(total)
+        for number, span in enumerate(self.spans()):
+            if span.begin < 0:
+                durations_us.append(of_launches[number])
                 continue
-            begin = first + self._firsts.index(first)
-            ends = cycles[begin : begin + len(phases) + 1]
-            later = [(after - before) / CYCLES_PER_US for before, after in pairwise(ends[1:])]
-            if num_first_blocks(phases):
-                durations_us += _beside(phases, ends)
-                continue
-            durations_us += [max(0.0, total - sum(later)), *later]
+            durations_us.append((cycles[span.end] - cycles[span.begin]) / CYCLES_PER_US)
+            if span.of >= 0:
+                durations_us[span.of] = max(0.0, durations_us[span.of] - durations_us[number])
         return durations_us
-
-
-def _beside(phases: Phases, cycles: Sequence[int]) -> list[float]:
-    """Microseconds of each phase of a split launch, since the end of the one before it on the same blocks."""
-    ends = {False: cycles[0], True: cycles[0]}
-    durations_us = []
-    for phase, end in zip(phases, cycles[1:], strict=True):
-        durations_us.append((end - ends[phase.on_first]) / CYCLES_PER_US)
-        ends[phase.on_first] = end
-    return durations_us
 
 
 def first_code(report: torch.Tensor) -> tuple[int, int]:

@@ -103,5 +103,20 @@ class Waits:
             answer: called on the thread that is in the call.
         """
 
+    def say_when_asked(
+        self, asked: int, answered: int, say: Callable[[Waiting], None], done: Callable[[], None]
+    ) -> None:
+        """Has a wait reported when somebody asks, in any process; within a few hundredths of a second.
+
+        Args:
+            asked: address of the word that counts how often it has been asked.
+            answered: address of the word that says which of these has been answered.
+            say: called on the thread that is in the call.
+            done: called behind it, whether it could be said or not.
+        """
+
+    def ask_no_more(self) -> None:
+        """The words of `say_when_asked` are gone."""
+
     def alarm(self, on: bool = True) -> None:
         """Raises an alarm, or ends it. Callable from any thread."""

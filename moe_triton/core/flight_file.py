@@ -9,18 +9,29 @@ What is read here may be cut, damaged or of another version: every length is che
 
 from __future__ import annotations
 
+import collections.abc
 import ctypes
+import functools
 import json
-import mmap
+import math
 import os
+import reprlib
 import stat
+import types
+import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from moe_triton.core.plan import BEHIND
+
 PREFIX = "moe_triton-flight-"
 MAGIC, VERSION = b"moe-flgt", 1
+_PAGE = 4096  # the same everywhere: a file may be read on a machine of other pages
+_MOST_BYTES = 64 << 20  # of a file
+_MOST_RANKS = 1 << 16
+_MOST = 1 << 64  # numbers are below it
 NUM_RUNS = 256  # of plans: an operator in rounds has several
 NUM_STEPS = 32
 NUM_OPERATORS = 64
@@ -29,12 +40,17 @@ BOUNDS_US = tuple(digit * 10**power for power in range(1, 8) for digit in (1, 3)
 """Upper bounds of a histogram of waits, 10 us to 10 s; behind them there is one class more."""
 NUM_CLASSES = len(BOUNDS_US) + 1
 OPERATORS, TOTALS = ("dispatch", "combine", "barrier"), ("runs", "tokens", "rows")
-TEXT_BYTES = {"about": 16 << 10, "plans": 64 << 10, "said": 16 << 10, "why": 8 << 10}
+TEXT_BYTES = {"about": 16 << 10, "plans": 64 << 10, "said": 16 << 10, "why": 8 << 10, "refused": 4 << 10}
 _READS = 20  # of what changes meanwhile
+_WRITTEN_MEANWHILE = 9  # runs, at most one and those that begin while 100 KB are read
 
 
 class FlightError(ValueError):
     """A recorder cannot be read: it says why."""
+
+
+class OtherFileError(FlightError):
+    """A file is sound, and something else."""
 
 
 class Header(ctypes.Structure):
@@ -124,8 +140,7 @@ class Places:
         for name, num_bytes in TEXT_BYTES.items():
             texts[name] = at
             at += num_bytes
-        page = mmap.PAGESIZE
-        return Places(runs, peers, now, texts, (at + page - 1) // page * page)
+        return Places(runs, peers, now, texts, (at + _PAGE - 1) // _PAGE * _PAGE)
 
 
 @dataclass(frozen=True)
@@ -195,6 +210,23 @@ class Wait:
 
 
 @dataclass(frozen=True)
+class Refused:
+    """A call whose arguments were refused: nothing was sent, and peers wait for it.
+
+    Attributes:
+        operator: of the call.
+        number: that it would have been.
+        error: what was raised.
+        at_ns: when, of CLOCK_MONOTONIC.
+    """
+
+    operator: str
+    number: int
+    error: str
+    at_ns: int
+
+
+@dataclass(frozen=True)
 class PeerTotals:
     """Sums over all runs of the buffer, of one rank of the group.
 
@@ -228,6 +260,7 @@ class Flight:
         totals: by operator, of ``runs``, ``tokens`` and ``rows``.
         peers: of each rank.
         timeouts, masked: how often calls ran out of time, and ranks were masked here.
+        refused: the last call that was refused for its arguments.
     """
 
     source: str
@@ -251,6 +284,7 @@ class Flight:
     peers: Sequence[PeerTotals]
     timeouts: int
     masked: int
+    refused: Refused | None = None
 
     @property
     def running(self) -> Run | None:
@@ -258,11 +292,17 @@ class Flight:
         return self.runs[-1] if self.runs and self.runs[-1].end_ns is None else None
 
     def as_json(self) -> dict[str, Any]:
-        """For a file; `of_json` reads it."""
+        """For a file, which `moe-triton flight` reads.
+
+        Examples:
+            >>> import json
+            >>> text = json.dumps(buffer.flight().as_json())
+        """
         values = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "source"}
         values["runs"] = [{**vars(run)} for run in self.runs]
         values["wait"] = None if self.wait is None else {**vars(self.wait)}
         values["peers"] = [{**vars(each)} for each in self.peers]
+        values["refused"] = None if self.refused is None else {**vars(self.refused)}
         return {"moe_triton_flight": VERSION, **values}
 
 
@@ -276,12 +316,30 @@ def write_text(memory: memoryview, header: Header, places: Places, name: str, te
         name: which one.
         text: cut where it has no room.
     """
-    data = text.encode()[: TEXT_BYTES[name]]
-    header.writing += 1
+    data = text.encode(errors="backslashreplace")[: TEXT_BYTES[name]]
+    header.writing |= 1  # it may be odd already, where a signal has ended another writing
     at = places.texts[name]
     memory[at : at + len(data)] = data
     setattr(header, f"{name}_bytes", len(data))
-    header.writing += 1
+    header.writing = (header.writing | 1) + 1
+
+
+def open_own(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Opens a file of this user's, or of root's.
+
+    Raises:
+        FlightError: it is another user's, or none.
+        OSError: it cannot be opened.
+    """
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    state = os.fstat(fd)
+    why_not = "" if stat.S_ISREG(state.st_mode) else "it is no file"
+    if state.st_uid not in (os.geteuid(), 0) and os.geteuid() != 0:
+        why_not = f"it belongs to user {state.st_uid}, not to you"
+    if why_not:
+        os.close(fd)
+        raise FlightError(why_not)
+    return fd
 
 
 def read_file(path: Path) -> Flight:
@@ -291,29 +349,22 @@ def read_file(path: Path) -> Flight:
         FlightError: another user's, cut, damaged or of another version; it says which.
         OSError: it cannot be opened.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        state = os.fstat(fd)
-        if not stat.S_ISREG(state.st_mode):
-            raise FlightError("it is no file")
-        if state.st_uid not in (os.geteuid(), 0) and os.geteuid() != 0:
-            raise FlightError(f"it belongs to user {state.st_uid}, not to you")
-        data = b""
-        with os.fdopen(os.dup(fd), "rb") as file:
-            data = file.read()
-    finally:
-        os.close(fd)
+    with os.fdopen(open_own(path), "rb") as file:
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise FlightError(f"it has more than {_MOST_BYTES >> 20} MB")
     if data[: len(MAGIC)] == MAGIC:
         return read(lambda: data, str(path))
     return of_json(data, str(path))
 
 
-def read(copy: Callable[[], bytes], source: str) -> Flight:
+def read(copy: Callable[[], bytes], source: str, num_operators: int = NUM_OPERATORS) -> Flight:
     """Reads a recorder that may be written meanwhile.
 
     Args:
         copy: of its bytes.
         source: what to call it.
+        num_operators: whose runs are wanted, of the newest.
 
     Raises:
         FlightError: cut, damaged or of another version.
@@ -321,7 +372,8 @@ def read(copy: Callable[[], bytes], source: str) -> Flight:
     for _ in range(_READS):
         data = copy()
         header = _header(data)
-        if not header.writing & 1:
+        # The texts are whole if nobody has begun one while they were copied.
+        if not header.writing & 1 and _header(copy()).writing == header.writing:
             break
     places = Places.of(header.num_ranks)
     texts = {}
@@ -330,7 +382,7 @@ def read(copy: Callable[[], bytes], source: str) -> Flight:
         texts[name] = data[places.texts[name] :][:length].decode(errors="replace")
     about = _object(texts["about"])
     plans = [_object(line) for line in texts["plans"].splitlines()]
-    runs = _runs(data, header, places, plans)
+    runs = _of_newest(_runs(data, header, places, plans), num_operators)
     peers_at, size = places.peers, ctypes.sizeof(PeerStruct)
     structs = [PeerStruct.from_buffer_copy(data, peers_at + rank * size) for rank in range(header.num_ranks)]
     state = STATES[header.state] if header.state < len(STATES) else "damaged"
@@ -362,6 +414,7 @@ def read(copy: Callable[[], bytes], source: str) -> Flight:
         ],
         timeouts=header.timeouts,
         masked=header.masked,
+        refused=_refused(_object(texts["refused"])),
     )
 
 
@@ -373,7 +426,7 @@ def _header(data: bytes) -> Header:
         raise FlightError("it is no flight recorder")
     if header.version != VERSION:
         raise FlightError(f"it is of version {header.version}, and this is {VERSION}")
-    if header.header_bytes != ctypes.sizeof(Header) or not 0 < header.num_ranks <= 1 << 16:
+    if header.header_bytes != ctypes.sizeof(Header) or not 0 < header.num_ranks <= _MOST_RANKS:
         raise FlightError("it is damaged: its header has other sizes")
     if not 0 <= header.rank < header.num_ranks:
         raise FlightError(f"it is damaged: rank {header.rank} of {header.num_ranks}")
@@ -387,7 +440,9 @@ def _header(data: bytes) -> Header:
 
 def _runs(data: bytes, header: Header, places: Places, plans: Sequence[Mapping[str, Any]]) -> list[Run]:
     runs = []
-    for index in range(max(1, header.num_runs - NUM_RUNS + 1), header.num_runs + 1):
+    # Those are left out that may have been written over while this was read.
+    first = max(1, header.num_runs - NUM_RUNS + _WRITTEN_MEANWHILE)
+    for index in range(first, header.num_runs + 1):
         at = places.runs + index % NUM_RUNS * ctypes.sizeof(RunStruct)
         each = RunStruct.from_buffer_copy(data, at)
         if each.number != index:  # being written, or written over
@@ -399,17 +454,20 @@ def _runs(data: bytes, header: Header, places: Places, plans: Sequence[Mapping[s
         # One that has not ended well has not run all.
         last = len(names) if each.end_ns and each.result == 0 else each.step
         for name, us in zip(names[:last], each.steps_us, strict=False):
-            steps_us[name] = steps_us.get(name, 0.0) + float(us)
+            if math.isfinite(us):
+                steps_us[name] = steps_us.get(name, 0.0) + float(us)
         awaited = None
         if 0 <= each.awaited_rank < header.num_ranks and each.awaited_us:
             awaited = each.awaited_rank, each.awaited_us
+        phase = str(plan.get("phase", ""))
         runs.append(
             Run(
                 index=index,
                 operator=str(plan.get("operator", "unknown")),
-                number=each.count,
+                # What comes behind the last round of a call is recorded when that has been counted.
+                number=max(0, each.count - (phase in BEHIND)),
                 zone=_integer(plan.get("zone")),
-                phase=str(plan.get("phase", "")),
+                phase=phase,
                 begin_ns=each.begin_ns,
                 end_ns=each.end_ns or None,
                 tokens=each.tokens if each.tokens >= 0 else None,
@@ -420,13 +478,13 @@ def _runs(data: bytes, header: Header, places: Places, plans: Sequence[Mapping[s
                 ended=_ending(each),
             )
         )
-    return _of_newest_operators(runs)
+    return runs
 
 
-def _of_newest_operators(runs: Sequence[Run]) -> list[Run]:
-    """The runs of the newest `NUM_OPERATORS`, none of which lacks its beginning but for want of room."""
+def _of_newest(runs: Sequence[Run], num_operators: int) -> list[Run]:
+    """The runs of the newest operators, none of which lacks its beginning but for want of room."""
     names = list(dict.fromkeys((run.operator, run.number) for run in reversed(runs)))
-    kept = set(names[:NUM_OPERATORS])
+    kept = set(names[:num_operators])
     return [run for run in runs if (run.operator, run.number) in kept]
 
 
@@ -464,6 +522,13 @@ def _wait(said: Mapping[str, Any], running: Run | None) -> Wait | None:
     )
 
 
+def _refused(said: Mapping[str, Any]) -> Refused | None:
+    if not said:
+        return None
+    operator, error = str(said.get("operator", "")), str(said.get("error", ""))
+    return Refused(operator, _integer(said.get("number")), error, _integer(said.get("at_ns")))
+
+
 def _object(text: str) -> Mapping[str, Any]:
     """What a text holds that may be damaged."""
     try:
@@ -477,9 +542,10 @@ def _integer(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return 0
     try:
-        return int(value)
+        number = int(value)
     except (ValueError, OverflowError):
         return 0
+    return number if abs(number) < _MOST else 0
 
 
 def of_json(data: bytes, source: str) -> Flight:
@@ -493,22 +559,54 @@ def of_json(data: bytes, source: str) -> Flight:
     except (ValueError, RecursionError) as error:
         raise FlightError(f"it is neither a recorder nor JSON: {error}") from error
     if not isinstance(made, dict) or "moe_triton_flight" not in made:
-        raise FlightError("it is no flight recorder")
-    if made["moe_triton_flight"] != VERSION:
-        raise FlightError(f"it is of version {made['moe_triton_flight']}, and this is {VERSION}")
+        raise OtherFileError("it is no flight recorder")
+    version = made["moe_triton_flight"]
+    if version != VERSION:
+        raise FlightError(f"it is of version {reprlib.repr(version)}, and this is {VERSION}")
     try:
-        values = {name: made[name] for name in Flight.__dataclass_fields__ if name != "source"}
-        values["runs"] = [
-            Run(**{**run, "awaited": tuple(run["awaited"]) if run["awaited"] else None})
-            for run in values["runs"]
-        ]
-        wait = values["wait"]
-        if wait is not None:
-            values["wait"] = Wait(**{**wait, "queues": {int(k): v for k, v in wait["queues"].items()}})
-        values["peers"] = [PeerTotals(**each) for each in values["peers"]]
-        flight = Flight(source=source, **values)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        flight: Flight = _typed(Flight, {**made, "source": source})
+    except (KeyError, TypeError, ValueError) as error:
         raise FlightError(f"it is damaged: {error!r}") from error
-    if not (isinstance(flight.rank, int) and isinstance(flight.num_ranks, int)):
-        raise FlightError("it is damaged: its ranks are no numbers")
+    if not 0 <= flight.rank < flight.num_ranks <= _MOST_RANKS:
+        raise FlightError(f"it is damaged: rank {flight.rank} of {flight.num_ranks}")
     return flight
+
+
+_hints = functools.cache(typing.get_type_hints)
+
+
+def _typed(kind: Any, value: Any) -> Any:
+    """A value of JSON as one of a type of the classes here.
+
+    Raises:
+        KeyError: a field is missing.
+        TypeError: it is of another type.
+        ValueError: a number is out of range, or a key is none.
+    """
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return value
+    if origin is types.UnionType:  # of one type and None
+        return None if value is None else _typed(inner[0], value)
+    if isinstance(kind, type) and is_dataclass(kind):
+        named, hints = _instance(dict, value), _hints(kind)
+        needed = [each.name for each in fields(kind) if each.default is each.default_factory is MISSING]
+        return kind(**{name: _typed(hints[name], named[name]) for name in hints if name in {*needed, *named}})
+    if origin is collections.abc.Mapping:
+        keys, values = inner
+        pairs = _instance(dict, value).items()  # whose keys are texts in JSON
+        return {_typed(keys, int(key) if keys is int else key): _typed(values, each) for key, each in pairs}
+    if origin is tuple:
+        return tuple(_typed(each, part) for each, part in zip(inner, _instance(list, value), strict=True))
+    if origin is collections.abc.Sequence:
+        return [_typed(inner[0], each) for each in _instance(list, value)]
+    if kind in (int, float) and type(value) in (int, float) and not -_MOST < value < _MOST:
+        raise ValueError(f"a number is {reprlib.repr(value)}")
+    return float(value) if kind is float and type(value) is int else _instance(kind, value)
+
+
+def _instance(kind: type, value: Any) -> Any:
+    """The value, which must be of this very type."""
+    if type(value) is not kind:
+        raise TypeError(f"{reprlib.repr(value)} is no {kind.__name__}")
+    return value

@@ -161,3 +161,12 @@ class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10 h
         others = (*logging.getLogger().handlers, *logging.getLogger(NAME).handlers)
         if all(handler is self for handler in others):
             super().emit(record)
+
+
+def _renew() -> None:
+    """In a child that was forked: a thread that held the lock does not exist here."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew)

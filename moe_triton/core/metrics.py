@@ -56,7 +56,12 @@ class Metrics:
     masked: int
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON takes it, with the bounds of waits."""
+        """The same as JSON takes it, with the bounds of waits.
+
+        Examples:
+            >>> buffer.metrics().as_dict()["num_ranks"]
+            2
+        """
         return {**asdict(self), "wait_bounds_s": list(WAIT_BOUNDS_S)}
 
 
@@ -225,6 +230,7 @@ def prometheus(
             buffers are of one rank and one group, so that their numbers could not be told apart.
 
     Examples:
+        >>> from moe_triton.metrics import prometheus
         >>> text = prometheus(buffer, {"model": "deepseek"})
     """
     # A buffer is no sequence; numbers of one may be passed by themselves.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from multiprocessing.util import Finalize
 from typing import Literal, NoReturn
@@ -22,10 +22,12 @@ from moe_triton.backends.waits import Waiting
 from moe_triton.core.ascendc import REPORT_MASKED, REPORT_MISMATCH
 from moe_triton.core.endings import at_end
 from moe_triton.core.errors import (
+    ArgumentError,
     BufferStateError,
     CommunicationTimeoutError,
     RankLostError,
 )
+from moe_triton.core.flight_file import Header
 from moe_triton.core.handle import DispatchHandle
 from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.plan import BEGINNING, ENDING
@@ -46,6 +48,7 @@ from moe_triton.runtime.local_launches import LocalLaunches
 from moe_triton.runtime.masks import Masks, Paths
 from moe_triton.runtime.participants import Calling, Participants
 from moe_triton.runtime.peer_memory import OutBytes, PeerMemory, Wanted
+from moe_triton.runtime.recorder import Recorder, is_wanted
 from moe_triton.runtime.renewals import spare_bytes
 from moe_triton.runtime.rounds import Rounds
 from moe_triton.runtime.traces import Trace
@@ -59,6 +62,12 @@ _BELL_MASK = 0x7FFFFFFF
 _WORD_BYTES = 4
 
 _LEFT = "="  # before texts in the store, where some words mean that nothing is there
+
+
+def _queued(communicator: Callable[[], Communicator | None]) -> Mapping[int, int]:
+    """By rank, posts that are not delivered; nothing where there are no queues."""
+    owner = communicator()
+    return owner._windows[0].queued() if owner is not None and owner._windows else {}
 
 
 def bell_of(count: int) -> int:
@@ -104,8 +113,11 @@ class Communicator(Calling):
                 reached = []
                 for one, watch in zip(meetings, watches, strict=True):
                     # Any rank may have failed before this, and then all do.
-                    said = one.exchange({"reaches_all": watch.reaches_all}, "construction is done")
+                    mine = {"reaches_all": watch.reaches_all, "flight": self.recorder and self.recorder.name}
+                    said = one.exchange(mine, "construction is done")
                     reached.append(all(each.get("reaches_all") is True for each in said))
+                    if self.recorder and one is meeting:
+                        self.recorder.meet([each.get("flight") for each in said], one.hosts)
             except BaseException as error:
                 for one in meetings:
                     one.refuse(error)
@@ -118,6 +130,7 @@ class Communicator(Calling):
         sets = MaskedSets(*of_sets) if self._on_lost == "mask" else None
         of_ranks = meeting.store, self._windows[0], self.kernel_settings
         self.participants.is_of_one_host = meeting.num_hosts == 1
+        self.participants.group = self.recorder.group if self.recorder else ""
         self.participants.begin(watches, reached, of_waits, self.counts, sets, *of_ranks)
         self._tell_of_waits()
         if self._unread is not None or meeting.num_hosts > 1:
@@ -148,10 +161,19 @@ class Communicator(Calling):
         self.memory = PlanMemory(self.scheme, self._windows, self.backend.device)
         self._fixed = self.memory.bindings
         relays = self.scheme.relays, not self.backend.is_asynchronous
+        self.recorder = None
+        if is_wanted():
+            queued = partial(_queued, weakref.ref(self))
+            of_runs = self.backend.name, self._rounds.record, queued, self.scheme.relays
+            self.recorder = Recorder(self.context, *of_runs)
+            made.callback(self.recorder.close)
         paths = Paths(self.context.config, self.rank, *relays)
         self.masks = Masks(self._fixed["peers"], paths, self.counts, self.backend.fence)
+        if self.recorder:
+            self.masks.on_masked.append(self.recorder.note_masked)
         made.callback(self._fixed.clear)
-        self._executables = Executables(self.scheme, self.kernel_settings, self.backend, self.memory, log)
+        of_plans = self.scheme, self.kernel_settings, self.backend, self.memory, log, self.recorder
+        self._executables = Executables(*of_plans)
         blocks = self.context.num_blocks if self.context.capabilities.owns_cores else 1
         self._local = LocalLaunches(self.backend, blocks)
         self._last: dict[str, Executable] = {}
@@ -369,7 +391,7 @@ class Communicator(Calling):
         try:
             code = report()
             if code == REPORT_MASKED:
-                code = self.participants.go_on(operator, number, last.executable, last.bindings)
+                code = self._go_on(operator, number, last.executable, last.bindings)
             if code:
                 self._fail(Run(operator, number, last.bindings), last.executable, code)
             if last.ends and operator != "barrier":
@@ -549,7 +571,7 @@ class Communicator(Calling):
         try:
             code = executable.run(bindings)
             if code == REPORT_MASKED:
-                code = self.participants.go_on(operator, number, executable, bindings)
+                code = self._go_on(operator, number, executable, bindings)
         finally:
             if turn:
                 self._rounds.end(operator, code == 0, capturing)
@@ -622,7 +644,7 @@ class Communicator(Calling):
         try:
             code = report()
             if code == REPORT_MASKED:
-                code = self.participants.go_on(operator, number, executable, addresses)
+                code = self._go_on(operator, number, executable, addresses)
             if code == 0:
                 self.participants.behind(executable)
                 return True
@@ -634,8 +656,24 @@ class Communicator(Calling):
             if self._closed:
                 self._give_back_once()
 
+    def _go_on(self, operator: Operator, number: int, executable: Executable, bindings: Bindings) -> int:
+        """Brings a run to its end in which ranks were masked. What runs for that is of the same number."""
+        around = self.recorder.going_on(operator, number) if self.recorder else contextlib.nullcontext()
+        with around:
+            return self.participants.go_on(operator, number, executable, bindings)
+
     def _give_up_at(self, operator: str, number: int, error: BaseException) -> None:
         self._give_up_for(f"{operator} number {number}", error)
+
+    @contextlib.contextmanager
+    def noting_refusals(self, operator: Operator) -> Iterator[None]:
+        """Has a call noted whose arguments are refused: peers wait for it, and its rank is in no call."""
+        try:
+            yield
+        except ArgumentError as error:
+            if self.recorder:
+                self.recorder.memory.say_refused(operator, self.counts[operator], str(error))
+            raise
 
     def _give_up_for(self, call: str, error: BaseException) -> None:
         why = f"{call} ended in {type(error).__name__}"
@@ -646,6 +684,8 @@ class Communicator(Calling):
             self._notes.last_word("raised", call)
         else:
             self._notes.last_word("left", why)
+        if self.recorder:
+            self.recorder.give_up(why, error)
 
     def _give_up(self, why: str) -> None:
         """Refuses every call from now on; the first reason given is the one reported."""
@@ -768,10 +808,15 @@ class Communicator(Calling):
             meeting.leave()
         if self._trace:
             self._trace.close()
+        if self.recorder:
+            self._waits.ask_no_more()
+            self.recorder.close()
 
     def _leave_to_parent(self) -> None:
         super()._leave_to_parent()
         self._executables.stop_calls()
+        if self.recorder:
+            self.recorder.memory.leave_to_parent()
         if self._write_at_end:
             self._write_at_end.cancel()  # the parent writes what was traced so far
 
@@ -788,9 +833,24 @@ class Communicator(Calling):
         def tell(waiting: Waiting) -> None:
             communicator = me()
             if communicator is not None:
-                tell_of(communicator.context, waiting, communicator.counts)
+                group = communicator.recorder.group if communicator.recorder else ""
+                tell_of(communicator.context, waiting, communicator.counts, group)
                 if communicator.on_long_wait:
                     communicator.on_long_wait(waiting)
 
+        def say(waiting: Waiting) -> None:
+            communicator = me()
+            if communicator is not None and communicator.recorder:
+                communicator.recorder.say(waiting)
+
+        def answered() -> None:
+            communicator = me()
+            if communicator is not None and communicator.recorder:
+                communicator.recorder.memory.answered()
+
+        if self.recorder:
+            address_of = self.recorder.memory.address_of
+            of_words = address_of(Header.asked.offset), address_of(Header.answered.offset)
+            self._waits.say_when_asked(*of_words, say, answered)
         timeout_s = self._timeout_s
         self._waits.tell_after(noted_after_s(timeout_s), note, patience_s(timeout_s), tell)

@@ -28,6 +28,7 @@ from moe_triton.rendezvous import hosts
 from moe_triton.rendezvous.agreement import KERNELS, agree
 from moe_triton.rendezvous.deaths import Gone, Watch
 from moe_triton.rendezvous.meeting import Meeting
+from moe_triton.runtime import dump_signal
 from moe_triton.runtime.on_lost import (
     KERNELS_WAIT,
     KERNELS_WAIT_MORE_S,
@@ -35,6 +36,8 @@ from moe_triton.runtime.on_lost import (
     ON_LOST,
     OnLost,
 )
+from moe_triton.runtime.recorder import is_wanted
+from moe_triton.runtime.status import status_of_process
 from moe_triton.runtime.traces import TraceFile, TracePath
 from moe_triton.schemes import make_scheme, scheme_type
 from moe_triton.schemes.rank_context import RankContext
@@ -278,7 +281,10 @@ def _make(order: Order) -> Backend:
     check_choice("on_lost", order.on_lost, ON_LOST)
     logs.use_variable()
     kept_bytes()  # what it says is used later, when nobody could be told
-    return order.make()
+    is_wanted()  # likewise
+    backend = order.make()
+    dump_signal.watch(backend.watch_signal, status_of_process)
+    return backend
 
 
 def _servers_of_one_host(order: Order, meeting: Meeting) -> Sequence[int]:

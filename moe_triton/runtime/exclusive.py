@@ -155,6 +155,15 @@ class Exclusive(ABC):
 _alive: weakref.WeakSet[Exclusive] = weakref.WeakSet()
 
 
+def alive() -> list[Exclusive]:
+    """All of this process that have not been dropped, closed ones too. From any thread."""
+    while True:
+        try:
+            return list(_alive)
+        except RuntimeError:  # another thread has made one meanwhile
+            continue
+
+
 def _leave_all_to_parent() -> None:
     for each in list(_alive):
         each._leave_to_parent()

@@ -19,6 +19,7 @@ from moe_triton.core.records import TRAFFIC
 from moe_triton.core.traffic import PLACEHOLDER, Traffic
 from moe_triton.operators.buffer import COMBINE_OF_BUFFER, DISPATCH_OF_BUFFER, attributes_of, symbols_like
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Variant
+from moe_triton.runtime.recorder import Recorder
 from moe_triton.schemes.rank_context import CALL_WORDS, COUNTED, OPERATORS, Operator
 from moe_triton.schemes.scheme import Output, Scheme
 from moe_triton.tables import KernelSettings
@@ -167,9 +168,10 @@ class Executables:
         backend: compiles them.
         memory: shared by all of them.
         log: of a trace, or None.
+        recorder: the flight recorder, or None.
 
     Attributes:
-        log: for the plans that are compiled from now on.
+        log, recorder: for the plans that are compiled from now on.
         calls: the native calls, or None.
     """
 
@@ -180,7 +182,9 @@ class Executables:
         backend: Backend,
         memory: PlanMemory,
         log: TraceLog | None,
+        recorder: Recorder | None = None,
     ) -> None:
+        self.recorder = recorder
         self._scheme, self._settings, self._backend = scheme, settings, backend
         self._memory, self.log = memory, log
         self._kept: dict[Key, Executable] = {}
@@ -216,8 +220,12 @@ class Executables:
             plan = self._scheme.phase(phase, of, zone, parts)
         return self._settings.tuned(plan)
 
-    def compile(self, plan: Plan) -> Executable:
+    def compile(self, plan: Plan, variant: Variant | int | None = None) -> Executable:
         """Compiles a plan, and allocates the scratch memory that it needs.
+
+        Args:
+            plan: what to run.
+            variant: of its operator; anything else for a barrier.
 
         Raises:
             BufferStateError: a graph is being captured, where nothing can be compiled.
@@ -228,7 +236,9 @@ class Executables:
                 f"graph. Run the same calls once before the capture."
             )
         self._memory.add_scratch(plan.placeholders)
-        return self._backend.compile(plan, self._memory.report, self._memory.bindings, self.log)
+        recording = self.recorder.recording(plan, variant) if self.recorder else None
+        of_plan = plan, self._memory.report, self._memory.bindings, self.log, recording
+        return self._backend.compile(*of_plan)
 
     def _prepare(self, key: Key, executable: Executable) -> None:
         variant, zone, phase, parts = key
@@ -288,7 +298,7 @@ class Executables:
 
     def put(self, key: Key, plan: Plan) -> Executable:
         """Compiles a plan for a key and registers it; benchmarks pass other plans than the key's own."""
-        executable = self._kept[key] = self.compile(plan)
+        executable = self._kept[key] = self.compile(plan, key[0])
         self._prepare(key, executable)
         return executable
 

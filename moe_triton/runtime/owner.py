@@ -7,8 +7,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
 from moe_triton.core.checks import check_choice, check_flag
+from moe_triton.core.errors import BufferStateError
+from moe_triton.core.flight_file import Flight
+from moe_triton.core.metrics import Metrics, metrics_of
 from moe_triton.core.traffic import Traffic
 from moe_triton.runtime.communicator import Communicator
+from moe_triton.runtime.recorder import Recorder
+from moe_triton.runtime.status import NO_RECORDER, status_of
 
 if TYPE_CHECKING:  # in typing since Python 3.11
     from typing_extensions import Self
@@ -111,6 +116,60 @@ class Owner:
             >>> traced.write_trace()
         """
         self._communicator.write_trace()
+
+    def flight(self) -> Flight:
+        """What the flight recorder has: the last 64 operators, and what a wait that goes on is for.
+
+        From any thread, also while another one hangs in a call. ``as_json`` makes it a file's contents, which
+        ``moe-triton flight`` reads (docs/when-it-hangs.md).
+
+        Raises:
+            BufferStateError: there is none, for MOE_TRITON_FLIGHT is off.
+
+        Examples:
+            >>> received = buffer.dispatch(x, topk_idx)
+            >>> run = buffer.flight().runs[-1]
+            >>> run.operator, run.tokens, run.ended
+            ('dispatch', 16, 'well')
+        """
+        return self._recorder().flight()
+
+    def status(self) -> str:
+        """What this rank does now, in words: in which call, since when, and for whom it waits.
+
+        From any thread, also while another one hangs in a call. ``moe-triton status --group`` says it of all
+        ranks of a machine.
+
+        Raises:
+            BufferStateError: there is no flight recorder, for MOE_TRITON_FLIGHT is off.
+
+        Examples:
+            >>> "in no call for" in buffer.status()
+            True
+        """
+        return status_of([self._recorder()])
+
+    def metrics(self) -> Metrics:
+        """Plain numbers of this buffer: rounds, tokens, bytes and waits by peer, time-outs, masks.
+
+        From any thread, as often as wanted: it copies some hundred kilobytes at most, and asks no rank.
+        ``moe_triton.metrics.prometheus`` makes text of it (docs/metrics.md).
+
+        Raises:
+            BufferStateError: there is no flight recorder, for MOE_TRITON_FLIGHT is off.
+
+        Examples:
+            >>> received = buffer.dispatch(x, topk_idx)
+            >>> buffer.metrics().rounds["dispatch"] > 0
+            True
+        """
+        return metrics_of(self._recorder().now())
+
+    def _recorder(self) -> Recorder:
+        recorder = self._communicator.recorder
+        if recorder is None:
+            raise BufferStateError(f"{NO_RECORDER}. Unset the variable, and construct the buffer again.")
+        return recorder
 
     def close(self) -> None:
         """Gives all memory back. Other calls raise afterwards; closing again does nothing.

@@ -92,6 +92,7 @@ class Participants:
         renewals: of places in the window that wander; None where there are none, or windows cannot have other
             memory.
         is_of_one_host: whether all ranks are.
+        group: its short name, in lines of the log.
         owns_ids: whether the ids that combine is given are the library's own copies, in which masks may leave
             marks.
     """
@@ -100,6 +101,7 @@ class Participants:
     _settled: SettledCalls | None = None
     renewals: Renewals | None = None
     is_of_one_host = True
+    group = ""
     owns_ids = False
     _on_lost: OnLostRanks | None = None
     _stand_ins: StandIns | None = None
@@ -159,7 +161,7 @@ class Participants:
         self.losses = Losses(self._context, watches, waits, counts, notes, self._masks)
         calling = self._calling
         if sets is not None:
-            self._on_lost = OnLostRanks(self._context, self._masks, sets, *of_waits, counts)
+            self._on_lost = OnLostRanks(self._context, self._masks, sets, *of_waits, counts, group=self.group)
             waits.give_up_after(timeout_s, self._on_lost.missing)
             if self.may_stand_in:
                 is_quiet = watches[0].is_quiet
@@ -222,7 +224,7 @@ class Participants:
 
         owner = Owner(lambda: counts["dispatch"], meet, learn, notes.leave, give_up, make_relay)
         of_ranks = self._masks, sets, open_store, is_quiet, waits, timeout_s
-        self._stand_ins = StandIns(self._scheme, window, *of_ranks, owner)
+        self._stand_ins = StandIns(self._scheme, window, *of_ranks, owner, group=self.group)
         assert self._on_lost is not None
         self._on_lost.on_followed = follow
 

@@ -104,11 +104,18 @@ class SlowRankLog:
         read: returns the newest runs, oldest first: two for each of `NUM_ROUNDS` are enough.
         log: of this rank, in the room "waits".
         clock: seconds.
+        relays: whether ranks pass on what others send, so that who is awaited may itself have waited.
     """
 
     def __init__(
-        self, read: Callable[[], Sequence[Run]], log: RankLog, clock: Callable[[], float] = time.monotonic
+        self,
+        read: Callable[[], Sequence[Run]],
+        log: RankLog,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        relays: bool = False,
     ) -> None:
+        self._relays = relays
         self._read, self._log, self._clock = read, log, clock
         self._next_run, self._next_s = EVERY_RUNS, clock()
 
@@ -130,8 +137,9 @@ class SlowRankLog:
         self._next_s = now + (EVERY_S if slow is None else SAID_EVERY_S)
         if slow is not None:
             self._log.warning(
-                "rank %d was awaited longest in %d of the last %d rounds, %.1f ms on average",
+                "rank %d%s was awaited longest in %d of the last %d rounds, %.1f ms on average",
                 slow.rank,
+                ", or one that it passes on for," if self._relays else "",
                 slow.num_longest,
                 slow.num_rounds,
                 slow.average_us / 1e3,

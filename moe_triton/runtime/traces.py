@@ -29,11 +29,12 @@ from moe_triton.backends.base import Backend, TracedCall, TraceEvent
 from moe_triton.core import ascendc
 from moe_triton.core.config import Config
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
+from moe_triton.core.flight_memory import Peers
 from moe_triton.core.plan import BEHIND, NEXT, Launch, Part, Placeholder
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.runtime import clocks
 from moe_triton.runtime.clocks import HostClock
-from moe_triton.schemes.fullmesh.ascendc import COMBINE_READY, COMBINE_WAIT
+from moe_triton.runtime.recorder import peers_of
 from moe_triton.schemes.rank_context import RankContext
 
 TracePath = str | os.PathLike[str]
@@ -216,9 +217,10 @@ class TracedRank:
 
     def rank_of_peer(self, launch: Launch, peer: int) -> int:
         """The rank, as numbered in the world, of a peer number in a kernel."""
-        if ":" in launch.step:  # an exchange between two
+        kind = peers_of(launch)
+        if kind == Peers.OTHERS:
             return self.exchange_ranks[peer]
-        if launch.kernel not in (COMBINE_WAIT, COMBINE_READY):
+        if kind == Peers.RANKS:
             return self.ranks[peer]
         c = self.config
         if peer < c.num_experts:

@@ -90,9 +90,9 @@ def close_while_compiling(rank: int, num_ranks: int) -> Any:
     executables = buffer._communicator._executables
     compile_plan = executables.compile
 
-    def slowly(plan: Any) -> Any:
+    def slowly(plan: Any, variant: Any) -> Any:
         time.sleep(1.0)
-        return compile_plan(plan)
+        return compile_plan(plan, variant)
 
     executables.compile = slowly  # type: ignore[method-assign]
     inputs = inputs_of(case, rank, 0)

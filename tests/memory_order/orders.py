@@ -27,6 +27,7 @@ HEADERS = {
 }
 # Where nothing but one word is read and written.
 ALONE = {
+    "flight.h": "numbers of runs, for other processes that copy all and look at these; no rank goes by them",
     "nic.h": "when to stop: a ring is behind it, as behind a post",
     "trace.h": "a number is taken; the launch's end is behind what is written",
     "wait_control.h": "whether waits are to end",

@@ -64,3 +64,21 @@ def differ_in_graphs(rank: int, num_ranks: int, case: Case) -> Said:
     buffer.synchronize()  # so far nobody can tell: combine's flags say nothing
     graph.replay()
     return _what_comes_of_it(buffer)
+
+
+def recorded(rank: int, num_ranks: int, case: Case, change: dict[str, bool]) -> Any:
+    """What the flight recorder has before anybody looks at the device, then, and of calls that differ."""
+    device, buffer = start(case, "random", rank, timeout_s=3.0)
+    usual = {"int8": False, "weights": False}
+    keep = [_round(buffer, case, torch.bfloat16, **usual)]
+    device.log.clear()
+    before = [run.ended for run in buffer.flight().runs if run.operator != "barrier"]
+    is_quiet = "synchronize" not in device.log
+    buffer.synchronize()
+    behind = [(run.name, run.tokens, run.ended) for run in buffer.flight().runs if run.operator != "barrier"]
+    how = {**usual, **change} if rank == num_ranks - 1 else usual
+    keep.append(_round(buffer, case, torch.bfloat16, **how))
+    said, _ = _what_comes_of_it(buffer)
+    flight = buffer.flight()
+    last = [(run.name, run.ended) for run in flight.runs][-2:]
+    return before, is_quiet, behind, last, flight.why.startswith(f"ConfigMismatchError: {said[:40]}")

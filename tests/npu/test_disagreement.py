@@ -8,7 +8,7 @@ import pytest
 
 from moe_triton.processes import RankGroup
 from tests.distributed.cases import Case
-from tests.npu.disagreement_workers import differ, differ_in_graphs
+from tests.npu.disagreement_workers import differ, differ_in_graphs, recorded
 from tests.npu.test_dispatch_combine import config
 
 Ranks = Callable[[int], RankGroup]
@@ -37,3 +37,14 @@ def test_a_graph_keeps_the_kind_of_its_combine(ranks: Ranks, scheme: str) -> Non
     case = Case(config(scheme=scheme), 3, "uniform", (8, 8), num_blocks=2)
     for said, _ in ranks(2).run(differ_in_graphs, case):
         assert "  row format of the combine before: bf16 on rank(s) [0], fp16 on rank(s) [1]" in said
+
+
+def test_the_flight_recorder_has_what_was_started_and_how_it_ended(ranks: Ranks) -> None:
+    case = Case(config(scheme="fullmesh_v1"), 3, "uniform", (8, 8), num_blocks=2)
+    for before, is_quiet, behind, last, says_why in ranks(2).run(recorded, case, {"int8": True}):
+        assert before == ["running", "running"], "nobody has looked at the device yet"
+        assert is_quiet, "to look at the recorder waits for nothing"
+        assert behind == [("dispatch number 0", 8, "well"), ("combine number 0", 8, "well")]
+        assert [name for name, _ in last] == ["dispatch number 1", "combine number 1"]
+        assert "stopped or reported" in {ended for _, ended in last}
+        assert says_why

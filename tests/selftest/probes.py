@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 
-from moe_triton.backends.base import Backend, Bindings, Executable, TraceLog
+from moe_triton.backends.base import Backend, Bindings, Executable, Recording, TraceLog
 from moe_triton.backends.npu import toolchain
 from moe_triton.core.errors import ToolchainError
 from moe_triton.core.plan import Plan
@@ -98,9 +98,15 @@ class FlippingBackend:
         return getattr(self._inner, name)
 
     def compile(
-        self, plan: Plan, report: torch.Tensor, fixed: Bindings, log: TraceLog | None = None
+        self,
+        plan: Plan,
+        report: torch.Tensor,
+        fixed: Bindings,
+        log: TraceLog | None = None,
+        recording: Recording | None = None,
     ) -> FlippingExecutable:
-        return FlippingExecutable(self._inner.compile(plan, report, fixed, log), self._flipped, self._place)
+        inner = self._inner.compile(plan, report, fixed, log, recording)
+        return FlippingExecutable(inner, self._flipped, self._place)
 
 
 def wrong_by_one_bit(case: Case) -> Case:

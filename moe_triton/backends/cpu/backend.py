@@ -16,6 +16,7 @@ from moe_triton.backends.base import (
     CallSetting,
     Executable,
     HostPosts,
+    Recording,
     TensorSpec,
     TraceLog,
     Turn,
@@ -131,6 +132,11 @@ class CpuBackend:
         """Gives back the memory that is kept for more outputs; there will be none."""
         self._outputs.close()
 
+    def watch_signal(self, number: int, write_end: int) -> int:
+        """By a native handler, which Python need not get to."""
+        outcome: int = self._library.moe_watch_signal(number, write_end)
+        return outcome
+
     def why_no_posts(self) -> str:
         """Empty: a thread of the rank carries them out."""
         return ""
@@ -185,14 +191,19 @@ class CpuBackend:
         return NativeTraceLog(max_events, last_entry)
 
     def compile(
-        self, plan: Plan, report: torch.Tensor, fixed: Bindings, log: TraceLog | None = None
+        self,
+        plan: Plan,
+        report: torch.Tensor,
+        fixed: Bindings,
+        log: TraceLog | None = None,
+        recording: Recording | None = None,
     ) -> Executable:
         """Compiles a plan to native code, or has it run with the torch fallbacks of its Triton kernels."""
         assert log is None or isinstance(log, NativeTraceLog)
         if self.kernels == "torch":
-            return TorchExecutable(plan, report, fixed, self._settings(fixed), self.waits, log)
+            return TorchExecutable(plan, report, fixed, self._settings(fixed), self.waits, log, recording)
         with cache.waiting(*(self._patience or (cache.LOCK_WAIT_S, ""))):
-            return NativeExecutable(plan, report, fixed, self._settings(fixed), self.waits, log)
+            return NativeExecutable(plan, report, fixed, self._settings(fixed), self.waits, log, recording)
 
     def _settings(self, fixed: Bindings) -> CpuSettings:
         peers = fixed.get("peers")

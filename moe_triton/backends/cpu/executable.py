@@ -12,8 +12,9 @@ from typing import NamedTuple, cast
 
 import torch
 
-from moe_triton.backends.base import Bindings, Turn
+from moe_triton.backends.base import Bindings, Recording, Turn
 from moe_triton.backends.cpu import native, row_copies
+from moe_triton.backends.cpu.flight import FlownPlan
 from moe_triton.backends.cpu.nic import Nic
 from moe_triton.backends.cpu.paced_link import PacedLink
 from moe_triton.backends.cpu.spare import mask_place
@@ -88,6 +89,7 @@ class _Executable:
         settings: CpuSettings,
         waits: NativeWaits,
         log: NativeTraceLog | None = None,
+        recording: Recording | None = None,
     ) -> None:
         self.plan = plan
         self.placeholders = tuple(name for name in plan.placeholders if name not in fixed)
@@ -100,6 +102,8 @@ class _Executable:
         self._log, self._trace = log, log.add_plan(plan, self.placeholders, fixed) if log else None
         self._durations = (ctypes.c_double * len(plan.launches))()
         self._times = PhaseTimes(plan)
+        of_runs = self.placeholders, self._durations, self._times
+        self._flown = FlownPlan(recording, *of_runs) if recording else None
         # Of each phase; where Python runs the launches, up to the one that runs.
         self._words: list[ctypes.Array[ctypes.c_uint64]] = []
         self._step_names = step_names(plan)
@@ -122,6 +126,13 @@ class _Executable:
     def words_of(self, launch: int) -> ctypes.Array[ctypes.c_uint64]:
         """Returns the current argument words of one of the launches."""
         return self._words[launch]
+
+    def values(self, bindings: Bindings) -> list[ctypes.c_uint64 | int]:
+        """What placeholders stand for in a call."""
+        return [
+            bound if isinstance(bound, int) else bound.data_ptr()
+            for bound in map(bindings.__getitem__, self.placeholders)
+        ]
 
     @property
     def ran(self) -> Sequence[Phases]:
@@ -169,6 +180,7 @@ class NativeExecutable(_Executable):
             name_of(plan).encode(),
             ctypes.addressof(self._c_names),
             plan.reads_peers,
+            self._flown.address if self._flown else None,
         )
         self.address = ctypes.addressof(self._struct)
         self._run = native.library().moe_run_plan
@@ -211,13 +223,6 @@ class NativeExecutable(_Executable):
         """The same of the launches that have not run."""
         self._values[: len(self.placeholders)] = self.values(bindings)
         return self.finish(self._resume(self.address, self._values_address, self._stopped_at))
-
-    def values(self, bindings: Bindings) -> list[ctypes.c_uint64 | int]:
-        """What placeholders stand for in a call."""
-        return [
-            bound if isinstance(bound, int) else bound.data_ptr()
-            for bound in map(bindings.__getitem__, self.placeholders)
-        ]
 
     def finish(self, result: int) -> int:
         """Turns a result of ``moe_run_plan`` into what `run` returns or raises."""
@@ -304,6 +309,22 @@ class TorchExecutable(_Executable):
         return bool(native.library().moe_is_masked_by_peers(ctypes.byref(self._settings)))
 
     def _run(self, bindings: Bindings, first: int = 0) -> int:
+        if self._flown is None:
+            return self._walk(bindings, first)
+        # What native code does for the flight recorder where it runs the whole plan.
+        library, result = native.library(), 1
+        values = (ctypes.c_uint64 * max(len(self.placeholders), 1))(*self.values(bindings))
+        library.moe_flight_begin(self._flown.address, values)
+        try:
+            with self._waits.recorded(self._flown.address):
+                code = self._walk(bindings, first)
+            failed = self.plan.launches.index(self.failed_launch) if self.failed_launch else 0
+            result = {0: 0, REPORT_MASKED: MASKS_CHANGED}.get(code, 1 + failed)
+            return code
+        finally:
+            library.moe_flight_end(self._flown.address, values, result)
+
+    def _walk(self, bindings: Bindings, first: int) -> int:
         self._report.zero_()
         self._words.clear()
         for place, phases in enumerate(self._times.launches):

@@ -69,7 +69,7 @@ class PlanStruct(ctypes.Structure):
         *fields(launches=POINTER, num_launches=U64, patches=POINTER, num_patches=U64),
         *fields(report=POINTER, report_words=U64, phase_words=U64),
         *fields(durations_us=POINTER, settings=POINTER, overlap=U64),
-        *fields(trace=POINTER, name=TEXT, steps=POINTER, reads_peers=U64),
+        *fields(trace=POINTER, name=TEXT, steps=POINTER, reads_peers=U64, flight=POINTER),
     )
 
 
@@ -134,11 +134,15 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "moe_run_plan": (I64, POINTER, POINTER),
     "moe_resume_plan": (I64, POINTER, POINTER, U64),
     "moe_run_turns": (I64, POINTER, U64, POINTER, POINTER),
+    "moe_watch_signal": (ctypes.c_int, ctypes.c_int, ctypes.c_int),
+    "moe_flight_begin": (None, POINTER, POINTER),
+    "moe_flight_end": (None, POINTER, POINTER, I64),
     "moe_use_settings": (None, POINTER),
     "moe_nic_open": (POINTER, POINTER),
     "moe_nic_close": (None, POINTER),
     "moe_nic_post": (ctypes.c_int, POINTER, POINTER),
     "moe_nic_delivered": (U64, POINTER, U32),
+    "moe_nic_posted": (U64, POINTER, U32),
     "moe_fabric_error": (TEXT,),
     "moe_fabric_open": (POINTER, TEXT, POINTER, U64, U64, POINTER),
     "moe_fabric_has": (ctypes.c_int, TEXT, POINTER),

@@ -211,6 +211,14 @@ class Nic:
         """How many of the messages to a rank are there, and their memory free again."""
         return int(native.library().moe_nic_delivered(self.address, rank))
 
+    def queued(self, rank: int) -> int:
+        """How many of the messages to a rank are not there yet."""
+        if not self.address:
+            return 0
+        library = native.library()
+        delivered = library.moe_nic_delivered(self.address, rank)
+        return max(0, int(library.moe_nic_posted(self.address, rank) - delivered))
+
     def close(self) -> None:
         """Waits until what was posted is delivered, 5 s at most, and ends the thread. May be called twice."""
         address, self.address = self.address, 0

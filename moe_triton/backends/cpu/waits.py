@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -74,7 +75,7 @@ class WaitControlStruct(ctypes.Structure):
         *alike(U64, "stop", "alarm", "holder", "plan", "first", "launch", "began_ns", "look_ns"),
         *alike(U64, "tell_ns", "patience_ns", "pause_ns", "looked_ns", "was_paused"),
         ("main_thread", U64),
-        *alike(POINTER, *_PYTHON_CALLS, "tell", "answer"),
+        *alike(POINTER, *_PYTHON_CALLS, "tell", "answer", "say", "flown", "asked", "answered"),
         ("error", POINTER * 3),
         ("blocks", BlockWaitStruct * MAX_BLOCKS),
     )
@@ -111,6 +112,7 @@ class NativeWaits(Waits):
         self._stages: list[Stage] = []
         self._wait_of_stages = 0
         self._answer: Callable[[Waiting], None] | None = None
+        self._say: tuple[Callable[[Waiting], None], Callable[[], None]] | None = None
         me = weakref.ref(self)
 
         # Native code keeps it, and must not keep this object alive.
@@ -124,8 +126,17 @@ class NativeWaits(Waits):
             if waits is not None:
                 waits._report_to([waits._answer] if waits._answer else [])
 
-        self._native_calls = tell, answer
-        self._struct.tell, self._struct.answer = id(tell), id(answer)
+        def say() -> None:
+            waits = me()
+            if waits is not None and waits._say is not None:
+                answer_of, answered = waits._say
+                try:
+                    waits._report_to([answer_of])
+                finally:
+                    answered()  # it is not asked again at once where it cannot be said
+
+        self._native_calls = tell, answer, say
+        self._struct.tell, self._struct.answer, self._struct.say = id(tell), id(answer), id(say)
 
     @property
     def is_stopped(self) -> bool:  # type: ignore[override]
@@ -164,6 +175,30 @@ class NativeWaits(Waits):
     def alarm(self, on: bool = True) -> None:
         """Raises an alarm, or ends it. Callable from any thread."""
         self._struct.alarm = on
+
+    def say_when_asked(
+        self, asked: int, answered: int, say: Callable[[Waiting], None], done: Callable[[], None]
+    ) -> None:
+        """Has a wait reported when somebody asks, in any process; within a few hundredths of a second."""
+        self._say = say, done
+        self._struct.asked, self._struct.answered = asked, answered
+
+    def ask_no_more(self) -> None:
+        """The words of `say_when_asked` are gone."""
+        self._say, self._struct.asked, self._struct.answered = None, None, None
+
+    @contextlib.contextmanager
+    def recorded(self, flown: int) -> Iterator[None]:
+        """Launches that Python makes meanwhile note whom they wait for.
+
+        Args:
+            flown: address of the plan's ``moe::FlownPlan``.
+        """
+        self._struct.flown = flown
+        try:
+            yield
+        finally:
+            self._struct.flown = None
 
     def add(self, number: int, runner: Runner) -> None:
         """Registers the runner of the plan that native code knows by this number."""

@@ -167,6 +167,10 @@ class SharedWindow:
         """Waits for every rank of the group."""
         self._meeting.exchange({}, "barrier")
 
+    def queued(self) -> dict[int, int]:
+        """Nothing: no queues lead anywhere."""
+        return {}
+
     def renew(self, number: int, at: int, num_bytes: int, keeps: bool) -> None:
         """See `moe_triton.backends.base.RenewedWindow`."""
         self._spare.renew(self._file, self.base, number, at, num_bytes, keeps)
@@ -313,6 +317,10 @@ class QueuedWindow(SharedWindow):
         """See `moe_triton.backends.base.HostPosts`."""
         return self.nic.delivered(rank)
 
+    def queued(self) -> dict[int, int]:
+        """By rank, how many posts are not delivered."""
+        return {rank: number for rank in self._queues.peers if (number := self.nic.queued(rank))}
+
     def close(self) -> None:
         """Ends the NIC, which delivers what was posted, and drops the mappings."""
         if self._fabric is not None and self.nic.address:
@@ -363,6 +371,10 @@ class StandInWindow:
 
     def barrier(self) -> None:
         """Nothing: the group is this rank's own window's."""
+
+    def queued(self) -> dict[int, int]:
+        """Nothing: what stands in says so by the rank's own window."""
+        return {}
 
     def close(self) -> None:
         """Ends the NIC, which delivers what was posted. May be called twice."""

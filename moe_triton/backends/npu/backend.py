@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import signal
+import threading
 from collections.abc import Mapping, Sequence
 
 import torch
 
-from moe_triton.backends.base import Bindings, CallSetting, Executable, TensorSpec, TraceLog, Turn
+from moe_triton.backends.base import (
+    Bindings,
+    CallSetting,
+    Executable,
+    Recording,
+    TensorSpec,
+    TraceLog,
+    Turn,
+)
 from moe_triton.backends.npu import library, toolchain
 from moe_triton.backends.npu.capabilities import CAPABILITIES
 from moe_triton.backends.npu.executable import NpuExecutable
@@ -104,6 +115,15 @@ class NpuBackend:
     def close(self) -> None:
         """Nothing: memory of outputs is torch's."""
 
+    def watch_signal(self, number: int, write_end: int) -> int:
+        """By a handler of Python's, whose calls do not wait for the device."""
+        if signal.getsignal(number) is not signal.SIG_DFL:
+            return 1
+        if threading.current_thread() is not threading.main_thread():
+            return -1
+        signal.signal(number, lambda *_: os.write(write_end, b"\1"))
+        return 0
+
     def why_no_posts(self) -> str:
         """Says what is missing for posts by memfabric, and what to do; empty where kernels can post."""
         otherwise = "or make a group of each server's ranks."
@@ -169,14 +189,20 @@ class NpuBackend:
         )
 
     def compile(
-        self, plan: Plan, report: torch.Tensor, fixed: Bindings, log: TraceLog | None = None
+        self,
+        plan: Plan,
+        report: torch.Tensor,
+        fixed: Bindings,
+        log: TraceLog | None = None,
+        recording: Recording | None = None,
     ) -> Executable:
         """Checks that a plan's blocks fit the processor, and compiles it for one stream or two."""
         assert log is None
         for phases in device_launches(plan.launches):
             check_blocks(num_blocks(phases), self.soc)
         two_streams = plan.two_streams and self.overlaps
-        made = NpuExecutable(plan, fixed, self.runtime, self._communication, two_streams)
+        of_plan = plan, fixed, self.runtime, self._communication, two_streams
+        made = NpuExecutable(*of_plan, recording)
         made.measure(self._measures)
         self._executables.append(made)
         return made

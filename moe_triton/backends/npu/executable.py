@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import torch
 
-from moe_triton.backends.base import Bindings
+from moe_triton.backends.base import Bindings, Recording
 from moe_triton.backends.npu.runtime import Event, Runtime, Stream
 from moe_triton.backends.npu.schedule import BEGIN, schedule
 from moe_triton.backends.npu.steps import Step, make_step
@@ -15,6 +15,7 @@ from moe_triton.backends.phases import PhaseTimes, first_code, is_profiled, laun
 from moe_triton.core.abi import REPORT, TIMES, word_of
 from moe_triton.core.ascendc import REPORT_WORDS
 from moe_triton.core.errors import BufferStateError
+from moe_triton.core.flight_file import NUM_RUNS, RunStruct
 from moe_triton.core.kernel import MAX_PHASES, AscendCKernel
 from moe_triton.core.plan import Launch, Phases, Plan, num_blocks
 
@@ -34,11 +35,20 @@ class NpuExecutable:
         runtime: torch_npu.
         communication: the stream of launches that move data between ranks.
         two_streams: whether both streams are used; otherwise everything runs on the user's.
+        recording: how the flight recorder has its runs: when each was started and, once somebody has looked,
+            how it ended. None for not at all.
     """
 
     def __init__(
-        self, plan: Plan, fixed: Bindings, runtime: Runtime, communication: Stream, two_streams: bool
+        self,
+        plan: Plan,
+        fixed: Bindings,
+        runtime: Runtime,
+        communication: Stream,
+        two_streams: bool,
+        recording: Recording | None = None,
     ) -> None:
+        self._recording, self._begun = recording, list[RunStruct]()
         self.plan, self._runtime, self._communication = plan, runtime, communication
         self.failed_launch: Launch | None = None
         self.failed_report = torch.zeros(0, REPORT_WORDS, dtype=torch.int32, device="cpu")
@@ -96,6 +106,8 @@ class NpuExecutable:
             # An event belongs to the graph that it was captured in.
             events = self._make_events()
             self._graph_events.append(events)
+        if not capturing:
+            self._record(bindings)
         streams = {"compute": runtime.current_stream(), "communication": self._communication}
         handles = {name: runtime.handle(stream) for name, stream in streams.items()}
         if BEGIN in events:
@@ -122,6 +134,25 @@ class NpuExecutable:
             self._copy_reports(streams["compute"])
         return 0
 
+    def _record(self, bindings: Bindings) -> None:
+        if self._recording is None:
+            return
+        memory, flown = self._recording.memory, self._recording.flown
+        tokens = bindings.get("num_tokens", -1)
+        assert isinstance(tokens, int)
+        # Of those that nobody has looked at the ring has the newest.
+        del self._begun[: -(NUM_RUNS // 2)]
+        self._begun.append(memory.begin_run(flown, self._recording.next_number, tokens))
+
+    def _note_ended(self, code: int) -> None:
+        """All that was started has ended; of what has gone wrong the device says it of the last one."""
+        if self._recording is None:
+            return
+        for run in self._begun:
+            result = code if run is self._begun[-1] else 0
+            self._recording.memory.end_run(run, self._recording.flown, result, ())
+        self._begun.clear()
+
     def _copy_reports(self, stream: Stream) -> None:
         # Reports are kept: if a copy is still under way, the next one brings the same.
         if self._copied is None:
@@ -142,6 +173,12 @@ class NpuExecutable:
 
     def outcome(self, wait: bool) -> int | None:
         """Returns 0 or a code that was reported, or None if the last run has not ended yet."""
+        code = self._outcome(wait)
+        if code is not None:
+            self._note_ended(code)
+        return code
+
+    def _outcome(self, wait: bool) -> int | None:
         if not self._reporting:
             return 0
         if wait:

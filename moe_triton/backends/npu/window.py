@@ -86,6 +86,10 @@ class NpuWindow:
         """Waits for every rank of the group."""
         self._meeting.exchange({}, "barrier")
 
+    def queued(self) -> dict[int, int]:
+        """Nothing: what queues of the device hold is not seen by the host."""
+        return {}
+
     def close(self) -> None:
         """Gives the memory back once no peer uses it any more, or after `CLOSE_SECONDS`."""
         if self._closed:
