@@ -37,6 +37,7 @@ BUDGETS_S: Mapping[str, tuple[float, float]] = {
     "tests/chaos": (20, 30),
     "tests/cli": (55, 30),
     "tests/distributed": (345, 830),
+    "tests/flight": (15, 5),
     "tests/hosts": (45, 240),
     "tests/kernels": (75, 110),
     "tests/memory_order": (20, 155),

@@ -216,6 +216,36 @@ def trace(
 
 
 @app.command()
+def status(
+    pids: Annotated[
+        list[str] | None, typer.Argument(metavar="PID", help="ranks of this machine; yours if not given")
+    ] = None,
+    group: Annotated[
+        bool, typer.Option("--group", help="of all ranks of their groups; first, who holds them up")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="as one JSON object")] = False,
+) -> None:
+    """Say what ranks of this machine do now: their calls, whom they wait for, and since when."""
+    from moe_triton.tools.cli.status import show_status
+
+    raise typer.Exit(show_status(pids or [], is_of_groups=group, as_json=as_json, console=Console()))
+
+
+@app.command()
+def flight(
+    files: Annotated[
+        list[Path], typer.Argument(help="flight recorders, or JSON that errors wrote; or folders of them")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="as one JSON object")] = False,
+    picture: Annotated[Path | None, typer.Option(help="a trace to write, a .json for Perfetto")] = None,
+) -> None:
+    """Say what went wrong before, by what several ranks have recorded of their last calls."""
+    from moe_triton.tools.cli.flight import show_flights
+
+    raise typer.Exit(show_flights(files, as_json=as_json, picture=picture, console=Console()))
+
+
+@app.command()
 def selftest(
     backend: Annotated[Literal["cpu", "npu"], typer.Option(help="what to test")] = "cpu",
     ranks: Annotated[
