@@ -324,7 +324,7 @@ class Recorder:
             self._write(rank, self.now())
 
     def note_masked(self, rank: int, why: str) -> None:
-        """A rank is masked from now on. What it has recorded is written down later: others wait to be told."""
+        """A rank is masked from now on. What it has recorded is written down later: others wait for this."""
         self.memory.header.masked += 1
         self._to_keep.append(rank)
 

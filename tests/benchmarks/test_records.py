@@ -31,7 +31,7 @@ RUNS = {
     ),
     "trace_overhead": (
         ["--iterations", "2", "--ranks", "2", "--tokens", "2"],
-        {"traced_vs_not", "core_traced_vs_not"},
+        {"traced_vs_not", "core_traced_vs_not", "recorded_vs_not", "recorded_vs_not_high"},
         {"ranks", "tokens", "comm_alg"},
     ),
     "python_time": (["--tokens", "1"], {"python_us"}, {"call", "tokens"}),
