@@ -87,7 +87,7 @@ def test_without_it_nothing_is_made_and_status_says_so(ranks: Groups) -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "takes", "said"),
     [
-        ("MOE_TRITON_FLIGHT", "/tmp/x", False, "MOE_TRITON_FLIGHT is /tmp/x, but it is 'on' or 'off'"),
+        ("MOE_TRITON_FLIGHT", "folder", False, "MOE_TRITON_FLIGHT is folder, but it is 'on' or 'off'"),
         ("MOE_TRITON_DUMP_SIGNAL", "HUPP", False, "it is the name or the number of a signal"),
         ("MOE_TRITON_DUMP_SIGNAL", "9", False, "SIGKILL is not for programs to take"),
         ("MOE_TRITON_DUMP_SIGNAL", "SIGUSR2", True, "SIGUSR2: it has a handler already, or is ignored"),

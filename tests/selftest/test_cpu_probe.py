@@ -5,6 +5,8 @@ from __future__ import annotations
 from unittest import mock
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from autotune.model.constants import machine_named
 from autotune.model.timelines import cpu
@@ -14,6 +16,7 @@ from moe_triton.tools.selftest.checks import constants
 from moe_triton.tools.selftest.cpu_probe import CONSTANTS, CpuProbe
 from tests.patience import seconds
 
+MOST_PASSES = 20
 SETTINGS = Settings(quick=True, timeout_s=seconds(60.0))
 
 
@@ -23,9 +26,22 @@ def measured(rank: int, num_ranks: int, cores: int) -> tuple[dict[str, float], i
     with mock.patch.object(type(backend), "num_blocks", lambda self, ranks: max(1, cores // ranks)):
         probe = CpuProbe(backend, rank, num_ranks, SETTINGS.wait_s)
         try:
-            return probe.measure(), backend.num_blocks(1)
+            return undisturbed(probe), backend.num_blocks(1)
         finally:
             probe.close()
+
+
+def undisturbed(probe: CpuProbe) -> dict[str, float]:
+    """What a pass measures; another one for all where others had the core of some rank all the time."""
+    for _ in range(MOST_PASSES):
+        try:
+            figures, disturbed = probe.measure(), torch.zeros(1)
+        except ValueError:
+            figures, disturbed = {}, torch.ones(1)
+        dist.all_reduce(disturbed)
+        if not disturbed:
+            return figures
+    raise AssertionError(f"{MOST_PASSES} passes were disturbed")
 
 
 def found_by_check(rank: int, num_ranks: int) -> dict[str, float]:
