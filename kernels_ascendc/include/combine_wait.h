@@ -80,6 +80,7 @@ private:
     __aicore__ inline bool WaitForResults(int64_t token, uint64_t address, ResultBits expected) {
         int64_t noted = num_results_;
         ResultBits late = 0;
+        int64_t num_late = 0;
         for (PollLoop poll(deadline_, args_.window, token, end_ - token); poll.Next();) {
             LoadFlags(address);
             const ResultBits awaited = expected_.Awaited(token, expected);
@@ -92,8 +93,9 @@ private:
                 NoteLate(token, late, poll.WaitedUs());
                 return true;
             }
-            if (IsWatched()) {
+            if (IsWatched() && missing != num_late) {
                 late = flags_.Missing(0, awaited);
+                num_late = missing;
             }
             poll.Miss(missing);
         }
