@@ -88,7 +88,6 @@ struct FlownPlan {
     uint32_t num_steps;
     uint32_t ends_run;  // whether a run of the operator is over with it
     uint32_t counts;  // whether its tokens and rows are those of a run
-    uint32_t unused;
     int32_t tokens_hole;
     int32_t rows_hole;  // sums of rows, by expert and rank
     uint64_t num_entries;  // of these

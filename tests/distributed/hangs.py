@@ -46,7 +46,7 @@ def hang(rank: int, num_ranks: int, case: Case, what: str, folder: str) -> str:
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as around:
         patch.setenv(recorder.FOLDER_VARIABLE, folder)
         if what == "no room" and rank == num_ranks - 1:
-            around.enter_context(without_room(num_ranks))
+            around.enter_context(no_room(num_ranks))
         if what == "slow link":
             around.enter_context(paced(PacedLink(SLOW_LINK)))
         timeout_s = (
@@ -87,7 +87,7 @@ def _tell_that_it_waits(buffer: EPBuffer, go: Path) -> None:
 
 
 @contextlib.contextmanager
-def without_room(num_ranks: int) -> Iterator[None]:
+def no_room(num_ranks: int) -> Iterator[None]:
     """Shared memory has no room for a recorder."""
     wanted, allocate = Places.of(num_ranks).total_bytes, os.posix_fallocate
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +15,16 @@ import torch
 import torch.distributed as dist
 
 from moe_triton import CommunicationTimeoutError, EPBuffer, MoeTritonError, RankLostError
-from moe_triton.core import shared_memory
-from moe_triton.core.flight_file import PREFIX, Flight, Places, read_file
+from moe_triton.core.flight_file import PREFIX, Flight, read_file
 from moe_triton.runtime import recorder
 from tests.distributed.cases import Case, inputs_of
+from tests.distributed.hangs import no_room, until
 from tests.distributed.workers import make_buffer, one_round
 from tests.patience import seconds
 
 ROUNDS = 5
 LATE_S = 0.05
 ASKED_S = seconds(20)
-
-
-def until(is_so: Callable[[], object]) -> None:
-    """Waits for something that comes, or fails."""
-    deadline = time.monotonic() + ASKED_S
-    while not is_so():
-        assert time.monotonic() < deadline, "it does not come"
-        time.sleep(0.005)
 
 
 def rounds(buffer: Any, case: Case, rank: int, number: int = ROUNDS, late_s: float = 0.0) -> None:
@@ -101,15 +91,7 @@ def killed(rank: int, num_ranks: int, case: Case, folder: str) -> tuple[list[str
 
 def without_room(rank: int, num_ranks: int, case: Case) -> tuple[str, int]:
     """A rank whose shared memory has no room for a recorder, which calls do not need."""
-    with pytest.MonkeyPatch.context() as patch:
-        wanted, allocate = Places.of(num_ranks).total_bytes, os.posix_fallocate
-
-        def refuse(fd: int, offset: int, num_bytes: int) -> None:
-            if num_bytes == wanted:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            allocate(fd, offset, num_bytes)
-
-        patch.setattr(os, "posix_fallocate", refuse)
+    with no_room(num_ranks):
         buffer = make_buffer(case)
     with buffer:
         rounds(buffer, case, rank, 1)
@@ -121,13 +103,13 @@ def switched_off(rank: int, num_ranks: int, case: Case) -> tuple[str, list[str]]
     """A buffer without a recorder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(recorder.VARIABLE, "off")
-        before = {path.name for path in shared_memory.folder().glob(f"{PREFIX}*")}
         with make_buffer(case) as buffer:
             rounds(buffer, case, rank, 1)
             with pytest.raises(MoeTritonError) as caught:
                 buffer.status()
-            now = {path.name for path in shared_memory.folder().glob(f"{PREFIX}*")}
-            return str(caught.value), sorted(now - before)
+            # Others make files in that folder meanwhile: those count that this process maps.
+            maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+            return str(caught.value), [line for line in maps if PREFIX in line]
 
 
 def refused(rank: int, num_ranks: int, case: Case, variable: str, value: str, takes: bool) -> str:

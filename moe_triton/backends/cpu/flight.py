@@ -34,7 +34,7 @@ class FlownPlanStruct(ctypes.Structure):
 
     _fields_ = (
         *fields(flight=POINTER),
-        *alike(U32, "number", "operator", "num_steps", "ends_run", "counts", "unused"),
+        *alike(U32, "number", "operator", "num_steps", "ends_run", "counts"),
         *fields(tokens_placeholder=I32, rows_placeholder=I32, num_entries=U64, row_bytes=U64),
         *alike(POINTER, "durations_us", "cycles", "spans"),
         *fields(ranks_of_experts=POINTER, num_experts=U64, kinds=POINTER),
@@ -87,7 +87,6 @@ class FlownPlan:
             len(flown.steps),
             flown.ends_run,
             flown.counts,
-            0,
             tokens,
             rows if flown.row_bytes else -1,
             num_entries,
@@ -99,14 +98,6 @@ class FlownPlan:
             len(experts),
             ctypes.addressof(kinds),
         )
-        self._kept = (
-            flight,
-            bounds,
-            ranks,
-            kinds,
-            spans,
-            durations,
-            times,
-            recording,
-        )  # native code has their addresses
+        # Native code has their addresses.
+        self._kept = flight, bounds, ranks, kinds, spans, durations, times, recording
         self.address = ctypes.addressof(self._struct)
