@@ -22,6 +22,7 @@ import torch.distributed as dist
 from moe_triton import ArgumentError, EPBuffer, MoeTritonError
 from moe_triton.backends.cpu.paced_link import PacedLink, paced
 from moe_triton.core.flight_file import Places
+from moe_triton.core.flight_findings import LATE_TIMES
 from moe_triton.processes import tell
 from moe_triton.runtime import recorder
 from tests.distributed.cases import Case, inputs_of
@@ -31,6 +32,8 @@ from tests.patience import seconds
 WITHIN_S = seconds(30)
 TIMEOUT_S = seconds(4.0)
 SLOW_LINK = 2e-6  # GB a second
+LATE = ("stopped", "late", "no room", "wrong ids")
+"""Situations in which the last rank comes once it may."""
 
 
 def until(is_so: Callable[[], object]) -> None:
@@ -49,16 +52,13 @@ def hang(rank: int, num_ranks: int, case: Case, what: str, folder: str) -> str:
             around.enter_context(no_room(num_ranks))
         if what == "slow link":
             around.enter_context(paced(PacedLink(SLOW_LINK)))
-        timeout_s = (
-            WITHIN_S if what in ("stopped", "late", "no room", "slow link", "wrong ids") else TIMEOUT_S
-        )
-        buffer = make_buffer(case, timeout_s=timeout_s)
+        buffer = make_buffer(case, timeout_s=WITHIN_S if what in (*LATE, "slow link") else TIMEOUT_S)
         inputs = [inputs_of(case, rank, number) for number in range(3)]
         for each in inputs[:2]:
             one_round(buffer, case, each, None)
         dist.barrier()
         tell(("pid", os.getpid()))
-        watching = threading.Thread(target=_tell_that_it_waits, args=(buffer, go))
+        watching = threading.Thread(target=_tell_that_it_waits, args=(buffer, go, what in LATE))
         watching.start()
         try:
             if rank == num_ranks - 1:
@@ -75,12 +75,15 @@ def hang(rank: int, num_ranks: int, case: Case, what: str, folder: str) -> str:
     return error
 
 
-def _tell_that_it_waits(buffer: EPBuffer, go: Path) -> None:
-    """Once a call has waited for a while."""
+def _tell_that_it_waits(buffer: EPBuffer, go: Path, is_late: bool) -> None:
+    """Once a call has waited for a while, and where that ends well for long beside what is usual here."""
     while not go.exists():
         with contextlib.suppress(MoeTritonError):
-            wait = buffer.flight().wait
-            if wait is not None and time.monotonic_ns() - wait.since_ns > 2e8:
+            flight = buffer.flight()
+            waited_us = [run.awaited[1] for run in flight.runs if run.awaited is not None]
+            enough_ns = max(2e8, 2000 * LATE_TIMES * max(waited_us, default=0) * is_late)
+            wait = flight.wait
+            if wait is not None and time.monotonic_ns() - wait.since_ns > enough_ns:
                 tell(("waits", ""))
                 return
         time.sleep(0.02)
@@ -162,7 +165,7 @@ def two_groups(rank: int, num_ranks: int, case: Case, folder: str) -> str:
         inputs = inputs_of(case, rank, 0)
         tell(("pid", os.getpid()))
         first = buffers[rank]
-        watching = threading.Thread(target=_tell_that_it_waits, args=(first, go))
+        watching = threading.Thread(target=_tell_that_it_waits, args=(first, go, False))
         watching.start()
         error = ""
         try:

@@ -191,6 +191,21 @@ def _rows_by_rank(ends: torch.Tensor) -> list[int]:
     return [int(each) for each in rows.sum(0)]
 
 
+def _slow_round(buffer: Any, case: Case, rank: int, late_s: float) -> float:
+    """A round for which a rank comes last by so many seconds, whatever the others were late; returns its own."""
+    files = [path for other, path in enumerate(buffer._communicator.recorder.files) if other != rank]
+    until(lambda: all(_waits_in_dispatch(path) for path in files))
+    time.sleep(late_s)
+    began = time.monotonic()
+    one_round(buffer, case, inputs_of(case, rank, 0), None)
+    return time.monotonic() - began
+
+
+def _waits_in_dispatch(path: Path) -> bool:
+    run = read_file(path).running
+    return run is not None and (run.operator, run.step) == ("dispatch", "wait")
+
+
 def slow(rank: int, num_ranks: int, case: Case, late: int) -> list[str]:
     """What a rank logs of another one that is late for every round."""
     lines: list[str] = []
@@ -205,10 +220,14 @@ def slow(rank: int, num_ranks: int, case: Case, late: int) -> list[str]:
             with make_buffer(case) as buffer:
                 rounds(buffer, case, rank, 2)
                 inputs = inputs_of(case, rank, 0)
+                late_s = 0.005
                 for _ in range(60):
                     if rank == late:
-                        time.sleep(0.005)
-                    one_round(buffer, case, inputs, None)
+                        # By more than others are for the combine, which a loaded machine draws out.
+                        took_s = _slow_round(buffer, case, rank, late_s)
+                        late_s = min(0.2, max(0.005, 2 * took_s, 0.9 * late_s))
+                    else:
+                        one_round(buffer, case, inputs, None)
                 if rank != late:
                     until(lambda: any("was awaited longest" in line for line in lines))
         finally:

@@ -125,13 +125,13 @@ WANTED: dict[str, tuple[str, str]] = {
     ),
     "closed": (
         "ranks N and N wait for rank N, of which there is no record (dispatch number N, for N ms)",
-        "rank N never began dispatch number N; ranks N and N waited N s for it and gave up; rank N: "
+        "rank N never began dispatch number N; ranks N and N waited N ms for it and gave up; rank N: "
         "buffer closed",
     ),
     "two groups": (
         "rank N waits for rank N in group G (dispatch number N), and rank N for rank N in group G (dispatch "
         "number N): a circle",
-        "group G: rank N never began dispatch number N; rank N waited N s for it and gave up",
+        "group G: rank N never began dispatch number N; rank N waited N ms for it and gave up",
     ),
     "slow link": ("it sent is still under way", ""),
 }
@@ -140,7 +140,7 @@ WANTED: dict[str, tuple[str, str]] = {
 def numberless(text: str) -> str:
     """With N for numbers, and G for groups."""
     named = re.sub(r"group [0-9a-f]{8}", "group G", text)
-    return re.sub(r"N(?:\.\d+)? (?:\u00b5s|us)", "N ms", re.sub(r"\d+(?:\.\d+)?", "N", named))
+    return re.sub(r"N (?:\u00b5s|us|s)\b", "N ms", re.sub(r"\d+(?:\.\d+)?", "N", named))
 
 
 @pytest.mark.parametrize("what", [pytest.param(what, id=what.replace(" ", "_")) for what in WANTED])

@@ -141,6 +141,7 @@ def test_who_still_waits_has_done_so_until_now(tmp_path: Path, monkeypatch: pyte
     now = {"pid": os.getpid(), "opened_ns": time.monotonic_ns()}
     waits = Made(0, 2, [MadeRun("dispatch", 0, 0.0, None)], waits_for=[1], said={"since_ns": 1}, **now)
     files = waits.write(tmp_path), Made(1, 2, **now).write(tmp_path)
+    monkeypatch.setattr(flight_findings, "_LONG_NS", 10**18)
     assert "nothing is amiss" in flight(*files).stdout  # it has only just begun
     monkeypatch.setattr(flight_findings, "_LONG_NS", 0)
     assert "rank 1 has not begun dispatch number 0; rank 0 has waited " in flight(*files).stdout
