@@ -6,6 +6,7 @@ with plans of no launches; the other rank is gone by then, so that nothing share
 
 from __future__ import annotations
 
+import os
 import timeit
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,19 +14,30 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import at_least, parser, print_table, records_of, run_main, write_records
+from benchmarks.harness import (
+    at_least,
+    interval_text,
+    parser,
+    print_table,
+    records_of,
+    run_main,
+    with_interval,
+    write_records,
+)
 from benchmarks.memory import one_communicator
 from benchmarks.operators import Inputs
 from benchmarks.sizes import EXPERTS, HIDDEN, SIZES, TOPK
 from moe_triton import EPBuffer
 from moe_triton import torch_npu_ops as ops
 from moe_triton.processes import RankGroup
+from moe_triton.runtime import recorder
 from moe_triton.tools.progress import progress
 
 BUDGET_US = {"dispatch": 10.0, "dispatch and combine": 20.0, "EPBuffer": 60.0}
 BUDGET_OF_OPTION_US = 10.0
 """Of what an option adds to a plain pair."""
 PLAIN, WITH = "EPBuffer, dispatch and combine, fullmesh_v1", "EPBuffer with "
+UNRECORDED = "EPBuffer, dispatch and combine, fullmesh_v1, no flight recorder"
 EARLIER: Any = object()
 """Stands for what an earlier dispatch of the same buffer gave."""
 # Short repeats and many: the machine has slow phases, and the fastest repeat is to lie between them.
@@ -33,8 +45,8 @@ CALLS, REPEATS = 20, 2000
 REPEATS_OF_OPTION = 100  # which takes many times as long
 
 
-def measure(rank: int, num_ranks: int, tokens: int) -> dict[str, float]:
-    """Microseconds per call of rank 0: the fastest of many repeats."""
+def measure(rank: int, num_ranks: int, tokens: int) -> tuple[dict[str, float], list[float]]:
+    """Of rank 0: microseconds per call, the fastest of many repeats; ratios of `PLAIN` to `UNRECORDED`."""
     ops.configure()
     inputs, group = Inputs.random(rank, tokens, TOPK, EXPERTS), (ops.group_name(), num_ranks, rank, EXPERTS)
 
@@ -57,6 +69,11 @@ def measure(rank: int, num_ranks: int, tokens: int) -> dict[str, float]:
         buffer = EPBuffer(num_max_tokens_per_rank=tokens, **SIZES, comm_alg=scheme)
         routes[f"EPBuffer, dispatch and combine, {scheme}"] = _pair(buffer, inputs)
         communicators.append(buffer._communicator)
+    os.environ[recorder.VARIABLE] = "off"
+    buffer = EPBuffer(num_max_tokens_per_rank=tokens, **SIZES, comm_alg="fullmesh_v1")
+    del os.environ[recorder.VARIABLE]
+    routes[UNRECORDED] = _pair(buffer, inputs)
+    communicators.append(buffer._communicator)
     for name, (options, of_combine) in with_options(inputs, num_ranks).items():
         buffer = EPBuffer(num_max_tokens_per_rank=tokens, **SIZES, comm_alg="fullmesh_v1")
         routes[f"{WITH}{name}"] = _pair(buffer, inputs, options, of_combine)
@@ -66,17 +83,20 @@ def measure(rank: int, num_ranks: int, tokens: int) -> dict[str, float]:
         for call in list(routes.values())[1:]:
             call()
     if rank:
-        return {}
+        return {}, []
     for communicator in (one_communicator(group[0]), *communicators):
         executables = communicator._executables
         keys = executables.keys()
         executables.swap(({}, {}))
         for key in keys:
             executables.put(key, replace(executables.plan(key), launches=()))
-    return {
+    fastest = {
         name: min(timeit.repeat(call, number=CALLS, repeat=_repeats(name))) / CALLS * 1e6
         for name, call in {**routes, f"torch.empty({HIDDEN})": lambda: torch.empty(HIDDEN)}.items()
     }
+    with_and_without = routes[PLAIN], routes[UNRECORDED]
+    times = [[timeit.timeit(call, number=CALLS) for call in with_and_without] for _ in range(REPEATS)]
+    return fastest, [one / other for one, other in times]
 
 
 def _repeats(name: str) -> int:
@@ -136,6 +156,8 @@ def _per_rank(buffer: EPBuffer, inputs: Inputs) -> Callable[[], object]:
 
 
 def _judged(name: str, us: float, plain_us: float) -> str:
+    if name == UNRECORDED:
+        return f"{us - plain_us:+.2f} us"
     if name.startswith(WITH):
         return f"{us - plain_us:+.1f} of {BUDGET_OF_OPTION_US:g} us"
     budget = BUDGET_US.get(name.split(",")[0])
@@ -150,10 +172,20 @@ def main() -> None:
     rows, records = [], []
     for tokens in options.tokens:
         with progress(f"BS {tokens}"), RankGroup(2) as group:
-            microseconds: dict[str, float] = group.run(measure, tokens)[0]
+            microseconds, recorded = group.run(measure, tokens)[0]
         for name, value in microseconds.items():
             rows.append([f"{name}, BS {tokens}", f"{value:.1f}", _judged(name, value, microseconds[PLAIN])])
             records += records_of("python_time", {"call": name, "tokens": tokens}, {"python_us": value})
+        ratios = with_interval("recorded_vs_not", recorded)
+        name = f"{PLAIN}: with the flight recorder against without, in turn"
+        rows.append(
+            [
+                f"{name}, BS {tokens}",
+                "",
+                f"{ratios['recorded_vs_not']:.3f} ({interval_text(ratios, 'recorded_vs_not', 3)})",
+            ]
+        )
+        records += records_of("python_time", {"call": name, "tokens": tokens}, ratios)
     print_table("Python per call, plan cached", ["call", "us", "of the budget"], rows)
     write_records(options.json, records)
 

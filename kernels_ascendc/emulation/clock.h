@@ -7,6 +7,9 @@
 
 namespace moe {
 
+// Of GetSystemCycle, which counts at 50 MHz.
+constexpr uint64_t NS_PER_CYCLE = 20;
+
 inline uint64_t MonotonicNs() {
     timespec now{};
     clock_gettime(CLOCK_MONOTONIC, &now);

@@ -158,7 +158,7 @@ public:
 
 private:
     void NoteSteps(FlightRun& run) const {
-        constexpr float US_PER_CYCLE = 0.02F;
+        constexpr float US_PER_CYCLE = static_cast<float>(NS_PER_CYCLE) / 1000.0F;
         for (uint32_t i = 0; i < std::min(plan_->num_steps, FLIGHT_STEPS); ++i) {
             const FlightSpan& span = plan_->spans[i];
             if (span.begin < 0) {

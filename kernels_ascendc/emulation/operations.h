@@ -326,7 +326,7 @@ inline int64_t GetSystemCycle() {
     return 0;  // no deadline passes
 #endif
     const auto now = std::chrono::steady_clock::now().time_since_epoch();
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count() / 20;
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count() / static_cast<int64_t>(moe::NS_PER_CYCLE);
 }
 
 template <typename T, CacheLine line, DcciDst destination>
@@ -398,8 +398,6 @@ inline void TraceStep(uint32_t kind) {
     if (TracedBlock* const traced = LoggedBlock()) traced->Step(kind);
     ThisCore().Mark(kind);
 }
-
-constexpr uint64_t NS_PER_CYCLE = 20;
 
 inline void TraceWait(int64_t peer, int64_t start, int32_t us) {
     if (us <= 0) return;

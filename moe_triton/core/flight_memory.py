@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import ctypes
 import errno
@@ -21,6 +22,7 @@ from moe_triton.core import shared_memory
 from moe_triton.core.endings import at_end
 from moe_triton.core.errors import WindowError
 from moe_triton.core.flight_file import (
+    BOUNDS_US,
     MAGIC,
     NUM_OPERATORS,
     NUM_RUNS,
@@ -31,6 +33,7 @@ from moe_triton.core.flight_file import (
     VERSION,
     Flight,
     Header,
+    PeerStruct,
     Places,
     RunStruct,
     read,
@@ -46,11 +49,12 @@ MOST_ERROR = 1000
 """Characters of an error that are kept."""
 STALE_S = 3600.0
 """So old is what a process has left that was killed, before others remove it."""
+_MOST_US = (1 << 32) - 1
 _NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
 _log = log_of("construction")
 
 
-class Peers(IntEnum):
+class PeersAre(IntEnum):
     """What the peers are that a step's kernel waits for, as it numbers them; others are of another group."""
 
     RANKS = 0
@@ -67,7 +71,7 @@ class Flown(NamedTuple):
         ends_run: whether a run of the operator is over with it.
         counts: whether its tokens and rows are those of a run, and no other plan's of the same one.
         steps: names of its phases.
-        kinds: of each, one of `Peers`.
+        kinds: of each, one of `PeersAre`.
         row_bytes: of a row as it travels; 0 where it brings none.
     """
 
@@ -165,7 +169,7 @@ class FlightMemory:
 
         Args:
             plan: whose runs will be recorded.
-            kinds: of each launch, one of `Peers`.
+            kinds: of each launch, one of `PeersAre`.
             row_bytes: of a row as it travels.
         """
         if plan.operator not in OPERATORS:
@@ -223,6 +227,25 @@ class FlightMemory:
             self.header.tokens[flown.operator] += max(0, run.tokens)
             self.header.rows[flown.operator] += max(0, rows)
         run.end_ns = time.monotonic_ns()
+
+    def note_waits(self, run: RunStruct, waited_us: Sequence[int]) -> None:
+        """What a run has waited for ranks, if Python is told; native code notes its own.
+
+        Args:
+            run: what `begin_run` has returned.
+            waited_us: of each rank of the group; 0 for not at all, or not known.
+        """
+        longest = max(range(len(waited_us)), key=waited_us.__getitem__)
+        if waited_us[longest] > 0:
+            run.awaited_rank, run.awaited_us = longest, min(waited_us[longest], _MOST_US)
+        for rank, us in enumerate(waited_us[: self.num_ranks]):
+            if us > 0:
+                peer = self._peer_at(rank)
+                peer.sum_us += us
+                peer.classes[bisect.bisect_left(BOUNDS_US, us)] += 1
+
+    def _peer_at(self, rank: int) -> PeerStruct:
+        return PeerStruct.from_buffer(self._memory, self.places.peers + rank * ctypes.sizeof(PeerStruct))
 
     def read(self, num_operators: int = NUM_OPERATORS) -> Flight:
         """What it holds now.

@@ -7,13 +7,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
 from moe_triton.core.checks import check_choice, check_flag
-from moe_triton.core.errors import BufferStateError
 from moe_triton.core.flight_file import Flight
 from moe_triton.core.metrics import Metrics, metrics_of
 from moe_triton.core.traffic import Traffic
 from moe_triton.runtime.communicator import Communicator
 from moe_triton.runtime.recorder import Recorder
-from moe_triton.runtime.status import NO_RECORDER, status_of
+from moe_triton.runtime.status import recorder_of, status_of
 
 if TYPE_CHECKING:  # in typing since Python 3.11
     from typing_extensions import Self
@@ -166,10 +165,7 @@ class Owner:
         return metrics_of(self._recorder().now())
 
     def _recorder(self) -> Recorder:
-        recorder = self._communicator.recorder
-        if recorder is None:
-            raise BufferStateError(f"{NO_RECORDER}. Unset the variable, and construct the buffer again.")
-        return recorder
+        return recorder_of(self._communicator.recorder)
 
     def close(self) -> None:
         """Gives all memory back. Other calls raise afterwards; closing again does nothing.

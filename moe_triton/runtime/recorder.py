@@ -35,7 +35,7 @@ from moe_triton.core.errors import (
     RankLostError,
 )
 from moe_triton.core.flight_file import OPERATORS, PREFIX, Flight, FlightError, read_file
-from moe_triton.core.flight_memory import NO_NUMBER, FlightMemory, Peers
+from moe_triton.core.flight_memory import NO_NUMBER, FlightMemory, PeersAre
 from moe_triton.core.logs import log_of
 from moe_triton.core.open_folders import opened
 from moe_triton.core.plan import Launch, Plan
@@ -80,11 +80,11 @@ def folder() -> Path:
     return Path(chosen) if chosen else Path(tempfile.gettempdir()) / f"moe_triton-flight-{os.geteuid()}"
 
 
-def peers_of(launch: Launch) -> Peers:
+def peers_of(launch: Launch) -> PeersAre:
     """What the peers of a launch's waits are, as its kernel numbers them."""
     if ":" in launch.step:  # an exchange between two tensor-parallel ranks
-        return Peers.OTHERS
-    return Peers.EXPERTS if launch.kernel in (COMBINE_WAIT, COMBINE_READY) else Peers.RANKS
+        return PeersAre.OTHERS
+    return PeersAre.EXPERTS if launch.kernel in (COMBINE_WAIT, COMBINE_READY) else PeersAre.RANKS
 
 
 class Looks:
@@ -378,7 +378,11 @@ class Recorder:
 
 
 def _remove_old(at: Path) -> None:
-    """Leaves the newest files."""
-    ours = [path for path in at.iterdir() if _WRITTEN.fullmatch(path.name)]
-    for path in sorted(ours, key=lambda path: path.stat().st_mtime_ns, reverse=True)[MOST_FILES:]:
+    """Leaves the newest files. Other ranks do so at the same time."""
+    ours = []
+    for path in at.iterdir():
+        if _WRITTEN.fullmatch(path.name):
+            with contextlib.suppress(FileNotFoundError):
+                ours.append((path.stat().st_mtime_ns, path))
+    for _, path in sorted(ours, reverse=True)[MOST_FILES:]:
         path.unlink(missing_ok=True)

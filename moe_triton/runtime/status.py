@@ -5,12 +5,23 @@ from __future__ import annotations
 import os
 import time
 
-from moe_triton.core.errors import MoeTritonError
+from moe_triton.core.errors import BufferStateError, MoeTritonError
 from moe_triton.core.flight_story import status_lines
 from moe_triton.runtime.exclusive import alive
 from moe_triton.runtime.recorder import Recorder
 
 NO_RECORDER = "there is no flight recorder (MOE_TRITON_FLIGHT is off)"
+
+
+def recorder_of(recorder: Recorder | None) -> Recorder:
+    """The same one.
+
+    Raises:
+        BufferStateError: there is none.
+    """
+    if recorder is None:
+        raise BufferStateError(f"{NO_RECORDER}. Unset the variable, and construct the buffer again.")
+    return recorder
 
 
 def status_of(recorders: list[Recorder]) -> str:

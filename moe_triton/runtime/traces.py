@@ -29,7 +29,7 @@ from moe_triton.backends.base import Backend, TracedCall, TraceEvent
 from moe_triton.core import ascendc
 from moe_triton.core.config import Config
 from moe_triton.core.errors import INVALID_ARGUMENT, ArgumentError
-from moe_triton.core.flight_memory import Peers
+from moe_triton.core.flight_memory import PeersAre
 from moe_triton.core.plan import BEHIND, NEXT, Launch, Part, Placeholder
 from moe_triton.rendezvous.meeting import Meeting
 from moe_triton.runtime import clocks
@@ -218,9 +218,9 @@ class TracedRank:
     def rank_of_peer(self, launch: Launch, peer: int) -> int:
         """The rank, as numbered in the world, of a peer number in a kernel."""
         kind = peers_of(launch)
-        if kind == Peers.OTHERS:
+        if kind == PeersAre.OTHERS:
             return self.exchange_ranks[peer]
-        if kind == Peers.RANKS:
+        if kind == PeersAre.RANKS:
             return self.ranks[peer]
         c = self.config
         if peer < c.num_experts:

@@ -22,6 +22,7 @@ from moe_triton.torch_npu_ops.npu_moe import (
 )
 from moe_triton.torch_npu_ops.registry import group_name, process_group, register_group, release, synchronize
 from moe_triton.torch_npu_ops.settings import configure
+from moe_triton.torch_npu_ops.watching import flight, metrics, status
 
 __all__ = [
     "_npu_distribute_barrier",
@@ -32,8 +33,10 @@ __all__ = [
     "npu_moe_distribute_dispatch_teardown",
     "clean_mask",
     "configure",
+    "flight",
     "group_name",
     "lost",
+    "metrics",
     "npu_moe_distribute_combine",
     "npu_moe_distribute_combine_add_rms_norm",
     "npu_moe_distribute_combine_v2",
@@ -45,6 +48,7 @@ __all__ = [
     "query_mask",
     "register_group",
     "release",
+    "status",
     "synchronize",
     "update_mask",
 ]

@@ -551,7 +551,8 @@ def windows(name: str) -> list[tuple[Place, Communicator]]:
     Args:
         name: of the expert-parallel group.
     """
-    if _made_for.get(name) is not group_of(name, "name"):
+    group = group_of(name, "name")
+    if _made_for.get(name) is not group:
         return []
     return [(place, made) for (place, _), made in list(_communicators.get(name, {}).items())]
 

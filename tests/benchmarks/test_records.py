@@ -34,7 +34,7 @@ RUNS = {
         {"traced_vs_not", "core_traced_vs_not", "recorded_vs_not", "recorded_vs_not_high"},
         {"ranks", "tokens", "comm_alg"},
     ),
-    "python_time": (["--tokens", "1"], {"python_us"}, {"call", "tokens"}),
+    "python_time": (["--tokens", "1"], {"python_us", "recorded_vs_not_high"}, {"call", "tokens"}),
 }
 # They compile kernels of sizes that no other test has: `make test-long`.
 SLOW = ("kernels", "memory", "operators")

@@ -192,7 +192,7 @@ def _rows_by_rank(ends: torch.Tensor) -> list[int]:
 
 
 def _slow_round(buffer: Any, case: Case, rank: int, late_s: float) -> float:
-    """A round for which a rank comes last by so many seconds, whatever the others were late; returns its own."""
+    """A round that a rank begins so many seconds after all others wait for it. What it takes then."""
     files = [path for other, path in enumerate(buffer._communicator.recorder.files) if other != rank]
     until(lambda: all(_waits_in_dispatch(path) for path in files))
     time.sleep(late_s)

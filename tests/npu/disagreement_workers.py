@@ -82,3 +82,26 @@ def recorded(rank: int, num_ranks: int, case: Case, change: dict[str, bool]) -> 
     flight = buffer.flight()
     last = [(run.name, run.ended) for run in flight.runs][-2:]
     return before, is_quiet, behind, last, flight.why.startswith(f"ConfigMismatchError: {said[:40]}")
+
+
+def recorded_waits(rank: int, num_ranks: int, case: Case) -> Any:
+    """What the flight recorder has of calls' waits, and what calls raised themselves; then without."""
+    device, buffer = start(case, "random", rank)
+    inputs = inputs_of(case, rank, 0)
+    device.log.clear()
+    seen, keep = [], []
+    for _ in range(3):
+        infos = [torch.zeros(num_ranks, dtype=torch.int64) for _ in range(2)]
+        output = buffer.dispatch(inputs.x, inputs.topk_idx, performance_info=infos[0])
+        y = torch.ones(output.tokens.shape, dtype=torch.bfloat16)
+        keep.append([output, y, buffer.combine(y, output.handle, performance_info=infos[1])])
+        is_quiet = "synchronize" not in device.log
+        buffer.synchronize()
+        device.log.clear()
+        runs = [run for run in buffer.flight().runs if run.operator != "barrier"]
+        seen.append((is_quiet, [run.awaited for run in runs[-2:]], [info.tolist() for info in infos]))
+    sums = [round(1e6 * seconds) for seconds in buffer.metrics().waited_s]
+    keep.append(_round(buffer, case, torch.bfloat16, int8=False, weights=False))
+    buffer.synchronize()
+    after = [run.awaited for run in buffer.flight().runs if run.operator != "barrier"][-2:]
+    return seen, sums, after

@@ -8,7 +8,7 @@ import pytest
 
 from moe_triton.processes import RankGroup
 from tests.distributed.cases import Case
-from tests.npu.disagreement_workers import differ, differ_in_graphs, recorded
+from tests.npu.disagreement_workers import differ, differ_in_graphs, recorded, recorded_waits
 from tests.npu.test_dispatch_combine import config
 
 Ranks = Callable[[int], RankGroup]
@@ -48,3 +48,17 @@ def test_the_flight_recorder_has_what_was_started_and_how_it_ended(ranks: Ranks)
         assert [name for name, _ in last] == ["dispatch number 1", "combine number 1"]
         assert "stopped or reported" in {ended for _, ended in last}
         assert says_why
+
+
+@pytest.mark.parametrize("scheme", ["fullmesh_v1", "fullmesh_v2", "fullmesh"])
+def test_the_flight_recorder_has_what_calls_raise_in_performance_info(ranks: Ranks, scheme: str) -> None:
+    case = Case(config(scheme=scheme), 3, "uniform", (8, 8), num_blocks=2)
+    for seen, sums, after in ranks(2).run(recorded_waits, case):
+        total = [0, 0]
+        for is_quiet, awaited, infos in seen:
+            assert is_quiet, "copies are waited for by nobody"
+            assert [us for _, us in awaited] == [max(info) for info in infos]
+            assert all(info[rank] == us for (rank, us), info in zip(awaited, infos, strict=True))
+            total = [sum(values) for values in zip(total, *infos, strict=True)]
+        assert sums == total
+        assert after == [None, None], "calls that were given none say nothing"

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 import torch
 
 from moe_triton.backends.base import Bindings, Recording
+from moe_triton.backends.npu.raised_waits import RaisedWaits
 from moe_triton.backends.npu.runtime import Event, Runtime, Stream
 from moe_triton.backends.npu.schedule import BEGIN, schedule
 from moe_triton.backends.npu.steps import Step, make_step
@@ -36,7 +37,7 @@ class NpuExecutable:
         communication: the stream of launches that move data between ranks.
         two_streams: whether both streams are used; otherwise everything runs on the user's.
         recording: how the flight recorder has its runs: when each was started and, once somebody has looked,
-            how it ended. None for not at all.
+            how it ended and what it raised in the caller's ``performance_info``. None for not at all.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class NpuExecutable:
         recording: Recording | None = None,
     ) -> None:
         self._recording, self._begun = recording, list[RunStruct]()
+        self._raised = RaisedWaits(runtime, recording.memory) if recording else None
         self.plan, self._runtime, self._communication = plan, runtime, communication
         self.failed_launch: Launch | None = None
         self.failed_report = torch.zeros(0, REPORT_WORDS, dtype=torch.int32, device="cpu")
@@ -107,7 +109,7 @@ class NpuExecutable:
             events = self._make_events()
             self._graph_events.append(events)
         if not capturing:
-            self._record(bindings)
+            self._record_begin(bindings)
         streams = {"compute": runtime.current_stream(), "communication": self._communication}
         handles = {name: runtime.handle(stream) for name, stream in streams.items()}
         if BEGIN in events:
@@ -132,10 +134,12 @@ class NpuExecutable:
             streams["compute"].wait_event(events[self._schedule.end])
         if not capturing and self._reporting:
             self._copy_reports(streams["compute"])
+        if not capturing and self._raised:
+            self._raised.end(self._begun[-1])
         return 0
 
-    def _record(self, bindings: Bindings) -> None:
-        if self._recording is None:
+    def _record_begin(self, bindings: Bindings) -> None:
+        if self._recording is None or self._raised is None:
             return
         memory, flown = self._recording.memory, self._recording.flown
         tokens = bindings.get("num_tokens", -1)
@@ -143,11 +147,13 @@ class NpuExecutable:
         # Of those that nobody has looked at the ring has the newest.
         del self._begun[: -(NUM_RUNS // 2)]
         self._begun.append(memory.begin_run(flown, self._recording.next_number, tokens))
+        self._raised.begin(bindings)
 
     def _note_ended(self, code: int) -> None:
         """All that was started has ended; of what has gone wrong the device says it of the last one."""
-        if self._recording is None:
+        if self._recording is None or self._raised is None:
             return
+        self._raised.note()
         for run in self._begun:
             result = code if run is self._begun[-1] else 0
             self._recording.memory.end_run(run, self._recording.flown, result, ())
