@@ -116,16 +116,35 @@ def test_a_provider_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(not has_libfabric(), reason="no libfabric is installed")
 def test_ports_of_libfabric() -> None:
     memory = ctypes.create_string_buffer(1 << 13)
-    (first,) = _free_ports(1)
-    network = Network(interface="lo", ports=(first, first))
+    first = _free_pair()
+    network = Network(interface="lo", ports=(first, first + 1))
     made = [ctypes.addressof(memory), 1 << 13, 1 << 12, 1.0, network, "tcp"]
-    holder = fabric.Fabric(2, *made)  # type: ignore[arg-type]
+    holder = fabric.Fabric(3, [0, 2], *made)  # type: ignore[arg-type]
     try:
-        assert f"{first:04x}" in holder.address
-        with pytest.raises(WindowError, match=f"no port of {first} to {first} is free"):
-            fabric.Fabric(2, *made)  # type: ignore[arg-type]
+        # One for each rank of another host.
+        assert holder.addresses.keys() == {0, 2}
+        assert all(f"{port:04x}" in holder.addresses[rank] for rank, port in ((0, first), (2, first + 1)))
+        with pytest.raises(WindowError, match=f"no port of {first} to {first + 1} is free"):
+            fabric.Fabric(2, [1], *made)  # type: ignore[arg-type]
     finally:
         holder.close()
+    with pytest.raises(WindowError, match=f"no port of {first} to {first + 1} is free"):
+        fabric.Fabric(4, [0, 1, 2], *made)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not has_libfabric(), reason="no libfabric is installed")
+@pytest.mark.parametrize("provider", fabric.PROVIDERS)
+def test_peers_have_endpoints_of_their_own_where_these_take_little(provider: str) -> None:
+    memory = ctypes.create_string_buffer(1 << 13)
+    if provider not in fabric.providers(Network(interface="lo")):
+        pytest.skip("this libfabric has not that provider")
+    made = [ctypes.addressof(memory), 1 << 13, 1 << 12, 1.0, Network(interface="lo"), provider]
+    several = fabric.Fabric(4, [0, 2, 3], *made)  # type: ignore[arg-type]
+    try:
+        assert several.addresses.keys() == {0, 2, 3}
+        assert len(set(several.addresses.values())) == (3 if provider in fabric.APART else 1)
+    finally:
+        several.close()
 
 
 def test_memory_that_cannot_be_locked_has_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,12 +153,13 @@ def test_memory_that_cannot_be_locked_has_a_remedy(monkeypatch: pytest.MonkeyPat
     assert fabric._error().endswith("(ulimit -l unlimited).")
 
 
-def _free_ports(number: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+def _free_pair() -> int:
+    """The first of two ports, one behind the other, that are free."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as first, contextlib.suppress(OSError, OverflowError):
+            port: int = first.getsockname()[1]
+            with socket.create_server(("127.0.0.1", port + 1)):
+                return port
 
 
 @pytest.mark.parametrize(

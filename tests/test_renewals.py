@@ -42,18 +42,31 @@ class Window:
     renewed: list[tuple[int, int, int, bool]] = field(default_factory=list)
     followed: list[tuple[int, int]] = field(default_factory=list)
     masks: dict[int, set[int]] = field(default_factory=dict)
+    elsewhere: tuple[int, ...] = ()
+    let_go_of: list[int] = field(default_factory=list)
     page_bytes: int = PAGE_BYTES
+
+    why_not_let_go = ""
+
+    def is_mapped(self, rank: int) -> bool:
+        return rank not in self.elsewhere
+
+    def let_go(self, rank: int) -> None:
+        assert rank in self.elsewhere
+        self.let_go_of.append(rank)
 
     def renew(self, number: int, at: int, num_bytes: int, keeps: bool) -> None:
         self.renewed.append((number, at, num_bytes, keeps))
 
     def follow(self, rank: int, number: int, at: int, num_bytes: int) -> None:
+        assert rank not in self.elsewhere
         self.followed.append((rank, number))
 
     def say_masked(self, ranks: Collection[int]) -> None:
         self.masks[OWN] = set(ranks)
 
     def masked_by(self, rank: int) -> frozenset[int]:
+        assert rank not in self.elsewhere
         return frozenset(self.masks.get(rank, ()))
 
 
@@ -76,6 +89,42 @@ def test_each_zone_has_other_memory_once_its_next_run_has_ended() -> None:
     assert sorted(window.renewed[2:]) == [(0, 0, 1 << 14, False), (2, 1 << 20, 4096, False)]
     made.behind("combine", 1)
     assert len(window.renewed) == 4
+
+
+@pytest.mark.parametrize("is_quiet", [False, True])
+def test_who_is_masked_on_another_host_is_let_go_of_and_needs_no_other_memory(is_quiet: bool) -> None:
+    made, window = renewals(is_quiet=lambda _: is_quiet)  # what it has sent may come when it has ended
+    window.elsewhere = (LOST, 3)
+    made.learn(frozenset({LOST}))
+    for operator, zone in (("dispatch", 0), ("combine", 1), ("dispatch", 1), ("combine", 0)):
+        made.let_go(operator, zone)
+        assert made.unheard(operator, zone, {LOST}) == [], "nobody has to follow"
+        made.behind(operator, zone)
+        assert window.let_go_of == ([] if (operator, zone) == ("dispatch", 0) else [LOST])
+    assert window.renewed == []
+
+
+def test_ranks_of_other_hosts_follow_nobody_and_are_not_waited_for() -> None:
+    made, window = renewals()
+    window.elsewhere = (3,)
+    made.learn(frozenset({LOST}))
+    assert made.unheard("combine", 0, {LOST}) == [1]
+    window.masks[1] = {LOST}
+    assert made.unheard("combine", 0, {LOST}) == []
+    made.let_go("combine", 0)
+    made.behind("combine", 0)
+    assert (len(window.renewed), window.let_go_of) == (2, [])
+    made.before({1, 3})
+    assert {rank for rank, _ in window.followed} == {1}
+
+
+def test_one_on_each_host_is_lost() -> None:
+    made, window = renewals()
+    window.elsewhere = (3,)
+    made.learn(frozenset({LOST, 3}))
+    made.let_go("combine", 0)
+    made.behind("combine", 0)
+    assert (len(window.renewed), window.let_go_of) == (2, [3])
 
 
 def test_another_loss_asks_for_all_of_it_again() -> None:

@@ -120,6 +120,14 @@ public:
     uint64_t Posted(uint32_t rank) const { return HasQueue(rank) ? peers_[rank].ring->Posted() : 0; }
     uint64_t Delivered(uint32_t rank) const { return HasQueue(rank) ? peers_[rank].ring->Delivered() : 0; }
 
+    // See `OtherHosts::Drop`.
+    void Drop(uint32_t rank) {
+        others_->Drop(rank);
+        bell_.Ring(Sleep::UNTIL_DUE);
+    }
+
+    bool IsDropped(uint32_t rank) const { return others_->IsDropped(rank); }
+
 private:
     // Messages to other servers come one after the other: none is due before those that were posted first.
     Sleep Wakes(const PostItem& item) const {

@@ -67,6 +67,10 @@ public:
     virtual Due Deliver(uint64_t now_ns) = 0;
     // Whether nothing is under way.
     virtual bool IsIdle() const = 0;
+    // Has the thread that delivers let go of a rank, which writes nothing to this one's window once that `IsDropped`,
+    // and to which nothing goes. From any thread.
+    virtual void Drop(uint32_t rank) = 0;
+    virtual bool IsDropped(uint32_t rank) const = 0;
     // Readable when there is more to deliver, once `MaySleep` has said so.
     virtual int Descriptor() const = 0;
     virtual bool MaySleep() = 0;

@@ -16,10 +16,10 @@ std::string& LastFabricError() {
 
 struct FabricHandle {
     FabricHandle(const FabricDescription& given, uint64_t num_ranks, uint64_t lost_after_ns, const FabricApi& loaded)
-        : api(loaded), endpoint(api, given, num_ranks), queues(endpoint, lost_after_ns) {}
+        : api(loaded), endpoints(api, given, num_ranks), queues(endpoints, lost_after_ns) {}
 
     const FabricApi api;
-    FabricEndpoint endpoint;
+    FabricEndpoints endpoints;
     FabricQueues queues;
 };
 
@@ -35,21 +35,32 @@ extern "C" {
 // What the last of these functions has said that failed on this thread.
 const char* moe_fabric_error() { return moe::LastFabricError().c_str(); }
 
-// Null if there can be none; `busy` says whether it is for want of a port.
+// Null if there can be none.
 moe::FabricHandle* moe_fabric_open(const char* library, const moe::FabricDescription* given, uint64_t num_ranks,
-                                   uint64_t lost_after_ns, uint64_t* busy) {
-    *busy = 0;
+                                   uint64_t lost_after_ns) {
     try {
         moe::FabricApi api;
         moe::Load(api, library);
         return new moe::FabricHandle(*given, num_ranks, lost_after_ns, api);
+    } catch (const std::exception& error) {
+        moe::LastFabricError() = error.what();
+    }
+    return nullptr;
+}
+
+// 0, or -1 where there can be no endpoint for a rank; `busy` says whether it is for want of a port.
+int moe_fabric_listen(moe::FabricHandle* handle, uint32_t rank, const moe::FabricDescription* given, uint64_t* busy) {
+    *busy = 0;
+    try {
+        handle->endpoints.Listen(rank, *given);
+        return 0;
     } catch (const moe::FabricError& error) {
         moe::LastFabricError() = error.what();
         *busy = error.code == EADDRINUSE ? 1 : 0;
     } catch (const std::exception& error) {
         moe::LastFabricError() = error.what();
     }
-    return nullptr;
+    return -1;
 }
 
 // 0, or -1 where the library has not the provider that is described.
@@ -57,7 +68,7 @@ int moe_fabric_has(const char* library, const moe::FabricDescription* given) {
     try {
         moe::FabricApi api;
         moe::Load(api, library);
-        moe::FabricEndpoint::Check(api, *given);
+        moe::FabricEndpoints::Check(api, *given);
         return 0;
     } catch (const std::exception& error) {
         moe::LastFabricError() = error.what();
@@ -65,10 +76,15 @@ int moe_fabric_has(const char* library, const moe::FabricDescription* given) {
     }
 }
 
-// 0, or -1 where the provider does not say it.
-int moe_fabric_address(const moe::FabricHandle* handle, moe::FabricAddress* address) {
+// Has a rank use the endpoint of another one.
+void moe_fabric_share(moe::FabricHandle* handle, uint32_t rank, uint32_t other) {
+    handle->endpoints.Share(rank, other);
+}
+
+// What a rank has to be told. 0, or -1 where the provider does not say it.
+int moe_fabric_address(const moe::FabricHandle* handle, uint32_t rank, moe::FabricAddress* address) {
     try {
-        *address = handle->endpoint.Address();
+        *address = handle->endpoints.Address(rank);
         return 0;
     } catch (const std::exception& error) {
         moe::LastFabricError() = error.what();
@@ -79,7 +95,7 @@ int moe_fabric_address(const moe::FabricHandle* handle, moe::FabricAddress* addr
 // 0, or -1 where this is no address of the provider. Before a NIC uses it.
 int moe_fabric_connect(moe::FabricHandle* handle, uint32_t rank, const moe::FabricAddress* address) {
     try {
-        handle->endpoint.Connect(rank, *address);
+        handle->endpoints.Connect(rank, *address);
         return 0;
     } catch (const std::exception& error) {
         moe::LastFabricError() = error.what();

@@ -1,6 +1,8 @@
-// One rank's endpoint of libfabric: writes to the windows of ranks on other hosts, and word of theirs to this one.
+// One rank's endpoints of libfabric: writes to the windows of ranks on other hosts, and word of theirs to this one.
 //
-// Used by one thread. The order of writes to a rank holds between messages, and not inside of them.
+// Each of these ranks has an endpoint of its own here, which is closed when nothing of that rank is to come any more;
+// or all share one, where an endpoint takes much. Used by one thread. The order of writes to a rank holds between
+// messages, and not inside of them.
 #pragma once
 
 #include <poll.h>
@@ -27,7 +29,7 @@ namespace moe {
 struct FabricDescription {
     const char* provider;   // "tcp", "tcp;ofi_rxm"
     const char* interface;  // address of this host that peers reach it by
-    const char* port;       // of the endpoint; "0": any
+    const char* port;       // of an endpoint; "0": any
     uint64_t window;        // of this rank, what peers write and what it posts, in one piece
     uint64_t window_bytes;
     uint64_t in_bytes;  // the part that peers write
@@ -61,9 +63,11 @@ public:
     Opened& operator=(const Opened&) = delete;
     ~Opened() { Close(); }
 
-    void Close() {
-        if (object_ != nullptr) fi_close(&object_->fid);
+    // False where it stays open.
+    bool Close() {
+        if (object_ != nullptr && fi_close(&object_->fid) != 0) return false;
         object_ = nullptr;
+        return true;
     }
 
     Object** Out() { return &object_; }
@@ -74,25 +78,25 @@ private:
     Object* object_ = nullptr;
 };
 
-class FabricEndpoint {
+class FabricEndpoints {
 public:
     static constexpr size_t MOST_PIECES = 4;
 
-    FabricEndpoint(const FabricApi& api, const FabricDescription& given, uint64_t num_ranks)
+    // Of a rank that nobody reaches yet: see `Listen`.
+    FabricEndpoints(const FabricApi& api, const FabricDescription& given, uint64_t num_ranks)
         : api_(api), window_(given.window), in_bytes_(given.in_bytes), info_(Choose(api, given)), peers_(num_ranks) {
         Require(api.open_fabric(info_->fabric_attr, fabric_.Out(), nullptr), "fi_fabric");
         Require(fi_domain(fabric_.Get(), info_.get(), domain_.Out(), nullptr), "fi_domain");
-        Bind(given);
-        Require(fi_enable(endpoint_.Get()), "fi_enable");
+        Register(given);
         Require(fi_control(completions_.Id(), FI_GETWAIT, &descriptor_), "FI_GETWAIT");
     }
 
-    FabricEndpoint(const FabricEndpoint&) = delete;
-    FabricEndpoint& operator=(const FabricEndpoint&) = delete;
+    FabricEndpoints(const FabricEndpoints&) = delete;
+    FabricEndpoints& operator=(const FabricEndpoints&) = delete;
 
-    ~FabricEndpoint() {
+    ~FabricEndpoints() {
         // What is registered ends before its memory can be anything else.
-        endpoint_.Close();
+        for (Peer& peer : peers_) peer.endpoint.Close();
         out_.Close();
         in_.Close();
         completions_.Close();
@@ -101,10 +105,33 @@ public:
         fabric_.Close();
     }
 
-    FabricAddress Address() const {
+    // From now on a peer may write here, once it knows the address that is for it.
+    void Listen(uint32_t rank, const FabricDescription& given) {
+        const Info info = Choose(api_, given);
+        Opened<fid_ep>& endpoint = peers_.at(rank).endpoint;
+        Require(fi_endpoint(domain_.Get(), info.get(), endpoint.Out(), nullptr), "fi_endpoint");
+        try {
+            Require(fi_ep_bind(endpoint.Get(), names_.Id(), 0), "fi_ep_bind");
+            Require(fi_ep_bind(endpoint.Get(), completions_.Id(), FI_TRANSMIT | FI_RECV), "fi_ep_bind");
+            Require(fi_enable(endpoint.Get()), "fi_enable");
+        } catch (...) {
+            endpoint.Close();
+            throw;
+        }
+    }
+
+    // The same by the endpoint of another rank, which knows the same address.
+    void Share(uint32_t rank, uint32_t other) { peers_.at(rank).by = &peers_.at(other).endpoint; }
+
+    // Nothing of a peer comes any more, nor goes there. False where the library does not let go of it. Not of one that
+    // shares its endpoint.
+    bool Close(uint32_t rank) { return peers_[rank].endpoint.Close(); }
+
+    // For one peer.
+    FabricAddress Address(uint32_t rank) const {
         FabricAddress address{};
         size_t bytes = FabricAddress::LONGEST;
-        Require(fi_getname(endpoint_.Id(), address.name, &bytes), "fi_getname");
+        Require(fi_getname(peers_.at(rank).By().Id(), address.name, &bytes), "fi_getname");
         address.name_bytes = bytes;
         address.key = fi_mr_key(in_.Get());
         address.base = HasMode(FI_MR_VIRT_ADDR) ? window_ : 0;
@@ -134,6 +161,8 @@ public:
         uint64_t bytes;
     };
 
+    uint64_t NumRanks() const { return peers_.size(); }
+
     // How many pieces one write can have.
     size_t MostPieces() const {
         return std::min({MOST_PIECES, info_->tx_attr->iov_limit, info_->tx_attr->rma_iov_limit});
@@ -151,7 +180,7 @@ public:
             registered[i] = HasMode(FI_MR_LOCAL) ? fi_mr_desc(out_.Get()) : nullptr;
         }
         const fi_msg_rma message{local, registered, number, peer.at, remote, number, context, flags};
-        const ssize_t result = fi_writemsg(endpoint_.Get(), &message, flags == 0 ? 0 : FI_REMOTE_CQ_DATA);
+        const ssize_t result = fi_writemsg(peer.By().Get(), &message, flags == 0 ? 0 : FI_REMOTE_CQ_DATA);
         if (result == 0) return Started::YES;
         return result == -FI_EAGAIN ? Started::NOT_NOW : Started::NEVER;
     }
@@ -198,6 +227,10 @@ private:
     static constexpr size_t QUEUED = 4096;  // completions
 
     struct Peer {
+        const Opened<fid_ep>& By() const { return by == nullptr ? endpoint : *by; }
+
+        Opened<fid_ep> endpoint;
+        const Opened<fid_ep>* by = nullptr;  // another rank's
         fi_addr_t at = FI_ADDR_UNSPEC;
         uint64_t key = 0;
         uint64_t base = 0;
@@ -239,7 +272,7 @@ private:
         return info;
     }
 
-    void Bind(const FabricDescription& given) {
+    void Register(const FabricDescription& given) {
         fi_av_attr names{};
         names.type = FI_AV_TABLE;
         Require(fi_av_open(domain_.Get(), &names, names_.Out(), nullptr), "fi_av_open");
@@ -257,9 +290,6 @@ private:
                 fi_mr_reg(domain_.Get(), window, given.window_bytes, FI_WRITE, 0, ~given.key, 0, out_.Out(), nullptr),
                 "fi_mr_reg");
         }
-        Require(fi_endpoint(domain_.Get(), info_.get(), endpoint_.Out(), nullptr), "fi_endpoint");
-        Require(fi_ep_bind(endpoint_.Get(), names_.Id(), 0), "fi_ep_bind");
-        Require(fi_ep_bind(endpoint_.Get(), completions_.Id(), FI_TRANSMIT | FI_RECV), "fi_ep_bind");
     }
 
     const FabricApi& api_;
@@ -271,7 +301,6 @@ private:
     Opened<fid_av> names_;
     Opened<fid_cq> completions_;
     Opened<fid_mr> in_, out_;
-    Opened<fid_ep> endpoint_;
     std::vector<Peer> peers_;
     int descriptor_ = -1;
 };

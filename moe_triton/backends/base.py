@@ -59,6 +59,20 @@ class RenewedWindow(Protocol):
     page_bytes: int
     """What begins and ends of parts have to be multiples of."""
 
+    def is_mapped(self, rank: int) -> bool:
+        """Whether a rank's window lies in this one's memory, and this one's in its."""
+
+    @property
+    def why_not_let_go(self) -> str:
+        """Why it cannot `let_go` of ranks; "" if it can."""
+
+    def let_go(self, rank: int) -> None:
+        """Has a rank whose window is not mapped write nothing to this one's any more; it never comes back.
+
+        Raises:
+            WindowError: its connection cannot be closed.
+        """
+
     def renew(self, number: int, at: int, num_bytes: int, keeps: bool) -> None:
         """Puts other memory in the place of a part of this rank's window: zeros, or what is there now.
 

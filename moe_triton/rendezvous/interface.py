@@ -103,5 +103,5 @@ def none_free(address: str, ports: Sequence[int]) -> WindowError:
     """All ports are in use."""
     return WindowError(
         f"no port of {ports[0]} to {ports[-1]} is free at {address}. Widen {PORTS}: each rank of a host "
-        f"needs two for each buffer."
+        f"needs for each buffer one more than there are ranks on other hosts."
     )

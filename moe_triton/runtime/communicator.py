@@ -17,7 +17,7 @@ from typing import Literal, NoReturn
 import torch
 import torch.distributed as dist
 
-from moe_triton.backends.base import Bindings, Calls, CallSetting, Executable, Window
+from moe_triton.backends.base import Bindings, Calls, CallSetting, Executable, RenewedWindow, Window
 from moe_triton.backends.waits import Waiting
 from moe_triton.core.ascendc import REPORT_MASKED, REPORT_MISMATCH
 from moe_triton.core.endings import at_end
@@ -49,7 +49,7 @@ from moe_triton.runtime.masks import Masks, Paths
 from moe_triton.runtime.participants import Calling, Participants
 from moe_triton.runtime.peer_memory import OutBytes, PeerMemory, Wanted
 from moe_triton.runtime.recorder import Recorder, is_wanted
-from moe_triton.runtime.renewals import spare_bytes
+from moe_triton.runtime.renewals import check_lets_go, spare_bytes
 from moe_triton.runtime.rounds import Rounds
 from moe_triton.runtime.traces import Trace
 from moe_triton.runtime.turns import WHOLE, PhaseRun, operator_of, turns_of
@@ -158,6 +158,8 @@ class Communicator(Calling):
             window = self.backend.make_window(spec.window_bytes, meeting, *of_window)
             made.callback(window.close)
             self._windows.append(window)
+        if self._on_lost == "mask" and self.layout.wandering and isinstance(self._windows[0], RenewedWindow):
+            check_lets_go(self._windows[0], "on_lost", "mask", "Pass on_lost='raise'")
         self.memory = PlanMemory(self.scheme, self._windows, self.backend.device)
         self._fixed = self.memory.bindings
         relays = self.scheme.relays, not self.backend.is_asynchronous

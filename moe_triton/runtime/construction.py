@@ -32,7 +32,6 @@ from moe_triton.runtime import dump_signal
 from moe_triton.runtime.on_lost import (
     KERNELS_WAIT,
     KERNELS_WAIT_MORE_S,
-    NO_MASKS_BETWEEN_HOSTS,
     ON_LOST,
     OnLost,
 )
@@ -385,8 +384,6 @@ def check(order: Order, backend: Backend, meeting: Meeting, exchange: Meeting | 
     on_lost = _checked_on_lost(
         order.on_lost, config, backend, exchange is not None, blocks=tuning.receiving_blocks
     )
-    if on_lost == "mask" and meeting.num_hosts > 1:
-        raise ArgumentError("on_lost", on_lost, NO_MASKS_BETWEEN_HOSTS, "Pass on_lost='raise'.")
     if exchange and exchange.num_hosts > 1:
         rule = "tensor-parallel ranks write to each other's memory, and these are on two hosts"
         raise ArgumentError("tp_group", "of two ranks", rule, "Make pairs of ranks of one host.")

@@ -29,9 +29,6 @@ from moe_triton.schemes.rank_context import RankContext
 OnLost = Literal["raise", "mask"]
 ON_LOST: tuple[OnLost, ...] = ("raise", "mask")
 
-NO_MASKS_BETWEEN_HOSTS = (
-    "ranks are on several hosts, and what a masked rank of another host still writes cannot be kept away yet"
-)
 KERNELS_WAIT = 2.0
 """Time-outs after which kernels give up by themselves, and a second: who waits behind a third has two."""
 KERNELS_WAIT_MORE_S = 1.0

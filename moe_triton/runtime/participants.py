@@ -36,9 +36,9 @@ from moe_triton.runtime.losses import Losses
 from moe_triton.runtime.lost_relay import LostRelay
 from moe_triton.runtime.masked_run import IDS, MaskedRun
 from moe_triton.runtime.masks import Masks
-from moe_triton.runtime.on_lost import NO_MASKS_BETWEEN_HOSTS, OnLostRanks
+from moe_triton.runtime.on_lost import OnLostRanks
 from moe_triton.runtime.outcomes import Outcomes
-from moe_triton.runtime.renewals import Renewals
+from moe_triton.runtime.renewals import Renewals, check_lets_go
 from moe_triton.runtime.repeated_dispatch import RepeatedDispatch, Together
 from moe_triton.runtime.settled_calls import SettledCalls, Verdict
 from moe_triton.runtime.stand_ins import Owner, StandIns
@@ -186,8 +186,11 @@ class Participants:
 
     @property
     def may_stand_in(self) -> bool:
-        """Whether a rank may come to pass on what another one of its server did, which is lost."""
-        relays = self._scheme.relays and self._context.config.topology.num_servers > 1
+        """Whether a rank may come to pass on what another one of its server did, which is lost.
+
+        On several hosts none may: the others' connections are to the process that has ended.
+        """
+        relays = self._scheme.relays and self.is_of_one_host and self._context.config.topology.num_servers > 1
         return relays and self._goes_on and isinstance(self._backend, StandsIn)
 
     def _begin_stand_ins(
@@ -278,8 +281,8 @@ class Participants:
         if self._context.exchange_rank is not None:
             rule = "of tensor-parallel ranks one cannot go on without the other"
             raise ArgumentError("rank", rank, rule, "Construct the buffer without tp_group.")
-        if not self.is_of_one_host:
-            raise ArgumentError("rank", rank, NO_MASKS_BETWEEN_HOSTS, "Construct a buffer without it.")
+        if self.renewals is not None:
+            check_lets_go(self.renewals.window, "rank", rank, "Construct a buffer without it")
         calling = self._owner()
         if masked and not self._backend.is_asynchronous:
             self._mask_beside_calls(calling, rank)
@@ -401,6 +404,7 @@ class Participants:
             variant, zone, _, _ = self._executables.key_of(executable)
             assert isinstance(variant, (DispatchVariant, CombineVariant))
             operator = operator_of(variant)
+            self.renewals.let_go(operator, zone)
             self._wait_until_heard(self.renewals, operator, zone)
             self.renewals.behind(operator, zone)
 

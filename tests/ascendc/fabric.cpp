@@ -52,14 +52,14 @@ struct Rank {
         bell(emulation::DoorbellBehind(reinterpret_cast<uint64_t>(memory),
                                        WINDOW_BYTES)),
         key(std::random_device{}() | uint64_t{std::random_device{}()} << 32),
-        endpoint(api,
-                 {provider, "127.0.0.1", "0", reinterpret_cast<uint64_t>(memory),
-                  WINDOW_BYTES, IN_BYTES, key},
-                 2),
-        peers(2), queues(endpoint, LOST_AFTER_NS) {
+        given{
+            provider,     "127.0.0.1", "0", reinterpret_cast<uint64_t>(memory),
+            WINDOW_BYTES, IN_BYTES,    key},
+        endpoints(api, given, 2), peers(2), queues(endpoints, LOST_AFTER_NS) {
     queues.Begin(peers, bell, is_loose);
-    theirs = pipe.Exchange(endpoint.Address());
-    endpoint.Connect(1 - me, theirs);
+    endpoints.Listen(1 - me, given);
+    theirs = pipe.Exchange(endpoints.Address(1 - me));
+    endpoints.Connect(1 - me, theirs);
     peers[1 - me].ring = std::make_unique<PostRing>(64);
   }
 
@@ -95,7 +95,8 @@ struct Rank {
   emulation::Doorbell *const bell;
   const uint64_t key;
   const uint64_t until = MonotonicNs() + DEADLINE_NS;
-  FabricEndpoint endpoint;
+  const FabricDescription given;
+  FabricEndpoints endpoints;
   std::vector<NicPeer> peers;
   FabricQueues queues;
   FabricAddress theirs{};
@@ -142,17 +143,17 @@ void Strangers(Rank &rank, const Pipe &pipe) {
   pipe.Exchange(1);
   FabricAddress other = rank.theirs;
   other.key ^= 1;
-  rank.endpoint.Connect(1 - rank.me, other);
+  rank.endpoints.Connect(1 - rank.me, other);
   std::memset(rank.Out(0), 9, OUT_BYTES);
   rank.Post(64, 1024, 0);
   rank.Until([&] { return rank.queues.IsIdle(); });
   other.in_bytes -= 64;
   try {
-    rank.endpoint.Connect(1 - rank.me, other);
+    rank.endpoints.Connect(1 - rank.me, other);
     Fail("a shorter window was taken");
   } catch (const FabricError &) {
   }
-  rank.endpoint.Connect(1 - rank.me, rank.theirs);
+  rank.endpoints.Connect(1 - rank.me, rank.theirs);
   rank.Post(IN_BYTES - 64, 128, 0);
   const uint64_t end = MonotonicNs() + 500'000'000;
   rank.Until([&] {
@@ -164,6 +165,39 @@ void Strangers(Rank &rank, const Pipe &pipe) {
   for (uint64_t i = 0; i < IN_BYTES; ++i)
     changed += rank.memory[i] != 7 ? 1 : 0;
   std::printf("changed %lu\n", changed);
+}
+
+// A peer that is dropped writes on, and nothing of it comes; nor does what is
+// posted to it keep anybody.
+void Dropped(Rank &rank, const Pipe &pipe) {
+  constexpr uint64_t BYTES = 256 << 10;
+  std::memset(rank.Out(0), 1, BYTES);
+  std::memset(rank.memory, 0, IN_BYTES);
+  pipe.Exchange(1);
+  if (rank.me == 0) {
+    // In the middle of the other one's writes.
+    rank.Until([&] { return WordAt(rank.memory) != 0; });
+    rank.Post(0, BYTES, 1);
+    rank.queues.Drop(1);
+    rank.Until([&] { return rank.queues.IsDropped(1); });
+    std::memset(rank.memory, 7, IN_BYTES);
+    const uint64_t end = MonotonicNs() + 500'000'000;
+    rank.Until([&] { return MonotonicNs() > end; });
+    uint64_t changed = 0;
+    for (uint64_t i = 0; i < IN_BYTES; ++i)
+      changed += rank.memory[i] != 7 ? 1 : 0;
+    rank.Post(0, BYTES, 1);
+    rank.Until([&] { return rank.queues.IsIdle(); });
+    std::printf("changed %lu\n", changed);
+    pipe.Exchange(4);
+    return;
+  }
+  while (!rank.queues.IsLost(0))
+    rank.Post(0, BYTES, 0);
+  rank.Until([&] { return rank.queues.IsIdle(); });
+  std::printf("lost\n");
+  std::fflush(stdout);
+  pipe.Exchange(4);
 }
 
 // A peer that ends: what is posted to it is dropped in the end, and nothing
@@ -206,6 +240,8 @@ int main(int count, char **arguments) {
       RowsAndFlags(rank);
     if (name == "strangers")
       Strangers(rank, between);
+    if (name == "dropped")
+      Dropped(rank, between);
     if (name == "ends")
       Ends(rank);
     if (name != "ends")

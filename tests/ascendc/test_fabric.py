@@ -35,6 +35,7 @@ def libraries() -> list[tuple[str, str]]:
         ("rows", "wrong 0, told 200\n" * 2),
         ("loose", "wrong 0, told 200\n" * 2),
         ("strangers", "changed 0\n" * 2),  # a wrong key, and a write beyond the end
+        ("dropped", "lost\nchanged 0\n"),  # in the middle of its writes
         ("ends", "lost\n"),
     ],
 )

@@ -9,6 +9,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ from moe_triton import (
 from moe_triton.backends.cpu.window import QueuedWindow
 from moe_triton.tools.selftest.cases import wrong_received
 from tests.distributed.cases import Case, inputs_of, small_case
+from tests.distributed.masked import Chaos, is_over, rounds_in_chaos, wrong_in_chaos
 from tests.distributed.workers import expected_round, make_buffer, one_round
+from tests.patience import seconds
 
 MOST_ROUNDS = 100_000
 COLLECTIVES = "all_reduce", "all_gather", "all_to_all", "broadcast", "gather", "scatter", "send", "recv"
@@ -137,9 +140,9 @@ def refusals(rank: int, num_ranks: int, asked: list[tuple[str, dict[str, Any]]])
     return [_refusal(case_of(num_ranks, scheme, **fields)) for scheme, fields in asked]
 
 
-def _refusal(case: Case) -> str:
+def _refusal(case: Case, **options: Any) -> str:
     try:
-        make_buffer(case).close()
+        make_buffer(case, **options).close()
         return "made"
     except (ArgumentError, MoeTritonError) as error:
         return str(error)
@@ -158,6 +161,65 @@ def until_some_die(rank: int, num_ranks: int, scheme: str, victims: list[int], b
         except RankLostError as error:
             return list(error.missing_ranks)
     return []
+
+
+def refused_masks(rank: int, num_ranks: int) -> list[Any]:
+    """What is said of masks, and whether rounds are right that follow."""
+    case, said = case_of(num_ranks, "fullmesh_v1"), list[Any]()
+    with make_buffer(case) as buffer:
+        case = replace(case, config=buffer.config)
+        said += [_refusal(case, on_lost="mask")]
+        with pytest.raises(ArgumentError) as error:
+            buffer.update_mask((rank + 1) % num_ranks, True)
+        said += [str(error.value), wrong_rounds(buffer, case, rank)[0] == []]
+        dist.barrier()
+    return said
+
+
+def rounds_without(
+    rank: int, num_ranks: int, scheme: str, victim: int, stopped_s: float | None, timeout_s: float
+) -> list[Any]:
+    """Rounds that go on without a rank that is killed, or stopped for a while: see `rounds_in_chaos`."""
+    case = case_of(num_ranks, scheme)
+    with make_buffer(case) as buffer:
+        of_case = replace(case, config=buffer.config)
+        dist.barrier()
+    wrong, masked, raised = rounds_in_chaos(
+        rank, num_ranks, Chaos(of_case, victim, 0.3, stopped_s, timeout_s)
+    )
+    if stopped_s is not None:
+        dist.barrier()  # the first rank has the store, which the one that was stopped asks
+    return [wrong, masked, raised]
+
+
+def rounds_cut_apart(rank: int, num_ranks: int, scheme: str, timeout_s: float) -> list[Any]:
+    """Rounds while the cable of the last host is out, and behind that: as `rounds_in_chaos` has it."""
+    case, wrong, raised = case_of(num_ranks, scheme), list[str](), ""
+    with make_buffer(case) as buffer:
+        case = replace(case, config=buffer.config)
+        dist.barrier()
+    store = dist.distributed_c10d._get_default_store()
+    with make_buffer(case, on_lost="mask", timeout_s=timeout_s) as buffer:
+        wrong += wrong_in_chaos(buffer, case, rank, 0)
+        dist.barrier()
+        if rank == num_ranks - 1:
+            set_link("down")
+        number = 1
+        try:
+            while not is_over(buffer, number):
+                wrong += wrong_in_chaos(buffer, case, rank, number % case.rounds)
+                number += 1
+            store.wait(["the cable is in again"], timedelta(seconds=seconds(120)))
+            for later in range(20):  # what was on its way comes now
+                wrong += wrong_in_chaos(buffer, case, rank, later % case.rounds)
+        except MoeTritonError as error:
+            raised = repr(error)
+        masked = buffer.query_mask().nonzero().flatten().tolist()
+        if rank == num_ranks - 1:
+            set_link("up")
+            store.set("the cable is in again", "")
+        dist.barrier()
+    return [wrong[:5], masked, raised]
 
 
 def set_link(state: str) -> None:

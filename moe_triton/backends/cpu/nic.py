@@ -219,6 +219,15 @@ class Nic:
         delivered = library.moe_nic_delivered(self.address, rank)
         return max(0, int(library.moe_nic_posted(self.address, rank) - delivered))
 
+    def drop(self, rank: int) -> None:
+        """Has nothing of a rank on another host come any more, nor go there, once it `is_dropped`."""
+        if self.address:
+            native.library().moe_nic_drop(self.address, rank)
+
+    def is_dropped(self, rank: int) -> bool:
+        """Whether the NIC has let go of a rank on another host, or has ended."""
+        return not self.address or bool(native.library().moe_nic_is_dropped(self.address, rank))
+
     def close(self) -> None:
         """Waits until what was posted is delivered, 5 s at most, and ends the thread. May be called twice."""
         address, self.address = self.address, 0

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from moe_triton.backends.cpu import native
-from moe_triton.backends.cpu.fabric import Fabric, common_provider, providers
+from moe_triton.backends.cpu.fabric import APART, Fabric, common_provider, providers
 from moe_triton.backends.cpu.nic import Nic, NicSettings
 from moe_triton.backends.cpu.paced_link import PacedLink
 from moe_triton.backends.cpu.room import Limit, available_memory, cgroup_limits
@@ -37,6 +37,9 @@ SUFFIX = re.compile(r"\d+-[0-9a-f]{24}")
 # Advice of Linux 5.14, which Python's mmap has no names for.
 MADV_POPULATE_READ, MADV_POPULATE_WRITE = 22, 23
 CLOSING_S, CLOSING_LOOK_S = 2.0, 0.01
+LOOK_S = 0.0002  # a NIC takes as long to let go of a rank
+SOFTWARE = "tcp"
+"""Providers of libfabric that begin so write to addresses, whatever memory is there by then."""
 QUEUES = (
     "Use a scheme with queues between servers, and pass ranks_per_server where it is not found by itself."
 )
@@ -119,6 +122,18 @@ class SharedWindow:
 
     def _mapped(self, path: Path, own: Path) -> torch.Tensor:
         return _map(path, self._spare, _advice(path == own)) if self._has_pages else _map(path, self._spare)
+
+    def is_mapped(self, rank: int) -> bool:
+        """See `moe_triton.backends.base.RenewedWindow`."""
+        return self._is_here(rank)
+
+    @property
+    def why_not_let_go(self) -> str:
+        """See `moe_triton.backends.base.RenewedWindow`."""
+        return ""
+
+    def let_go(self, rank: int) -> None:
+        """Nothing: ranks of this host write to memory."""
 
     def _out_of_reach(self) -> str:
         """Why this window is none that all ranks reach; "" if it is."""
@@ -260,7 +275,9 @@ class QueuedWindow(SharedWindow):
     def _connect(self, meeting: Meeting, queues: Queues, num_bytes: int) -> None:
         """To the ranks on other hosts."""
         found: list[str] = []
-        failure = address = ""
+        failure = ""
+        addresses: dict[int, str] = {}
+        others = [rank for rank in range(meeting.num_ranks) if not self.peers[rank]]
         try:
             found += providers(meeting.network)
         except WindowError as error:
@@ -277,18 +294,20 @@ class QueuedWindow(SharedWindow):
         try:
             of_memory = self.base, num_bytes, queues.in_bytes
             of_host = meeting.timeout_s, meeting.network, provider
-            self._fabric = Fabric(meeting.num_ranks, *of_memory, *of_host)
-            address = self._fabric.address
+            self._fabric = Fabric(meeting.num_ranks, others, *of_memory, *of_host)
+            addresses = self._fabric.addresses
         except WindowError as error:
             failure = str(error)[:MAX_REASON]
-        said = meeting.exchange({"fabric": address, "failure": failure}, "address of libfabric")
+        told = [addresses.get(rank, "") for rank in range(meeting.num_ranks)]
+        said = meeting.exchange({"fabric": told, "failure": failure}, "addresses of libfabric")
         raise_failures(meeting, said)
         fabric = self._fabric
         assert fabric is not None
         try:
-            for rank, address in enumerate(values_of(said, "fabric", str)):
-                if not self.peers[rank]:
-                    fabric.connect(rank, address)
+            addresses_of = values_of(said, "fabric", list)
+            for rank in others:
+                # Of several the one that is for this rank.
+                fabric.connect(rank, str(dict(enumerate(addresses_of[rank])).get(meeting.rank)))
         except WindowError as error:
             failure = str(error)
         raise_together(meeting, failure, "libfabric is connected")
@@ -304,10 +323,46 @@ class QueuedWindow(SharedWindow):
     def _wait_for_others(self) -> None:
         store, deadline = below(self._meeting.store(), "closing"), Deadline(CLOSING_S)
         store.set(str(self._meeting.rank), "closes")
-        others = [rank for rank in range(self._meeting.num_ranks) if not self._is_here(rank)]
+        ranks = range(self._meeting.num_ranks)
+        others = [rank for rank in ranks if not self._is_here(rank) and not self.nic.is_dropped(rank)]
         while others and deadline.left() > 0:
             others = [rank for rank in others if not read_key(store, str(rank))]
             time.sleep(CLOSING_LOOK_S)
+
+    def renew(self, number: int, at: int, num_bytes: int, keeps: bool) -> None:
+        """See `moe_triton.backends.base.RenewedWindow`."""
+        if self._fabric is not None and not self._fabric.provider.startswith(SOFTWARE):
+            raise WindowError(
+                f"ranks that are masked may still write to this rank's window, and by "
+                f"{self._fabric.provider} ranks of other hosts write to the memory that it began with. End "
+                f"them before the next call."
+            )
+        super().renew(number, at, num_bytes, keeps)
+
+    @property
+    def why_not_let_go(self) -> str:
+        """See `moe_triton.backends.base.RenewedWindow`."""
+        if self._fabric is None or self._fabric.provider in APART:
+            return ""
+        return (
+            f"ranks are on several hosts, and libfabric's provider {self._fabric.provider!r} has one "
+            f"endpoint for all: what a masked rank of another host still writes cannot be kept away. "
+            f"{list(APART)} can"
+        )
+
+    def let_go(self, rank: int) -> None:
+        """See `moe_triton.backends.base.RenewedWindow`."""
+        if self._is_here(rank) or self.nic.is_dropped(rank):
+            return
+        self.nic.drop(rank)
+        deadline = Deadline(CLOSING_S)
+        while not self.nic.is_dropped(rank):
+            if deadline.left() <= 0:
+                raise WindowError(
+                    f"rank {rank} of another host is masked, and libfabric does not close its connection, "
+                    f"over which it may still write to this rank's window. Construct a new buffer without it."
+                )
+            time.sleep(LOOK_S)
 
     def post(self, rank: int, local: int, remote: int, num_bytes: int) -> bool:
         """See `moe_triton.backends.base.HostPosts`."""
