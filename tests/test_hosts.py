@@ -18,6 +18,7 @@ from moe_triton.core.errors import ArgumentError, WindowError
 from moe_triton.core.network import Network
 from moe_triton.rendezvous import interface
 from moe_triton.rendezvous.hosts import servers_of
+from moe_triton.rendezvous.meeting import MAX_MESSAGE_BYTES
 from tests.surroundings import NOWHERE
 
 
@@ -122,8 +123,8 @@ def test_ports_of_libfabric() -> None:
     holder = fabric.Fabric(3, [0, 2], *made)  # type: ignore[arg-type]
     try:
         # One for each rank of another host.
-        assert holder.addresses.keys() == {0, 2}
-        assert all(f"{port:04x}" in holder.addresses[rank] for rank, port in ((0, first), (2, first + 1)))
+        assert holder.names.keys() == {0, 2}
+        assert all(f"{port:04x}" in holder.names[rank] for rank, port in ((0, first), (2, first + 1)))
         with pytest.raises(WindowError, match=f"no port of {first} to {first + 1} is free"):
             fabric.Fabric(2, [1], *made)  # type: ignore[arg-type]
     finally:
@@ -141,10 +142,29 @@ def test_peers_have_endpoints_of_their_own_where_these_take_little(provider: str
     made = [ctypes.addressof(memory), 1 << 13, 1 << 12, 1.0, Network(interface="lo"), provider]
     several = fabric.Fabric(4, [0, 2, 3], *made)  # type: ignore[arg-type]
     try:
-        assert several.addresses.keys() == {0, 2, 3}
-        assert len(set(several.addresses.values())) == (3 if provider in fabric.APART else 1)
+        assert several.names.keys() == {0, 2, 3}
+        assert len(set(several.names.values())) == (3 if provider in fabric.APART else 1)
     finally:
         several.close()
+
+
+@pytest.mark.skipif(not has_libfabric(), reason="no libfabric is installed")
+def test_what_peers_say_of_addresses_is_checked() -> None:
+    memory = ctypes.create_string_buffer(1 << 13)
+    made = [ctypes.addressof(memory), 1 << 13, 1 << 12, 1.0, Network(interface="lo"), fabric.PROVIDERS[0]]
+    mine = fabric.Fabric(2, [1], *made)  # type: ignore[arg-type]
+    try:
+        name, place = mine.names[1], mine.memory
+        mine.connect(1, name, place)
+        for other in ((name, ""), ("", place), ("zz", place), (name, place + "00"), ("00" * 100, place)):
+            with pytest.raises(WindowError, match="rank 1 has told no address of libfabric"):
+                mine.connect(1, *other)
+        with pytest.raises(WindowError, match="rank 1 cannot be reached by libfabric: its window takes"):
+            mine.connect(1, name, place[:-16] + "00" * 8)
+    finally:
+        mine.close()
+    # All names go in one message of the rendezvous, of the largest group.
+    assert len(name) < MAX_MESSAGE_BYTES / 768 / 2
 
 
 def test_memory_that_cannot_be_locked_has_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

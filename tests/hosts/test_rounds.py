@@ -86,7 +86,7 @@ def test_what_cannot_be_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("scheme", "victims"),
     [
-        ("fullmesh_v1", [2]),
+        pytest.param("fullmesh_v1", [2], marks=LONG),
         pytest.param("hierarchy", [0], marks=LONG),  # with the group's store
         pytest.param("fullmesh_v1", [0, 1], marks=LONG),  # a host
         pytest.param("hierarchy", [2, 3], marks=LONG),

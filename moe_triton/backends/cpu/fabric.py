@@ -44,6 +44,9 @@ class AddressStruct(ctypes.Structure):
     _fields_ = (("name", ctypes.c_uint8 * _NAME_BYTES), *alike(U64, "name_bytes", "key", "base", "in_bytes"))
 
 
+_NAMES_END = AddressStruct.key.offset
+
+
 def find_library(environment: Mapping[str, str] = os.environ) -> str:
     """Where libfabric is: what $MOE_TRITON_LIBFABRIC names, in the wheel of Open MPI, or the system's.
 
@@ -126,7 +129,8 @@ class Fabric:
         provider: of libfabric.
 
     Attributes:
-        addresses: what each of the others has to be told.
+        names: of its endpoints, by the rank that has to be told it: few bytes, for there may be many ranks.
+        memory: key and place of its window, which all have to be told.
 
     Raises:
         WindowError: there can be none.
@@ -154,10 +158,12 @@ class Fabric:
             raise WindowError(f"libfabric ({library}) cannot be used on {interface}: {_error()}")
         try:
             self._listen(others, given, interface, ports_here(network))
-            self.addresses = {rank: self._address(rank, interface) for rank in others}
+            told = {rank: self._address(rank, interface) for rank in others}
         except WindowError:
             self.close()
             raise
+        self.names = {rank: bytes(each.name[: each.name_bytes]).hex() for rank, each in told.items()}
+        (self.memory, *_) = {bytes(each)[_NAMES_END:].hex() for each in told.values()}
 
     def _listen(
         self, others: Sequence[int], given: DescriptionStruct, interface: str, ports: Sequence[int]
@@ -179,24 +185,31 @@ class Fabric:
             else:
                 raise none_free(interface, ports)
 
-    def _address(self, rank: int, interface: str) -> str:
+    def _address(self, rank: int, interface: str) -> AddressStruct:
         told = AddressStruct()
         if native.library().moe_fabric_address(self._handle, rank, ctypes.byref(told)):
             raise WindowError(f"libfabric has no address on {interface}: {_error()}")
-        return bytes(told).hex()
+        return told
 
-    def connect(self, rank: int, address: str) -> None:
+    def connect(self, rank: int, name: str, memory: str) -> None:
         """Tells it where a peer is.
+
+        Args:
+            rank: the peer.
+            name: of its endpoint for this rank.
+            memory: what it says of its window.
 
         Raises:
             WindowError: that is no address.
         """
-        said = b""
+        named = place = b""
         with contextlib.suppress(ValueError):
-            said = bytes.fromhex(address)
-        if len(said) != ctypes.sizeof(AddressStruct):
+            named, place = bytes.fromhex(name), bytes.fromhex(memory)
+        there = AddressStruct()
+        if not 0 < len(named) <= _NAME_BYTES or len(place) != ctypes.sizeof(there) - _NAMES_END:
             raise WindowError(f"rank {rank} has told no address of libfabric")
-        there = AddressStruct.from_buffer_copy(said)
+        there = AddressStruct.from_buffer_copy(named.ljust(_NAMES_END, b"\0") + place)
+        there.name_bytes = len(named)
         if native.library().moe_fabric_connect(self._handle, rank, ctypes.byref(there)):
             raise WindowError(f"rank {rank} cannot be reached by libfabric: {_error()}")
 

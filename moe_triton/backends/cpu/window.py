@@ -275,8 +275,8 @@ class QueuedWindow(SharedWindow):
     def _connect(self, meeting: Meeting, queues: Queues, num_bytes: int) -> None:
         """To the ranks on other hosts."""
         found: list[str] = []
-        failure = ""
-        addresses: dict[int, str] = {}
+        failure = memory = ""
+        names: dict[int, str] = {}
         others = [rank for rank in range(meeting.num_ranks) if not self.peers[rank]]
         try:
             found += providers(meeting.network)
@@ -295,19 +295,21 @@ class QueuedWindow(SharedWindow):
             of_memory = self.base, num_bytes, queues.in_bytes
             of_host = meeting.timeout_s, meeting.network, provider
             self._fabric = Fabric(meeting.num_ranks, others, *of_memory, *of_host)
-            addresses = self._fabric.addresses
+            names, memory = self._fabric.names, self._fabric.memory
         except WindowError as error:
             failure = str(error)[:MAX_REASON]
-        told = [addresses.get(rank, "") for rank in range(meeting.num_ranks)]
-        said = meeting.exchange({"fabric": told, "failure": failure}, "addresses of libfabric")
+        told = [names.get(rank, "") for rank in range(meeting.num_ranks)]
+        mine = {"names": told, "memory": memory, "failure": failure}
+        said = meeting.exchange(mine, "addresses of libfabric")
         raise_failures(meeting, said)
         fabric = self._fabric
         assert fabric is not None
         try:
-            addresses_of = values_of(said, "fabric", list)
-            for rank in others:
-                # Of several the one that is for this rank.
-                fabric.connect(rank, str(dict(enumerate(addresses_of[rank])).get(meeting.rank)))
+            of_ranks = values_of(said, "names", list), values_of(said, "memory", str)
+            for rank, (theirs, place) in enumerate(zip(*of_ranks, strict=True)):
+                if rank in others:
+                    # Of several the one that is for this rank.
+                    fabric.connect(rank, str(dict(enumerate(theirs)).get(meeting.rank)), place)
         except WindowError as error:
             failure = str(error)
         raise_together(meeting, failure, "libfabric is connected")
