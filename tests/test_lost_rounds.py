@@ -13,7 +13,8 @@ from moe_triton.core.config import Config
 from moe_triton.runtime.rounds import Rounds
 from moe_triton.schemes import layout_of
 from moe_triton.schemes.rank_context import OPERATORS, RoundFacts
-from tests.lost_rounds import NUM_ZONES, Case, Form, Model
+from tests.lost_rounds import Case, Form, Model
+from tests.lost_rules import NUM_ZONES
 from tests.test_rounds import facts, record
 
 V2 = Config(3, 6, 64, 2, 4, scheme="fullmesh_v2", relaxed=True).normalized()
@@ -132,7 +133,7 @@ QUICK_GUARDS = {"run's end", "compare_set", "raise", "leave out", "notes"}
 
 
 def without(guard: str, case: Case, trouble: str) -> None:
-    found = Model(case._replace(without=guard)).explore()
+    found = Model(replace(case, without=guard)).explore()
     assert trouble in found.trouble
     print(found)
 
@@ -164,4 +165,4 @@ def test_a_guard_is_needed(guard: str, case: Case, trouble: str) -> None:
     ],
 )
 def test_a_guard_is_spare_in_these_rounds(guard: str, case: Case) -> None:
-    assert not Model(case._replace(without=guard)).explore().trouble
+    assert not Model(replace(case, without=guard)).explore().trouble

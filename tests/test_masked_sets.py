@@ -8,7 +8,7 @@ import pytest
 
 from moe_triton.rendezvous.masked_sets import MaskedSets
 from moe_triton.rendezvous.stores import Store
-from tests.lost_rounds import MemoryStore
+from tests.lost_rules import MemoryStore
 
 
 def sets_of(store: MemoryStore, rank: int) -> MaskedSets:

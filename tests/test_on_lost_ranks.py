@@ -15,7 +15,7 @@ from moe_triton.core.threads import in_thread
 from moe_triton.rendezvous.masked_sets import MaskedSets
 from moe_triton.runtime import on_lost
 from moe_triton.runtime.on_lost import OnLostRanks
-from tests.lost_rounds import KnownMasks, MemoryStore
+from tests.lost_rules import KnownMasks, MemoryStore
 from tests.patience import seconds
 
 RANKS = 3
