@@ -47,7 +47,6 @@ SHORT = {
 LONG = {
     "slow": case(ROUNDS, slow=(1,)),
     "slow or dead": case("DC", slow=(1,), dies=(1,)),
-    "slow, and another one dies": case("D", slow=(1,), dies=(2,)),
     "slow, beside a dead one": BESIDE,
     "slow, beside a dead one of which one has counts": case("D", slow=(1,), gone=(2,), told=(0,)),
     "two die, and the store's host": case(ROUNDS, dies=(1, 2), has_store=False),
