@@ -10,20 +10,21 @@
 namespace moe::emulation {
 
 // A 32-byte block is what the hardware moves at once: a flag and all that is beside it arrive together. Here words of 8
-// bytes do, and no copy tears them. They are read in another order than written in, so that who finds a flag finds what
-// it announces: a flag in the third word, as a stamp's and an end's, all the others; one in the first word, as an
-// entry's, the second one. What lies beside a flag in its own word comes with it. Addresses are multiples of 8.
+// bytes do, and no copy tears them. They are read in the order opposite to that of writing, so that who finds a flag
+// finds what it announces: a flag in the fourth word, as FLAG1 of A2's headers, all the others; one in the third, as a
+// stamp's and an end's, the first and the second; one in the first word, as an entry's, the second. What lies beside a
+// flag in its own word comes with it. Addresses are multiples of 8.
 inline void CopyBlock(uint8_t* to, const uint8_t* from) {
     auto* source = reinterpret_cast<const uint64_t*>(from);
     auto* target = reinterpret_cast<uint64_t*>(to);
+    const uint64_t fourth = __atomic_load_n(source + 3, __ATOMIC_ACQUIRE);
     const uint64_t third = __atomic_load_n(source + 2, __ATOMIC_ACQUIRE);
     const uint64_t first = __atomic_load_n(source, __ATOMIC_ACQUIRE);
     const uint64_t second = __atomic_load_n(source + 1, __ATOMIC_RELAXED);
-    const uint64_t fourth = __atomic_load_n(source + 3, __ATOMIC_RELAXED);
-    __atomic_store_n(target + 3, fourth, __ATOMIC_RELAXED);
     __atomic_store_n(target + 1, second, __ATOMIC_RELAXED);
     __atomic_store_n(target, first, __ATOMIC_RELEASE);
     __atomic_store_n(target + 2, third, __ATOMIC_RELEASE);
+    __atomic_store_n(target + 3, fourth, __ATOMIC_RELEASE);
 }
 
 // Short copies are entries, which peers poll; rows are longer, and are not read before their flag is set.

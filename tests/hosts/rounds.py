@@ -29,7 +29,7 @@ from moe_triton.backends.cpu.window import QueuedWindow
 from moe_triton.tools.selftest.cases import wrong_received
 from tests.distributed.cases import Case, inputs_of, small_case
 from tests.distributed.masked import Chaos, is_over, rounds_in_chaos, wrong_in_chaos
-from tests.distributed.workers import expected_round, make_buffer, one_round
+from tests.distributed.workers import expected_round, make_buffer, one_round, patient_buffer
 from tests.patience import seconds
 
 MOST_ROUNDS = 100_000
@@ -199,7 +199,7 @@ def rounds_cut_apart(rank: int, num_ranks: int, scheme: str, timeout_s: float) -
         case = replace(case, config=buffer.config)
         dist.barrier()
     store = dist.distributed_c10d._get_default_store()
-    with make_buffer(case, on_lost="mask", timeout_s=timeout_s) as buffer:
+    with patient_buffer(case, on_lost="mask", timeout_s=timeout_s) as buffer:
         wrong += wrong_in_chaos(buffer, case, rank, 0)
         dist.barrier()
         if rank == num_ranks - 1:
@@ -247,7 +247,7 @@ def rounds_over_a_cut(rank: int, num_ranks: int, scheme: str, culprit: int, cut_
 def rounds_after_a_cut(rank: int, num_ranks: int, scheme: str, culprit: int) -> dict[str, Any]:
     """A cable is out until all have run out of time, and then goes on with what it has kept; a new buffer."""
     case, missed = case_of(num_ranks, scheme), []
-    buffer = make_buffer(case, timeout_s=2.0)
+    buffer = patient_buffer(case, timeout_s=2.0)
     wrong, _ = wrong_rounds(buffer, case, rank)
     dist.barrier()
     if rank == culprit:

@@ -65,10 +65,12 @@ NO_FENCES = _memory(_FENCE + _COPY + _FENCE, _COPY)
 # Of a block's words.
 NO_FLAG_BEHIND = _memory("target + 2, third, __ATOMIC_RELEASE", "target + 2, third, __ATOMIC_RELAXED")
 NO_FLAG_AHEAD = _memory("source + 2, __ATOMIC_ACQUIRE", "source + 2, __ATOMIC_RELAXED")
+NO_LAST_BEHIND = _memory("target + 3, fourth, __ATOMIC_RELEASE", "target + 3, fourth, __ATOMIC_RELAXED")
+NO_LAST_AHEAD = _memory("source + 3, __ATOMIC_ACQUIRE", "source + 3, __ATOMIC_RELAXED")
 NO_FIRST_BEHIND = _memory("target, first, __ATOMIC_RELEASE", "target, first, __ATOMIC_RELAXED")
 NO_FIRST_AHEAD = _memory("source, __ATOMIC_ACQUIRE", "source, __ATOMIC_RELAXED")
-NO_LOAD_ORDER = (NO_FLAG_AHEAD, NO_FIRST_AHEAD)
-NO_STORE_ORDER = (NO_FLAG_BEHIND, NO_FIRST_BEHIND)
+NO_LOAD_ORDER = (NO_LAST_AHEAD, NO_FLAG_AHEAD, NO_FIRST_AHEAD)
+NO_STORE_ORDER = (NO_LAST_BEHIND, NO_FLAG_BEHIND, NO_FIRST_BEHIND)
 NO_ORDER_OF_WORDS = (*NO_STORE_ORDER, *NO_LOAD_ORDER)
 COUNT_RELAXED = _bell("count.fetch_add(flags)", "count.fetch_add(flags, std::memory_order_relaxed)")
 ROUND_RELAXED = _meeting(
@@ -143,6 +145,8 @@ MUTANTS = (
     ),
     Mutant("a stamp's flag is written at any time", (NO_FLAG_BEHIND,), ("words of a stamp",)),
     Mutant("a stamp's flag is read at any time", (NO_FLAG_AHEAD,), ("words of a stamp",)),
+    Mutant("a header's flag is written at any time", (NO_LAST_BEHIND,), ("words of a header",)),
+    Mutant("a header's flag is read at any time", (NO_LAST_AHEAD,), ("words of a header",)),
     Mutant("an entry's flag is written at any time", (NO_FIRST_BEHIND,), ("words of an entry",)),
     Mutant("an entry's flag is read at any time", (NO_FIRST_AHEAD,), ("words of an entry",)),
     Mutant(

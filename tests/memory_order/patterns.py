@@ -565,12 +565,23 @@ PATTERNS = [
         "words of a stamp",
         "core",
         _one_block,
-        [{f"receiver.{word}.0": 0} for word in ("first", "second", "fourth")],
+        [{f"receiver.{word}.0": 0} for word in ("first", "second")],
         {
             "first": Place(ENTRY, is_data=True),
             "second": Place(ENTRY + 8, is_data=True),
             "flag": _word(ENTRY + 16),
-            "fourth": Place(ENTRY + 24, is_data=True),
+        },
+    ),
+    Pattern(
+        "words of a header",
+        "core",
+        _one_block,
+        [{f"receiver.{word}.0": 0} for word in ("first", "second", "third")],
+        {
+            "first": Place(ENTRY, is_data=True),
+            "second": Place(ENTRY + 8, is_data=True),
+            "third": Place(ENTRY + 16, is_data=True),
+            "flag": _word(ENTRY + 24),
         },
     ),
     Pattern(
