@@ -52,7 +52,7 @@ chaos-short: $(VENV)/.installed
 	$(BIN)/python -m tests.chaos --seconds 25
 
 chaos-long: $(VENV)/.installed
-	$(BIN)/python -m tests.chaos --seconds 100 --seed 1
+	$(BIN)/python -m tests.chaos --seconds 60 --seed 1
 
 # Every Triton kernel in every shape through the NPU's compiler, against the figures in tests/autotune/gate/golden.
 gate: $(VENV)/.installed

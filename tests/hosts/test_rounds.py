@@ -105,10 +105,8 @@ STOPPED_S = 1.5 * UNTIL_MASKED_S
     ("scheme", "victim", "stopped_s"),
     [
         ("fullmesh_v1", 2, None),
-        pytest.param("fullmesh", 3, None, marks=LONG),
         pytest.param("hierarchy", 3, None, marks=LONG),
         pytest.param("fullmesh_v1", 1, STOPPED_S, marks=LONG),
-        pytest.param("hierarchy", 3, STOPPED_S, marks=LONG),
     ],
 )
 def test_the_others_go_on_without_who_is_lost(scheme: str, victim: int, stopped_s: float | None) -> None:
