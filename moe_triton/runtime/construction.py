@@ -392,8 +392,9 @@ def check(order: Order, backend: Backend, meeting: Meeting, exchange: Meeting | 
         timeout_us = int((KERNELS_WAIT * timeout_s + KERNELS_WAIT_MORE_S) * 1e6)
         timeout_us = int(timeout_us / scheme_type(config).relay_share)
     at = meeting.rank, blocks, timeout_us, backend.capabilities, exchange_rank, tuning, pipeline.sources
-    keeps_order = backend.keeps_order and meeting.num_hosts == 1
-    scheme = make_scheme(RankContext(moved, *at, keeps_order))
+    has_hosts = meeting.num_hosts > 1
+    keeps_order = backend.keeps_order and not has_hosts
+    scheme = make_scheme(RankContext(moved, *at, keeps_order, gathers_posts=has_hosts))
     windows = scheme.windows
     order.check_window(sum(window.data_bytes for window in windows if window.peers.group == "expert"))
     for window in windows:

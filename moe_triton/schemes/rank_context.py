@@ -162,6 +162,7 @@ class RankContext:
         tuning: how operators are cut into parts.
         sources: where settings come from that a table has filled in, by name.
         keeps_order: whether queues to peers keep the order of bytes inside a message.
+        gathers_posts: whether they carry several messages at a time, so that one more costs little.
         stand_ins: by the rank that is lost, who passes on what that one did. It changes while plans run.
         scheme: how tokens travel; it sets itself when it is made (`moe_triton.schemes.make_scheme`).
     """
@@ -175,6 +176,7 @@ class RankContext:
     tuning: Tuning = field(default_factory=Tuning)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     keeps_order: bool = True
+    gathers_posts: bool = False
     stand_ins: dict[int, int] = field(default_factory=dict, compare=False)
     scheme: SchemeFacts = field(init=False, repr=False, compare=False)
 

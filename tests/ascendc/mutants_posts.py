@@ -251,6 +251,11 @@ ROWS = (
         rows_of(topk=2),
     ),
     Mutant(
+        "messages of rows that begin where the first one does",
+        (Patch(DISPATCH_POST, "expert, static_cast<uint64_t>(first));", "expert, 0);"),),
+        rows_of(message_rows=1),
+    ),
+    Mutant(
         "rows left in the other zone of the receiver",
         (
             Patch(

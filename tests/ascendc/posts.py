@@ -34,11 +34,13 @@ class PostingCase(FusedCase):
         servers: ranks of each.
         keeps_order: whether queues keep order inside messages.
         ring_items: posts that a queue holds.
+        message_rows: most rows of an expert in one message.
     """
 
     servers: tuple[int, ...] = (1, 1)
     keeps_order: bool = False
     ring_items: int = 3
+    message_rows: int = 1 << 20
 
     @property
     def config(self) -> Config:
@@ -149,6 +151,7 @@ class PostingWorld(FusedWorld):
             "zone_at": self._zones[rank],
             "row_bytes": self.case.slot.row_bytes,
             "slot_bytes": self.case.slot.stamp_offset + STAMP_BYTES,
+            "message_rows": self.case.message_rows,
             **self.calls.in_one_launch(rank, number),
             **self.posting(rank),
             "slots": self.slots.on(rank),
@@ -157,7 +160,7 @@ class PostingWorld(FusedWorld):
         return "dispatch_post", {**arguments, **changes}
 
     def dispatched(self, rank: int, number: int) -> Counters:
-        """What a dispatch posts: a message for each expert that gets rows, and one with the entries."""
+        """What a dispatch posts: messages for each expert that gets rows, and one with the entries."""
         posts = payload = framing = 0
         slot, stride = self.case.slot, self.layout.slot_stride
         for peer in self.queues[rank].peers:
@@ -165,10 +168,10 @@ class PostingWorld(FusedWorld):
             posts, framing = posts + 1, framing + experts * STATUS_ENTRY_BYTES
             for expert in range(experts):
                 rows = len(sent_to(self.case, self.seed, number, rank, peer, expert))
-                if rows:
-                    posts, payload = posts + 1, payload + rows * slot.row_bytes
-                    sent = (rows - 1) * stride + slot.stamp_offset + STAMP_BYTES
-                    framing += sent - rows * slot.row_bytes
+                messages = -(-rows // self.case.message_rows)
+                posts, payload = posts + messages, payload + rows * slot.row_bytes
+                sent = (rows - messages) * stride + messages * (slot.stamp_offset + STAMP_BYTES)
+                framing += sent - rows * slot.row_bytes
         return {"posts": posts, "payload": payload, "framing": framing}
 
     # Combine.

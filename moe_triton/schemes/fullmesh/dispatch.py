@@ -6,7 +6,8 @@ is never visible before what it announces: the send kernels see to that.
 
 Rows for ranks of other servers, which only queues reach, are left in the out part of this rank's window. When
 all blocks have written theirs, one core for each queue posts it: all rows for an expert in one message, then
-the rank's entries in another. Receivers look at flags as ever.
+the rank's entries in another. Between hosts, where a NIC gathers what it sends, a row that leaves much of its slot
+empty has a message of its own. Receivers look at flags as ever.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ from moe_triton.schemes.rank_context import DISPATCH_WORD, RankContext
 STREAMS: tuple[Stream, Stream] = ("communication", "compute")
 MAX_RECEIVED_BYTES = 24 * 1024
 """Most bytes of a row: a receiving block has two in local memory, beside its tables (dispatch_receive.h)."""
+MOST_OF_A_STRIDE = 0.75
+"""Of a slot that is posted alone, where messages cost little: what is empty behind it would cost more."""
 
 
 class Dispatch(DispatchSteps):
@@ -161,8 +164,11 @@ class Dispatch(DispatchSteps):
         """Rows and entries to ranks that only queues reach, where there are any."""
         if not self.posts:
             return []
-        used, status = self.slot.stamp_offset + STAMP_BYTES, self.layout.dispatch_status
-        return [self.launch("post", DISPATCH_POST, slot_bytes=used, status=status, **self.posting_on())]
+        used, rows = self.slot.stamp_offset + STAMP_BYTES, self.slots.extent("index")
+        if self.context.gathers_posts and used <= MOST_OF_A_STRIDE * self.slots.stride("index"):
+            rows = 1
+        given = {"slot_bytes": used, "message_rows": rows, "status": self.layout.dispatch_status}
+        return [self.launch("post", DISPATCH_POST, **given, **self.posting_on())]
 
     def _receive(self, parts: int, *, is_same_launch: bool) -> list[Launch]:
         """Step 3, and where rows belong: phases of one launch, or of the one that sends."""
