@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from moe_triton.core.kernel import TritonKernel
 from moe_triton.core.plan import Launch, Part, Placeholder, Plan, Value, launch
 from moe_triton.core.row_formats import AS_THEY_ARE, INT8, QUANTIZED, RowFormat
 from moe_triton.core.tuning import Tuning
+from moe_triton.layout import UB_ALIGN
 from moe_triton.operators.variants import CombineVariant, DispatchVariant, Mask
 from moe_triton.runtime.executables import Phase
 from moe_triton.schemes import make_scheme, product_of
@@ -281,6 +283,26 @@ def test_what_is_posted_takes_no_launch_of_its_own(version: int) -> None:
         ] == plain
         sends = next(names for names in posting if len(names) > 1)
         assert sends[1] == ("dispatch_post" if isinstance(variant, DispatchVariant) else "combine_post")
+
+
+def posting_argument(scheme: str, name: str, row_format: RowFormat, **of_context: Any) -> Value:
+    """What dispatch's kernels that post have for an argument."""
+    config = Config(4, 8, 1024, 2, 8, scheme=scheme, ranks_per_server=2)
+    context = RankContext(config, 1, 2, 1000, CPU, **of_context)
+    plan = make_scheme(context).whole(DispatchVariant(torch.bfloat16, row_format), 0)
+    given = [pair for step in plan.launches for pair in zip(step.kernel.args, step.values, strict=True)]
+    (value,) = {value for arg, value in given if arg.name == name}
+    return value
+
+
+def test_between_hosts_what_is_empty_in_the_slots_of_short_rows_is_not_posted() -> None:
+    of_rows, of_tokens = ("fullmesh_v1", "front_bytes"), ("hierarchy", "message_tokens")
+    assert posting_argument(*of_rows, INT8, gathers_posts=True) == 1024 + UB_ALIGN
+    assert posting_argument(*of_tokens, INT8, gathers_posts=True) == 1
+    assert posting_argument(*of_tokens, INT8, gathers_posts=True, tuning=Tuning(message_tokens=2)) == 2
+    for row_format, gathers_posts in ((AS_THEY_ARE, True), (INT8, False)):
+        assert posting_argument(*of_rows, row_format, gathers_posts=gathers_posts) == 0
+        assert posting_argument(*of_tokens, row_format, gathers_posts=gathers_posts) == 8
 
 
 def test_version_1_finds_the_way_back_of_its_rows_on_all_blocks() -> None:

@@ -1,9 +1,9 @@
-// Dispatch, steps 1 and 2 where only queues lead to a peer: posts the rows that dispatch_send left in the out part, as
-// many of an expert's in one message as it may carry, then the peer's entries. They are written here: entries that
-// announce rows come behind them.
+// Dispatch, steps 1 and 2 where only queues lead to a peer: posts the rows that dispatch_send left in the out part, all
+// of an expert's in one message, then the peer's entries. They are written here: entries that announce rows come behind
+// them.
 //
-// A message carries what is empty between its rows, too. Where that is much, and messages cost little, each row has one
-// of its own.
+// A message carries what is empty between its rows and their stamps, too. Where that is much, and messages cost little,
+// each row and each stamp has one of its own.
 //
 // A receiver looks at no row before all entries of all sources are there. The first piece of the entries' message comes
 // behind all rows, so rows are complete by then, in whatever order pieces of messages arrive. A flag that a row brings
@@ -86,14 +86,26 @@ private:
             report_.Add(REPORT_BAD_ROW, static_cast<int64_t>(expert), count);
             return false;
         }
-        for (int64_t first = 0; first < count; first += args_.message_rows) {
-            const int64_t rows = Smaller(args_.message_rows, count - first);
-            const uint64_t at = args_.slots.AtOn(rank, args_.zone, args_.rank, expert, static_cast<uint64_t>(first));
-            const uint64_t local = place.window + at;
-            const uint64_t remote = peers_.WindowOf(rank) + at;
-            const int64_t bytes = (rows - 1) * static_cast<int64_t>(args_.slots.index_stride) + args_.slot_bytes;
-            const int64_t payload = rows * args_.row_bytes;
-            if (!poster_.Put(rank, {local, remote, payload, bytes - payload, 0})) {
+        const uint64_t at = args_.slots.AtOn(rank, args_.zone, args_.rank, expert, 0);
+        const uint64_t local = place.window + at;
+        const uint64_t remote = peers_.WindowOf(rank) + at;
+        if (args_.front_bytes > 0) {
+            return PostApart(rank, local, remote, count);
+        }
+        const int64_t bytes = (count - 1) * static_cast<int64_t>(args_.slots.index_stride) + args_.slot_bytes;
+        const int64_t payload = count * args_.row_bytes;
+        return poster_.Put(rank, {local, remote, payload, bytes - payload, 0});
+    }
+
+    // Of each slot the row with its scales, and the stamp behind what is empty.
+    __aicore__ inline bool PostApart(int64_t rank, uint64_t local, uint64_t remote, int64_t count) {
+        constexpr int64_t STAMP = STAMP_BYTES;
+        const int64_t row = args_.row_bytes;
+        const uint64_t stamp = static_cast<uint64_t>(args_.slot_bytes - STAMP);
+        for (int64_t i = 0; i < count; ++i) {
+            const uint64_t slot = static_cast<uint64_t>(i) * args_.slots.index_stride;
+            if (!poster_.Put(rank, {local + slot, remote + slot, row, args_.front_bytes - row, 0}) ||
+                !poster_.Put(rank, {local + slot + stamp, remote + slot + stamp, 0, STAMP, 0})) {
                 return false;
             }
         }

@@ -41,8 +41,11 @@ class Traffic(NamedTuple):
     @staticmethod
     def of(counters: Sequence[int]) -> Traffic:
         """From sums of all blocks' counters, in the order of `TRAFFIC`."""
-        counts = {
-            what: ByReach(*(counters[TRAFFIC.word(f"{what}_{where}")] for where in ByReach._fields))
-            for what in ("posts", "payload", "framing")
-        }
-        return Traffic(counts["posts"], counts["payload"], counts["framing"])
+        return Traffic(*(ByReach(counters[of.between], counters[of.inside]) for of in _PLACES))
+
+
+_PLACES = [
+    ByReach(*(TRAFFIC.word(f"{what}_{where}") for where in ByReach._fields))
+    for what in ("posts", "payload", "framing")
+]
+"""The counters of each field of `Traffic`, in their order."""

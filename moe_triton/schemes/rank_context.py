@@ -38,6 +38,8 @@ POST_PARTS = 8
 """Parts in which blocks are made, unless set: more hide little more, and each is a look at all ids."""
 MESSAGE_TOKENS = 8
 """Tokens of a message of a hierarchy: fewer keep the poster longer, more their receiver (docs/model.md)."""
+MOST_WITHOUT_NEIGHBOURS = 0.75
+"""Of its stride, that is used of a slot which is posted alone between hosts; int8 rows use half."""
 PIECED_ROWS = 64
 """Partial rows of a rank for other servers from which results are returned in two pieces (docs/model.md)."""
 MAX_RECEIVED_ENTRIES = 1024
@@ -300,6 +302,15 @@ class RankContext:
         if self.posts == "aicpu":
             return most
         return min(self.tuning.message_tokens or MESSAGE_TOKENS, most)
+
+    def posts_alone(self, used: int, stride: int) -> bool:
+        """Whether a slot is posted without its neighbours: what is empty between them costs more.
+
+        Args:
+            used: bytes of a slot that something is in.
+            stride: bytes from one to the next.
+        """
+        return self.gathers_posts and self.posts == "aiv" and used <= MOST_WITHOUT_NEIGHBOURS * stride
 
     @property
     def return_pieces(self) -> int:

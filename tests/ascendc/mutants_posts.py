@@ -251,9 +251,18 @@ ROWS = (
         rows_of(topk=2),
     ),
     Mutant(
-        "messages of rows that begin where the first one does",
-        (Patch(DISPATCH_POST, "expert, static_cast<uint64_t>(first));", "expert, 0);"),),
-        rows_of(message_rows=1),
+        "rows that all come where the first one does",
+        (
+            Patch(
+                DISPATCH_POST, "Put(rank, {local + slot, remote + slot,", "Put(rank, {local + slot, remote,"
+            ),
+        ),
+        rows_of(apart=True),
+    ),
+    Mutant(
+        "stamps that stay behind",
+        (Patch(DISPATCH_POST, "{local + slot + stamp, remote", "{local + stamp, remote"),),
+        rows_of(apart=True),
     ),
     Mutant(
         "rows left in the other zone of the receiver",

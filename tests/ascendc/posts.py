@@ -34,13 +34,13 @@ class PostingCase(FusedCase):
         servers: ranks of each.
         keeps_order: whether queues keep order inside messages.
         ring_items: posts that a queue holds.
-        message_rows: most rows of an expert in one message.
+        apart: each row is posted by itself, and its stamp.
     """
 
     servers: tuple[int, ...] = (1, 1)
     keeps_order: bool = False
     ring_items: int = 3
-    message_rows: int = 1 << 20
+    apart: bool = False
 
     @property
     def config(self) -> Config:
@@ -151,13 +151,18 @@ class PostingWorld(FusedWorld):
             "zone_at": self._zones[rank],
             "row_bytes": self.case.slot.row_bytes,
             "slot_bytes": self.case.slot.stamp_offset + STAMP_BYTES,
-            "message_rows": self.case.message_rows,
+            "front_bytes": self._front_bytes if self.case.apart else 0,
             **self.calls.in_one_launch(rank, number),
             **self.posting(rank),
             "slots": self.slots.on(rank),
             "status": self.layout.dispatch_status,
         }
         return "dispatch_post", {**arguments, **changes}
+
+    @property
+    def _front_bytes(self) -> int:
+        slot = self.case.slot
+        return slot.scaled_bytes if self.case.scaled else slot.row_bytes
 
     def dispatched(self, rank: int, number: int) -> Counters:
         """What a dispatch posts: messages for each expert that gets rows, and one with the entries."""
@@ -168,10 +173,15 @@ class PostingWorld(FusedWorld):
             posts, framing = posts + 1, framing + experts * STATUS_ENTRY_BYTES
             for expert in range(experts):
                 rows = len(sent_to(self.case, self.seed, number, rank, peer, expert))
-                messages = -(-rows // self.case.message_rows)
-                posts, payload = posts + messages, payload + rows * slot.row_bytes
-                sent = (rows - messages) * stride + messages * (slot.stamp_offset + STAMP_BYTES)
-                framing += sent - rows * slot.row_bytes
+                if rows:
+                    posts, payload = (
+                        posts + (2 * rows if self.case.apart else 1),
+                        payload + rows * slot.row_bytes,
+                    )
+                    sent = (rows - 1) * stride + slot.stamp_offset + STAMP_BYTES
+                    if self.case.apart:
+                        sent = rows * (self._front_bytes + STAMP_BYTES)
+                    framing += sent - rows * slot.row_bytes
         return {"posts": posts, "payload": payload, "framing": framing}
 
     # Combine.

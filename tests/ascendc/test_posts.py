@@ -32,8 +32,8 @@ CASES = {
     "full_wait": PostingCase(tokens=(3, 2, 1), servers=(2, 1), full_wait=True, schedule="DCCC", straggle=0.4),
     "several_scales": PostingCase(tokens=(3, 4), topk=3, scaled=True, num_scales=9, hidden=96),
     "long_row": PostingCase(tokens=(1, 2), blocks=1, hidden=512 * 7),
-    "rows_alone": PostingCase(tokens=(4, 5), experts_per_rank=1, topk=2, scaled=True, message_rows=1),
-    "rows_in_twos": PostingCase(tokens=(5, 3, 4), servers=(1, 2), experts_per_rank=2, message_rows=2),
+    "apart": PostingCase(tokens=(4, 5), experts_per_rank=1, topk=2, scaled=True, apart=True),
+    "apart_without_scales": PostingCase(tokens=(5, 3, 4), servers=(1, 2), experts_per_rank=2, apart=True),
 }
 # More than one load of a table of counts or origins, one piece of a row.
 LARGE_CASES = {

@@ -217,8 +217,9 @@ COMBINE_READY = AscendCKernel(
     ),
 )
 
-# To each queued peer: for every expert of its that gets rows messages with neighbouring slots of the out part,
-# then one with its entries. What earlier phases or launches wrote is there.
+# To each queued peer: for every expert of its that gets rows a message with all of them, whose slots are
+# neighbours in the out part, or two of each; then one with its entries. What earlier phases or launches
+# wrote is there.
 DISPATCH_POST = AscendCKernel(
     "dispatch_post",
     (
@@ -229,7 +230,9 @@ DISPATCH_POST = AscendCKernel(
         *ZONE,
         Arg("row_bytes", "i64", "value"),  # of a row alone
         Arg("slot_bytes", "i64", "value"),  # in use, stamp included
-        Arg("message_rows", "i64", "value"),  # most of them in a message
+        Arg(
+            "front_bytes", "i64", "value"
+        ),  # of a row with its scales, posted apart from its stamp; 0: all at once
         Arg("call", "i64", "value"),  # as in dispatch_send, also the next one
         Arg("combine_kind", "*i32", "in"),
         *POSTING,

@@ -6,8 +6,8 @@ is never visible before what it announces: the send kernels see to that.
 
 Rows for ranks of other servers, which only queues reach, are left in the out part of this rank's window. When
 all blocks have written theirs, one core for each queue posts it: all rows for an expert in one message, then
-the rank's entries in another. Between hosts, where a NIC gathers what it sends, a row that leaves much of its slot
-empty has a message of its own. Receivers look at flags as ever.
+the rank's entries in another. Between hosts, where a NIC gathers what it sends, a row that leaves much of its
+slot empty has a message of its own, as its stamp has. Receivers look at flags as ever.
 """
 
 from __future__ import annotations
@@ -40,8 +40,6 @@ from moe_triton.schemes.rank_context import DISPATCH_WORD, RankContext
 STREAMS: tuple[Stream, Stream] = ("communication", "compute")
 MAX_RECEIVED_BYTES = 24 * 1024
 """Most bytes of a row: a receiving block has two in local memory, beside its tables (dispatch_receive.h)."""
-MOST_OF_A_STRIDE = 0.75
-"""Of a slot that is posted alone, where messages cost little: what is empty behind it would cost more."""
 
 
 class Dispatch(DispatchSteps):
@@ -164,11 +162,18 @@ class Dispatch(DispatchSteps):
         """Rows and entries to ranks that only queues reach, where there are any."""
         if not self.posts:
             return []
-        used, rows = self.slot.stamp_offset + STAMP_BYTES, self.slots.extent("index")
-        if self.context.gathers_posts and used <= MOST_OF_A_STRIDE * self.slots.stride("index"):
-            rows = 1
-        given = {"slot_bytes": used, "message_rows": rows, "status": self.layout.dispatch_status}
-        return [self.launch("post", DISPATCH_POST, **given, **self.posting_on())]
+        status, front = self.layout.dispatch_status, self._front_bytes
+        is_alone = self.context.posts_alone(front + STAMP_BYTES, self.slots.stride("index"))
+        sizes: dict[str, Value] = {
+            "slot_bytes": self.slot.stamp_offset + STAMP_BYTES,
+            "front_bytes": front if is_alone else 0,
+        }
+        return [self.launch("post", DISPATCH_POST, status=status, **sizes, **self.posting_on())]
+
+    @property
+    def _front_bytes(self) -> int:
+        """Bytes of a row, with its scales where it has any."""
+        return self.slot.scaled_bytes if self.is_quantized else self.slot.row_bytes
 
     def _receive(self, parts: int, *, is_same_launch: bool) -> list[Launch]:
         """Step 3, and where rows belong: phases of one launch, or of the one that sends."""
@@ -210,7 +215,7 @@ class Dispatch(DispatchSteps):
             self.context.blocks("communication", parts),
             **self.rows_to_send(),
             **(tokens_of(part, parts) if sends else {"num_tokens": 0}),
-            row_bytes=self.slot.scaled_bytes if self.is_quantized else self.slot.row_bytes,
+            row_bytes=self._front_bytes,
             post_status=int(part == 0 and posts),
             begun=begun,
             window=Placeholder("window") if self.posts else 0,

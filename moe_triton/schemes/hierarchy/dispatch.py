@@ -62,6 +62,9 @@ class Dispatch(DispatchSteps):
         super().__init__(context, variant, zone, parts)
         self.rail_slot = RailSlot.of(self.config, variant.row_format, variant.dtype)
         self.usual |= {**of_rails(context, self.layout), "ends": self.layout.rail_flags}
+        is_alone = context.posts_alone(self.rail_slot.slot_bytes, self.layout.rail_slots.stride("index"))
+        if is_alone and context.tuning.message_tokens is None:
+            self.usual["message_tokens"] = 1
 
     def whole(self) -> Plan:
         """All of it: what sends goes on with the relay and the wait."""

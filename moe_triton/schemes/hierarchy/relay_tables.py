@@ -41,6 +41,29 @@ class Table(NamedTuple):
     offset: int
     shape: tuple[int, ...]
 
+    @property
+    def words(self) -> slice:
+        """Its own among those of all."""
+        return slice(self.offset, self.offset + math.prod(self.shape))
+
+
+class _Known(NamedTuple):
+    """What tables are held to, made once.
+
+    Attributes:
+        servers: (S,) the number of each.
+        places: (T,) that of each token of a source.
+        first_experts: (S, 1, 1) number, in the inner tables, of the first expert of each place.
+        experts: of a server.
+        extents: (3,) ends of a row's source, token and k.
+    """
+
+    servers: Ints
+    places: Ints
+    first_experts: Ints
+    experts: int
+    extents: npt.NDArray[np.uint32]
+
 
 class RelayTables(KeptTables):
     """Where the tables of a `Config` lie. The same on every rank.
@@ -99,7 +122,7 @@ class RelayTables(KeptTables):
             Its memory, in its shape.
         """
         table = self.parts[name]
-        return tables[table.offset : table.offset + math.prod(table.shape)].view(table.shape)
+        return tables[table.words].view(table.shape)
 
     def keep(self, bindings: Bindings) -> None:
         """Keeps the weights that dispatch was given, ``topk_weights`` (T, K) fp32."""
@@ -169,17 +192,53 @@ class RelayTables(KeptTables):
 
         Numbers of the inner tables that another dispatch might have left there are taken.
         """
-        of = {part: self.of(bindings[TABLES], part).numpy() for part in self.parts}
-        for part, values, is_wrong in _misfits(self.config, of, bindings["num_tokens"]):
+        for part, values, is_wrong in self._misfits(bindings[TABLES].numpy(), bindings["num_tokens"]):
             if is_wrong.any():
                 _refuse(name, part, values, is_wrong, "no dispatch leaves that there")
 
+    def _misfits(self, words: Ints, num_tokens: int) -> Iterator[tuple[str, Ints, Mask]]:
+        """Each table, and where it has numbers that no dispatch of so many tokens leaves.
+
+        A number is at least 0 and below an end if it is below it without its sign.
+        """
+        c, known = self.config, self._known
+        servers, most = c.topology.num_servers, c.num_max_tokens_per_rank
+        of = {part: words[table.words].reshape(table.shape) for part, table in self.parts.items()}
+        ids, rows, counts = of["outer_ids"][:num_tokens], of["outer_rows"][:num_tokens], of["outer_counts"]
+        goes = ids >= 0
+        so_far = goes.cumsum(0, dtype=np.int32)
+        yield "outer_ids", ids, (ids != known.servers) & (ids != -1)
+        yield "outer_rows", rows, goes & (rows != so_far - goes)
+        yield "outer_counts", counts, counts != (so_far[-1] if num_tokens else 0)
+        relayed = of["rail_counts"]
+        yield "rail_counts", relayed, relayed.view(np.uint32) > most
+        is_there = known.places < relayed[:, None]
+        active_index = of["inner_active_index"].reshape(servers, most)
+        yield "inner_active_index", active_index, active_index != is_there.view(np.int8) - 1
+        shape = servers, most, c.num_topk
+        inner, positions = of["inner_ids"].reshape(shape), of["inner_positions"].reshape(shape)
+        is_known = ((inner - known.first_experts).view(np.uint32) < known.experts) | (inner == -1)
+        yield "inner_ids", inner, is_there[..., None] & ~is_known
+        yield "inner_positions", positions, is_there[..., None] & (positions.view(np.uint32) >= most)
+
+    @cached_property
+    def _known(self) -> _Known:
+        c = self.config
+        experts = c.num_experts // c.topology.num_servers
+        return _Known(
+            np.arange(c.topology.num_servers, dtype=np.int32),
+            np.arange(c.num_max_tokens_per_rank, dtype=np.int32),
+            np.arange(0, c.num_experts, experts, dtype=np.int32)[:, None, None],
+            experts,
+            np.array([c.num_ranks, c.num_max_tokens_per_rank, c.num_topk], np.uint32),
+        )
+
     def _check_origins(self, bindings: Bindings, name: str) -> None:
         """Their relays wrote them."""
-        c, origins = self.config, bindings["origins"].numpy()
+        origins = bindings["origins"].numpy()
         num_rows = min(max(int(bindings["recv_offsets"][-1]), 0), len(origins) // ORIGIN.num_words)
         rows = origins[: num_rows * ORIGIN.num_words].reshape(-1, ORIGIN.num_words)
-        extents = np.array([c.num_ranks, c.num_max_tokens_per_rank, c.num_topk], np.uint32)
+        extents = self._known.extents
         if (is_wrong := rows.view(np.uint32) >= extents).any():
             _refuse(name, "a row's source, token and k", rows, is_wrong, f"they are below {extents.tolist()}")
 
@@ -188,29 +247,3 @@ def _refuse(name: str, part: str, values: Ints, is_wrong: Mask, rule: str) -> No
     place = np.unravel_index(is_wrong.argmax(), is_wrong.shape)
     at = [int(i) for i in place]
     raise ArgumentError(name, f"{int(values[place])} in {part} at {at}", rule, REMEDY)
-
-
-def _misfits(c: Config, of: dict[str, Ints], num_tokens: int) -> Iterator[tuple[str, Ints, Mask]]:
-    """Each table, and where it has numbers that no dispatch of so many tokens leaves.
-
-    A number is at least 0 and below an end if it is below it without its sign.
-    """
-    servers, most = c.topology.num_servers, c.num_max_tokens_per_rank
-    experts = c.num_experts // servers
-    ids, rows, counts = of["outer_ids"][:num_tokens], of["outer_rows"][:num_tokens], of["outer_counts"]
-    goes = ids >= 0
-    so_far = goes.cumsum(0, dtype=np.int32)
-    yield "outer_ids", ids, (ids != np.arange(servers)) & (ids != -1)
-    yield "outer_rows", rows, goes & (rows != so_far - goes)
-    yield "outer_counts", counts, counts != goes.sum(0)
-    relayed = of["rail_counts"]
-    yield "rail_counts", relayed, relayed.view(np.uint32) > most
-    is_there = np.arange(most) < relayed[:, None]
-    active_index = of["inner_active_index"].reshape(servers, most)
-    yield "inner_active_index", active_index, active_index != np.where(is_there, 0, -1)
-    shape = servers, most, c.num_topk
-    inner, positions = of["inner_ids"].reshape(shape), of["inner_positions"].reshape(shape)
-    first = np.arange(0, c.num_experts, experts, dtype=np.int32)[:, None, None]
-    is_known = ((inner - first).view(np.uint32) < experts) | (inner == -1)
-    yield "inner_ids", inner, is_there[..., None] & ~is_known
-    yield "inner_positions", positions, is_there[..., None] & (positions.view(np.uint32) >= most)
