@@ -230,9 +230,7 @@ DISPATCH_POST = AscendCKernel(
         *ZONE,
         Arg("row_bytes", "i64", "value"),  # of a row alone
         Arg("slot_bytes", "i64", "value"),  # in use, stamp included
-        Arg(
-            "front_bytes", "i64", "value"
-        ),  # of a row with its scales, posted apart from its stamp; 0: all at once
+        Arg("front_bytes", "i64", "value"),  # of row and scales, posted apart from the stamp; 0: all at once
         Arg("call", "i64", "value"),  # as in dispatch_send, also the next one
         Arg("combine_kind", "*i32", "in"),
         *POSTING,
