@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import pytest
 import torch
 
 from moe_triton.core.config import Config
 from moe_triton.core.reach import CHANGES_SHIFT, KNOWN_WORD, NUM_CHANGES_WORDS
+from moe_triton.runtime import masks as masks_of_a_window
 from moe_triton.runtime.masks import Masks, Paths, State
 from moe_triton.schemes.rank_context import OPERATORS
+from tests.patience import seconds
 
 RANKS = 4
 
@@ -37,6 +40,35 @@ class Watched:
         if place == RANKS and count % 2**CHANGES_SHIFT > 0 and not self.learned:
             self.thread.start()
             self.thread.join(0.2)  # as much of it as can be now
+
+
+def test_a_call_learns_of_a_mask_behind_all_who_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks for faults behind a call that went on without a rank is to hear of it."""
+    monkeypatch.setattr(masks_of_a_window, "TOLD_WITHIN_S", seconds(30.0))
+    config = Config(RANKS, 4, 64, 2, 2 * RANKS, scheme="fullmesh_v1", relaxed=True)
+    words = torch.zeros(RANKS + NUM_CHANGES_WORDS, dtype=torch.int64)
+    masks = Masks(words, Paths(config, 0, False), dict.fromkeys(OPERATORS, 0), lambda: None)
+    begun, goes_on, order = threading.Event(), threading.Event(), list[str]()
+
+    def listen(rank: int, why: str) -> None:
+        begun.set()
+        goes_on.wait(seconds(10.0))
+        order.append("told")
+
+    def learn() -> None:
+        masks.learn()
+        order.append("learned")
+
+    masks.on_masked.append(listen)
+    masking, learning = threading.Thread(target=masks.update, args=(2, True)), threading.Thread(target=learn)
+    masking.start()
+    assert begun.wait(seconds(10.0))
+    learning.start()
+    learning.join(0.05)  # as much of it as can be now
+    goes_on.set()
+    for thread in (masking, learning):
+        thread.join(seconds(10.0))
+    assert order == ["told", "learned"]
 
 
 def test_a_change_that_kernels_have_seen_is_learned() -> None:

@@ -26,6 +26,8 @@ from moe_triton.schemes.rank_context import OPERATORS
 from moe_triton.schemes.scheme import KeptTables
 
 _NOT_MASKED = -1
+TOLD_WITHIN_S = 1.0
+"""For listeners of a mask; who calls them may be a thread that does not run."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,7 @@ class Masks:
         self._tables = [words]
         self._plain: list[int] = []
         self._lock = threading.Lock()
+        self._told, self._telling = threading.Condition(self._lock), 0
         self._now = self.known = State(frozenset(), 0)
         self._since: dict[int, tuple[int, ...]] = {}
         self.reasons: dict[int, tuple[str, float]] = {}
@@ -219,9 +222,16 @@ class Masks:
             else:
                 del self._since[rank], self.reasons[rank]
             self._change(self.masked ^ {rank})
-        if masked:
+            self._telling += masked
+        if not masked:
+            return
+        try:
             for listener in self.on_masked:
                 listener(rank, why)
+        finally:
+            with self._lock:
+                self._telling -= 1
+                self._told.notify_all()
 
     def clean(self) -> None:
         """Un-masks all ranks.
@@ -322,6 +332,8 @@ class Masks:
     def learn(self) -> State:
         """Has calls go by what is masked now. For the thread that is in a call, or where none is."""
         with self._lock:  # kernels have seen a change before it is noted here, and it has to be learned
+            if self.has_changed:  # no call that goes by it returns before other windows know of it
+                self._told.wait_for(lambda: self._telling == 0, TOLD_WITHIN_S)
             now = self._now
             if now.word == self.known.word:
                 return now
