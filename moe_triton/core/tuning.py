@@ -77,7 +77,7 @@ class Tuning:
             posted while the next one is made; 1 posts when all are made, and no more than ranks count. None:
             what `moe_triton.schemes.rank_context.usual_post_parts` says.
         message_tokens: hierarchy, posts="aiv": neighbouring tokens, or partial rows, of a message. None: what
-            `moe_triton.schemes.rank_context.MESSAGE_TOKENS` says.
+            `moe_triton.schemes.rank_context.MESSAGE_TOKENS` says, but 1 of int8 tokens between hosts.
         return_pieces: hierarchy, posts="aiv": pieces of some servers each in which results are returned
             inside a server: what one has for other servers is under way while the next one is returned; no
             more than servers count. None: what `moe_triton.schemes.rank_context.usual_return_pieces` says.
