@@ -272,10 +272,10 @@ def interrupt_between_rounds(rank: int, num_ranks: int) -> Any:
 
 def wait_long(rank: int, num_ranks: int, way: Way) -> list[str]:
     """What is logged while ranks 1 and 3 keep the others waiting."""
-    buffer, call = prepared(way, rank, num_ranks, timeout_s=2.0)
+    buffer, call = prepared(way, rank, num_ranks, timeout_s=seconds(2.0))
     with buffer, messages() as said:
         if rank in (1, 3):
-            time.sleep(1.4)
+            time.sleep(seconds(1.4))
         call()
     return said
 

@@ -40,6 +40,7 @@ from tests.distributed.cases import inputs_of, small_case
 from tests.distributed.failures import SHM, new_prefix
 from tests.distributed.interrupted import messages
 from tests.distributed.workers import compare_rounds, make_buffer, one_round
+from tests.patience import seconds
 from tests.torch_npu_ops.setting import fresh, make_round
 
 Groups = Callable[[int], RankGroup]
@@ -346,7 +347,7 @@ def follow(rank: int, num_ranks: int) -> list[str]:
     if rank == 1:
         dist.recv(late, src=0)
     with pytest.raises((CommunicationTimeoutError, ConfigMismatchError)) as caught:
-        make(num_ranks, timeout_s=2.0)
+        make(num_ranks, timeout_s=seconds(2.0))
     said.append(str(caught.value))
     if rank == 0:
         dist.send(late, dst=1)

@@ -13,6 +13,7 @@ from moe_triton.processes import RankGroup
 from moe_triton.schemes import product_of
 from tests.distributed.cases import Case, inputs_of, small_case
 from tests.distributed.workers import expected_round, make_buffer, one_round, patient_buffer
+from tests.patience import seconds
 
 Groups = Callable[[int], RankGroup]
 
@@ -75,10 +76,11 @@ def test_who_waits_long_sleeps(ranks: Groups) -> None:
 
 
 def missing_where_rows_are_received(rank: int, num_ranks: int, case: Case, stays_away: int) -> list[int]:
-    with patient_buffer(case, tuning=Tuning(receiving_blocks=1), num_blocks=2, timeout_s=1.0) as buffer:
+    tuning = Tuning(receiving_blocks=1)
+    with patient_buffer(case, tuning=tuning, num_blocks=2, timeout_s=seconds(1.0)) as buffer:
         inputs = inputs_of(case, rank, 0)
         if rank == stays_away:
-            time.sleep(2.5)  # past the others' deadline
+            time.sleep(seconds(2.5))  # past the others' deadline
             return [stays_away]
         with pytest.raises(CommunicationTimeoutError) as raised:
             buffer.dispatch(inputs.x, inputs.topk_idx)
@@ -90,11 +92,11 @@ def test_a_late_rank_is_named_by_those_that_receive(ranks: Groups) -> None:
 
 
 def missing_in_parts(rank: int, num_ranks: int, case: Case, stays_away: int) -> list[int]:
-    with patient_buffer(case, tuning=Tuning(2, 2), timeout_s=1.0) as buffer:
+    with patient_buffer(case, tuning=Tuning(2, 2), timeout_s=seconds(1.0)) as buffer:
         inputs = inputs_of(case, rank, 0)
         output = buffer.dispatch(inputs.x, inputs.topk_idx)
         if rank == stays_away:
-            time.sleep(2.5)  # past the others' deadline
+            time.sleep(seconds(2.5))  # past the others' deadline
             return [stays_away]
         with pytest.raises(CommunicationTimeoutError) as raised:
             buffer.combine(output.tokens, output.handle, inputs.topk_weights)

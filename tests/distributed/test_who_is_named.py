@@ -25,7 +25,7 @@ from tests.patience import seconds
 Groups = Callable[[int], RankGroup]
 Named = tuple[tuple[int, ...], tuple[int, ...], str]
 
-TIMEOUT_S = 2.0
+TIMEOUT_S = seconds(2.0)
 # Longer than a wait takes to leave its note, whatever the rule: half of the time-out and more.
 SLOW_S = 0.7 * TIMEOUT_S
 SCHEMES = ("fullmesh_v1", "fullmesh_v2", "direct", "fullmesh")
@@ -76,7 +76,7 @@ def lose_the_store(rank: int, num_ranks: int) -> Named | None:
     assert world is not None
     meeting._stores[world] = store or dist.TCPStore("localhost", port[0], wait_for_workers=False)
     case = small_case(num_ranks)
-    with unwatched(patient_buffer(case, timeout_s=1.0)) as buffer:
+    with unwatched(patient_buffer(case, timeout_s=seconds(1.0))) as buffer:
         one_round(buffer, case, inputs_of(case, rank, 0), None)
         dist.barrier()
         if rank == 0:

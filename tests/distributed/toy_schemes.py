@@ -30,6 +30,7 @@ from moe_triton.schemes.scheme import Scheme, Scratch, WindowSpec
 from moe_triton.tools.selftest.cases import wrong_received
 from tests.distributed.cases import Case, experts_of, inputs_of
 from tests.distributed.workers import compare_rounds, expected_round, patient_buffer
+from tests.patience import seconds
 
 BACK = "back_"
 
@@ -107,7 +108,7 @@ def compare(rank: int, num_ranks: int, case: Case) -> list[str]:
 
 def leave_before_combine(rank: int, num_ranks: int, case: Case) -> tuple[str, tuple[int, ...]] | None:
     """What the others say when the last rank dispatches and then goes away."""
-    with registered(), patient_buffer(case, timeout_s=2.0) as buffer:
+    with registered(), patient_buffer(case, timeout_s=seconds(2.0)) as buffer:
         inputs = inputs_of(case, rank, 0)
         output = buffer.dispatch(inputs.x, inputs.topk_idx)
         if rank == num_ranks - 1:

@@ -247,7 +247,7 @@ def rounds_over_a_cut(rank: int, num_ranks: int, scheme: str, culprit: int, cut_
 def rounds_after_a_cut(rank: int, num_ranks: int, scheme: str, culprit: int) -> dict[str, Any]:
     """A cable is out until all have run out of time, and then goes on with what it has kept; a new buffer."""
     case, missed = case_of(num_ranks, scheme), []
-    buffer = patient_buffer(case, timeout_s=2.0)
+    buffer = patient_buffer(case, timeout_s=seconds(2.0))
     wrong, _ = wrong_rounds(buffer, case, rank)
     dist.barrier()
     if rank == culprit:

@@ -9,6 +9,7 @@ import torch
 from moe_triton import BufferStateError, ConfigMismatchError, EPBuffer
 from tests.distributed.cases import Case, inputs_of
 from tests.npu.workers import start
+from tests.patience import seconds
 
 Said = tuple[str, str]
 
@@ -40,7 +41,7 @@ def _what_comes_of_it(buffer: EPBuffer) -> Said:
 
 def differ(rank: int, num_ranks: int, case: Case, change: dict[str, bool]) -> Said:
     """The last rank's second round is another one; nobody waits before it has all been started."""
-    _, buffer = start(case, "random", rank, timeout_s=3.0)
+    _, buffer = start(case, "random", rank, timeout_s=seconds(4.0))
     usual = {"int8": False, "weights": False}
     keep = [_round(buffer, case, torch.bfloat16, **usual)]
     buffer.synchronize()
@@ -51,7 +52,7 @@ def differ(rank: int, num_ranks: int, case: Case, change: dict[str, bool]) -> Sa
 
 def differ_in_graphs(rank: int, num_ranks: int, case: Case) -> Said:
     """Combines in graphs return results of another dtype; the host does nothing between two replays."""
-    _, buffer = start(case, "random", rank, timeout_s=3.0)
+    _, buffer = start(case, "random", rank, timeout_s=seconds(4.0))
     keep = []
     for dtype in (torch.float16, torch.bfloat16):
         keep.append(_round(buffer, case, dtype, int8=True, weights=False))
@@ -68,7 +69,7 @@ def differ_in_graphs(rank: int, num_ranks: int, case: Case) -> Said:
 
 def recorded(rank: int, num_ranks: int, case: Case, change: dict[str, bool]) -> Any:
     """What the flight recorder has before anybody looks at the device, then, and of calls that differ."""
-    device, buffer = start(case, "random", rank, timeout_s=3.0)
+    device, buffer = start(case, "random", rank, timeout_s=seconds(4.0))
     usual = {"int8": False, "weights": False}
     keep = [_round(buffer, case, torch.bfloat16, **usual)]
     device.log.clear()

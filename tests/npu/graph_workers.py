@@ -15,6 +15,7 @@ from moe_triton.core.errors import BufferStateError, CommunicationTimeoutError
 from moe_triton.core.tuning import Tuning
 from tests.distributed.cases import Case, Inputs, inputs_of
 from tests.npu.workers import start
+from tests.patience import seconds
 
 
 def expected_sums(case: Case, number: int) -> list[torch.Tensor]:
@@ -122,7 +123,7 @@ def replay_without_a_peer(
     rank: int, num_ranks: int, case: Case, tuning: Tuning | None
 ) -> tuple[str, list[int]]:
     """Rank 1 runs the graph once less."""
-    _, buffer = start(case, "random", rank, timeout_s=4.0, tuning=tuning)
+    _, buffer = start(case, "random", rank, timeout_s=seconds(4.0), tuning=tuning)
     eager(buffer, case, 1)
     captured = Captured(buffer, case, [1])
     inputs = inputs_of(case, rank, 2)
@@ -156,7 +157,7 @@ def refusals(rank: int, num_ranks: int, case: Case) -> list[str]:
 
 def late_failure(rank: int, num_ranks: int, case: Case, wait: str) -> tuple[str, list[int], str]:
     """Rank 1 leaves after a round. How rank 0 hears of it, and what it can do afterwards."""
-    _, buffer = start(case, "random", rank, timeout_s=2.0)
+    _, buffer = start(case, "random", rank, timeout_s=seconds(4.0))
     eager(buffer, case, 1)
     if rank == 1:
         return "", [], ""
@@ -181,7 +182,7 @@ def late_failure(rank: int, num_ranks: int, case: Case, wait: str) -> tuple[str,
 
 def many_late(rank: int, num_ranks: int, case: Case, rounds: int) -> bool:
     """Rank 1 leaves; rank 0 has many calls under way already, each with a long deadline."""
-    _, buffer = start(case, "random", rank, timeout_s=4.0)
+    _, buffer = start(case, "random", rank, timeout_s=seconds(4.0))
     eager(buffer, case, 1)
     if rank == 1:
         return True
@@ -191,7 +192,7 @@ def many_late(rank: int, num_ranks: int, case: Case, rounds: int) -> bool:
     try:
         buffer.synchronize()
     except CommunicationTimeoutError:
-        return len(keep) == rounds and time.monotonic() - begin < 4.0 * rounds
+        return len(keep) == rounds and time.monotonic() - begin < seconds(4.0) * rounds
     return False
 
 

@@ -21,6 +21,7 @@ from tests.npu.graph_workers import eager
 from tests.npu.layers import on_npu
 from tests.npu.window_workers import attempt, fake_shmem
 from tests.npu.workers import compare_rounds, start
+from tests.patience import seconds
 from tests.torch_npu_ops.setting import TOKENS, make_round
 
 
@@ -80,7 +81,7 @@ def traffic_of_rounds(
 
 def gone(rank: int, num_ranks: int, case: Case) -> Sequence[int]:
     """Whom the others name when the last server makes no second call."""
-    _, buffer = start(case, "random", rank, timeout_s=2.0)
+    _, buffer = start(case, "random", rank, timeout_s=seconds(4.0))
     eager(buffer, case, 0)
     if rank == num_ranks - 1:
         return ()

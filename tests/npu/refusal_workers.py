@@ -16,6 +16,7 @@ from moe_triton.torch_npu_ops import registry
 from tests.npu import layers
 from tests.npu.device import Work
 from tests.npu.layers import Layer, eager, on_npu
+from tests.patience import seconds
 from tests.torch_npu_ops.setting import make_round
 from tests.torch_npu_ops.test_refusals import bad_combines, bad_dispatches, failures
 
@@ -127,7 +128,7 @@ def graphs_keep_windows(rank: int, num_ranks: int) -> list[bool]:
 def late_errors(rank: int, num_ranks: int) -> list[str]:
     """Errors that kernels find: a total beyond all rows, and a rank that does not come."""
     said = []
-    with on_npu(rank, timeout_s=0.5):
+    with on_npu(rank, timeout_s=seconds(4.0)):
         r, keep = make_round(rank, num_ranks), []  # type: ignore[var-annotated]
 
         def reset() -> None:

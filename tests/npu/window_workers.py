@@ -19,6 +19,7 @@ from tests.distributed.workers import make_buffer
 from tests.npu import standin
 from tests.npu.graph_workers import eager
 from tests.npu.workers import start
+from tests.patience import seconds
 
 
 def attempt(case: Case, **options: Any) -> str:
@@ -144,7 +145,7 @@ def without_libraries(rank: int, num_ranks: int, case: Case) -> str:
 def past_the_queue(rank: int, num_ranks: int, case: Case) -> list[str]:
     """Ascend C kernels launched without emptying torch_npu's queue first."""
     said = []
-    _, buffer = start(case, "random", rank, timeout_s=0.5)
+    _, buffer = start(case, "random", rank, timeout_s=seconds(4.0))
     eager(buffer, case, 1)
     steps.AscendCStep.is_direct = False
     try:

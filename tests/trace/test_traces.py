@@ -245,7 +245,7 @@ def test_a_path_that_cannot_be_written_is_refused_on_every_rank(ranks: Groups, t
 
 def time_out(rank: int, num_ranks: int, path: str) -> bool:
     case = small_case(num_ranks)
-    with patient_buffer(case, trace=path, timeout_s=1.0) as buffer:
+    with patient_buffer(case, trace=path, timeout_s=seconds(1.0)) as buffer:
         inputs = inputs_of(case, rank, 0)
         if rank == 1:
             dist.barrier()
