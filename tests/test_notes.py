@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from unittest import mock
 
 import pytest
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from moe_triton.rendezvous import notes as notes_module
 from moe_triton.rendezvous.notes import (
     EACH_OTHER,
     IN_TIME,
+    LAST_WORD_S,
     NO_STORE,
     NOT_SEEN,
     NOTED_AFTER_S,
@@ -203,6 +205,30 @@ def test_a_note_ends_with_its_wait_and_a_last_word_is_the_last() -> None:
     until(lambda: states(store, 1) == "raised")
     notes.last_word("left", "again")
     assert states(store, 1) == "raised"
+
+
+@pytest.mark.parametrize(("silent_s", "waits_s"), [(0.0, LAST_WORD_S), (1.0, 0.0)])
+def test_nobody_waits_for_the_last_word_where_the_store_owes_an_answer(
+    monkeypatch: pytest.MonkeyPatch, silent_s: float, waits_s: float
+) -> None:
+    now, asked, answers, saying = [100.0], threading.Event(), threading.Event(), mock.Mock()
+
+    def keep(key: str, value: str) -> None:
+        asked.set()
+        answers.wait(seconds(30.0))
+
+    store = mock.Mock(set=keep)
+    notes = Notes(lambda: store, 1, RANKS, clock=lambda: now[0])
+    waiting = threading.Thread(target=lambda: next(notes.renewing(CALL, [], lambda: True)))
+    waiting.start()
+    assert asked.wait(seconds(10.0))
+    now[0] += silent_s
+    monkeypatch.setattr(notes_module, "in_thread", lambda call, name: saying)
+    notes.last_word("raised", CALL, [2])
+    saying.result.assert_called_once_with(waits_s)
+    answers.set()
+    waiting.join(seconds(10.0))
+    assert not waiting.is_alive()
 
 
 def test_who_is_stuck_is_asked_for_in_the_store() -> None:

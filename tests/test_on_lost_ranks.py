@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -29,12 +31,19 @@ class GoneStore:
         raise TimeoutError
 
 
-def rank_0(store: Any, masks: KnownMasks, waits: Waits) -> OnLostRanks:
+def rank_0(
+    store: Any,
+    masks: KnownMasks,
+    waits: Waits,
+    timeout_s: float = 1.0,
+    clock: Callable[[], float] = time.monotonic,
+) -> OnLostRanks:
     """What rank 0 does about lost ranks, as far as it is asked to."""
     with mock.patch.object(on_lost, "in_thread"):  # nothing runs by itself here
         sets = MaskedSets(lambda: store, RANKS, 0)
         context, notes = mock.Mock(rank=0, config=mock.Mock(num_ranks=RANKS)), mock.Mock()
-        return OnLostRanks(context, masks, sets, notes, waits, 1.0, {"dispatch": 4})  # type: ignore[arg-type]
+        of_waits = notes, waits, timeout_s, {"dispatch": 4}, clock
+        return OnLostRanks(context, masks, sets, *of_waits)  # type: ignore[arg-type]
 
 
 def test_who_is_said_to_be_masked_is_looked_up_at_once() -> None:
@@ -78,6 +87,50 @@ def test_a_store_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPa
     assert asked.acquire(timeout=seconds(10.0))
     assert not asked.acquire(blocking=False)
     answers.set()
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "owed_s", "patience_s"),
+    [
+        (1.0, None, 1.0),
+        (1.0, 0.125, 0.875),
+        (1.0, 0.9, 0.25),
+        (1.0, 60.0, 0.25),  # this process may have been stopped with the store's host
+        (60.0, 0.5, 0.5),
+        (60.0, 30.0, 0.2),
+    ],
+)
+def test_what_the_store_owes_counts_for_its_time_to_answer(
+    monkeypatch: pytest.MonkeyPatch, timeout_s: float, owed_s: float | None, patience_s: float
+) -> None:
+    now, answers, asked, given = [100.0], threading.Event(), threading.Event(), []
+
+    def compare_set(*_: str) -> bytes:
+        asked.set()
+        answers.wait(seconds(30.0))
+        return b""
+
+    def answer_of(asking: object, patience_s: float) -> None:
+        given.append(patience_s)
+        raise TimeoutError
+
+    monkeypatch.setattr(on_lost, "FOLLOWED_S", 0.0)
+    monkeypatch.setattr(on_lost, "_answer_of", answer_of)
+    store = mock.Mock(compare_set=compare_set)
+    rank = rank_0(store, KnownMasks(()), Waits(), timeout_s, lambda: now[0])
+    following = threading.Thread(target=rank._follow)
+    if owed_s is not None:
+        following.start()
+        assert asked.wait(seconds(10.0))
+        now[0] += owed_s
+    with pytest.raises(CommunicationTimeoutError, match="store does not answer"):
+        rank.missing_ranks([1], "dispatch", 0)
+    assert given == [pytest.approx(patience_s)]
+    answers.set()
+    rank.close()
+    if owed_s is not None:
+        following.join(seconds(10.0))
+        assert not following.is_alive()
 
 
 def test_each_call_gets_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

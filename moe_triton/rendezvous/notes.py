@@ -249,6 +249,7 @@ class Notes:
         self._waited: dict[int, float] = {}
         self._has_last_word = False
         self._writing = threading.Lock()
+        self._written_at: float | None = None  # since when the store has not answered to a note
 
     def leave(self, call: str, ranks: Sequence[int], pending: Callable[[], bool]) -> None:
         """Leaves a note, renews it while the wait goes on, and takes it back then. Returns at once.
@@ -285,7 +286,9 @@ class Notes:
         with self._writing:
             is_latest = self._latest is mine
             if is_latest:
+                self._written_at = self._clock()
                 store.set(str(self._rank), note.text(next(self._beats)))
+                self._written_at = None
         return is_latest
 
     def given_up(self, ranks: Sequence[int]) -> dict[int, tuple[int, ...]]:
@@ -308,8 +311,11 @@ class Notes:
         if self._has_last_word:
             return
         self._has_last_word = True
+        written_at = self._written_at
+        is_silent = written_at is not None and self._clock() - written_at > LAST_WORD_S
         with contextlib.suppress(Exception):  # a store that is gone has no readers
-            in_thread(lambda: self.say(state, call, ranks), "last word").result(LAST_WORD_S)
+            saying = in_thread(lambda: self.say(state, call, ranks), "last word")
+            saying.result(0.0 if is_silent else LAST_WORD_S)
 
     def say(self, state: State, call: str, ranks: Sequence[int]) -> None:
         """What `last_word` does."""

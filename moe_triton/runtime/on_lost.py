@@ -33,6 +33,11 @@ KERNELS_WAIT = 2.0
 """Time-outs after which kernels give up by themselves, and a second: who waits behind a third has two."""
 KERNELS_WAIT_MORE_S = 1.0
 STORE_ANSWERS_S = 1.0
+# And for so long in any case, where it owes an older answer: its host has most likely stopped.
+LEAST_ANSWER_S = 0.2
+# A process that misses others has run for this share of the time-out at least (`Deadline`); before, it may
+# have been stopped, and the store's host with it.
+_HAS_RUN = 0.75
 # How often its answer is looked for.
 _LONGEST_LOOK_S = 0.05
 FOLLOWED_S = 0.2
@@ -106,6 +111,7 @@ class OnLostRanks:
         self._clock, self._masked_at = clock, dict[int, float]()
         self._named: set[int] = set()
         self._hearing: futures.Future[None] | None = None
+        self._asked_at: float | None = None  # since when `_follow` has no answer
         self._following = in_thread(self._follow, "masked sets")
 
     def close(self) -> None:
@@ -153,8 +159,7 @@ class OnLostRanks:
         """
         self.ask(lambda: self._decide(ranks), ranks, operator, zone)
 
-    @staticmethod
-    def ask(question: Callable[[], None], ranks: Sequence[int], operator: str, zone: int) -> None:
+    def ask(self, question: Callable[[], None], ranks: Sequence[int], operator: str, zone: int) -> None:
         """Asks the store something, beside the thread that is in a call.
 
         Args:
@@ -167,13 +172,19 @@ class OnLostRanks:
             CommunicationTimeoutError: it does not answer.
         """
         try:
-            _answer_of(in_thread(question, "the group's store"))
+            _answer_of(in_thread(question, "the group's store"), self._patience_s())
         except Exception as error:
             raise unsettled(ranks, operator, zone, type(error).__name__) from error
 
     def _settle(self, ranks: Sequence[int]) -> None:
         """Masks whom ranks agree on; an error says that the store does not answer, as without its host."""
-        _answer_of(in_thread(lambda: self._decide(ranks), "missing ranks"))
+        _answer_of(in_thread(lambda: self._decide(ranks), "missing ranks"), self._patience_s())
+
+    def _patience_s(self) -> float:
+        """How long the store has for an answer: less by what it has had for an older one in this wait."""
+        asked_at = self._asked_at
+        silent_s = 0.0 if asked_at is None else min(self._clock() - asked_at, _HAS_RUN * self._timeout_s)
+        return max(STORE_ANSWERS_S - silent_s, min(LEAST_ANSWER_S, STORE_ANSWERS_S))
 
     def miss(self, ranks: Collection[int]) -> None:
         """Masks ranks that have said nothing for the time-out, or those who hold them up."""
@@ -209,7 +220,7 @@ class OnLostRanks:
             return
         self._hearing = in_thread(self._hear, "masked sets")
         with contextlib.suppress(Exception):  # a store that is gone has nothing to say
-            _answer_of(self._hearing)
+            _answer_of(self._hearing, STORE_ANSWERS_S)
 
     def _hear(self) -> None:
         with self._lock:
@@ -270,18 +281,24 @@ class OnLostRanks:
     def _follow(self) -> None:
         """Looks what others have named, as long as the buffer is open. Ends where the store is gone."""
         while not self._ending.wait(FOLLOWED_S):
+            self._asked_at = self._clock()
             self._hear()
+            self._asked_at = None
             if self.on_followed is not None:
                 self.on_followed()
 
 
-def _answer_of(asking: futures.Future[None]) -> None:
+def _answer_of(asking: futures.Future[None], patience_s: float) -> None:
     """Waits for what the store says, which may come later where this process was stopped meanwhile.
+
+    Args:
+        asking: it.
+        patience_s: for how long.
 
     Raises:
         TimeoutError: it says nothing.
     """
-    deadline = Deadline(STORE_ANSWERS_S)
+    deadline = Deadline(patience_s)
     while True:
         left = deadline.left()
         try:

@@ -216,7 +216,7 @@ def test_a_store_has_time_to_answer_after_a_pause(monkeypatch: pytest.MonkeyPatc
         return 0.0 if looks < 3 else 60.0
 
     monkeypatch.setattr(on_lost, "Deadline", partial(Deadline, clock=clock))
-    on_lost._answer_of(asking)
+    on_lost._answer_of(asking, 1.0)
     assert looks == 4
 
 
