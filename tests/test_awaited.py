@@ -230,6 +230,17 @@ def test_what_is_said(caplog: pytest.LogCaptureFixture) -> None:
     assert fields == {"rank": 2, "num_ranks": 4, "group": "", "operator": "dispatch", "round": 12}
 
 
+def test_nobody_is_said_to_wait_for_who_is_masked(caplog: pytest.LogCaptureFixture) -> None:
+    window, status = entries()
+    arguments = {"window": window, "zone": ZONE, "status": status.words()}
+    made = waiting(ascendc.DISPATCH_WAIT, {0: (1, 2)}, **arguments)
+    with caplog.at_level(logging.WARNING, logger="moe_triton"):
+        tell_of(SITE, made, {"dispatch": 12}, masked={0})
+        tell_of(SITE, made, {"dispatch": 12}, masked={0, 1})
+    (said,) = caplog.messages
+    assert said.endswith("has waited 5.0 s for rank(s) [1]")
+
+
 def test_patience_ends_before_the_wait() -> None:
     assert patience_s(60.0) == MAX_PATIENCE_S
     assert patience_s(4.0) == 2.0

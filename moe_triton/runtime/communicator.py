@@ -836,7 +836,8 @@ class Communicator(Calling):
             communicator = me()
             if communicator is not None:
                 group = communicator.recorder.group if communicator.recorder else ""
-                tell_of(communicator.context, waiting, communicator.counts, group)
+                masked = communicator.masks.known.masked
+                tell_of(communicator.context, waiting, communicator.counts, group, masked)
                 if communicator.on_long_wait:
                     communicator.on_long_wait(waiting)
 

@@ -290,7 +290,13 @@ def note_of(context: RankContext, waiting: Waiting, counts: Mapping[str, int], n
     notes.leave(call, ranks, waiting.pending)
 
 
-def tell_of(context: RankContext, waiting: Waiting, counts: Mapping[str, int], group: str = "") -> None:
+def tell_of(
+    context: RankContext,
+    waiting: Waiting,
+    counts: Mapping[str, int],
+    group: str = "",
+    masked: Collection[int] = (),
+) -> None:
     """Logs a warning about a long wait: operator, number, zone, time and ranks.
 
     Args:
@@ -298,10 +304,15 @@ def tell_of(context: RankContext, waiting: Waiting, counts: Mapping[str, int], g
         waiting: the launch; nothing is logged if it does not wait for peers.
         counts: runs of each operator that have ended.
         group: its short name in lines.
+        masked: ranks whose flags are missing, and which nobody waits for.
     """
     ranks = awaited_ranks(context, waiting)
     if ranks is None:
         return
+    if masked and not group_of(context, waiting.launch):  # whose numbers are others
+        ranks = [rank for rank in ranks if rank not in masked]
+        if not ranks:
+            return
     operator, zone = waiting.plan.operator, waiting.plan.zone
     log = log_of("waits", rank=context.rank, num_ranks=context.config.num_ranks, group=group)
     log.of_call(operator, counts[operator]).warning(
