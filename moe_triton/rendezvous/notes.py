@@ -287,8 +287,10 @@ class Notes:
             is_latest = self._latest is mine
             if is_latest:
                 self._written_at = self._clock()
-                store.set(str(self._rank), note.text(next(self._beats)))
-                self._written_at = None
+                try:
+                    store.set(str(self._rank), note.text(next(self._beats)))
+                finally:
+                    self._written_at = None
         return is_latest
 
     def given_up(self, ranks: Sequence[int]) -> dict[int, tuple[int, ...]]:

@@ -282,8 +282,10 @@ class OnLostRanks:
         """Looks what others have named, as long as the buffer is open. Ends where the store is gone."""
         while not self._ending.wait(FOLLOWED_S):
             self._asked_at = self._clock()
-            self._hear()
-            self._asked_at = None
+            try:
+                self._hear()
+            finally:
+                self._asked_at = None
             if self.on_followed is not None:
                 self.on_followed()
 
