@@ -25,6 +25,7 @@ from tests.torch_npu_ops.setting import make_round
 TIMEOUT_S = 60.0
 WITHIN_S = 20.0  # at once, on a machine that has much to do; and not the whole time-out
 SOON_S = 0.2
+LONG_S = seconds(2.0)  # the time-out of a wait that lasts, and ends well
 
 
 @dataclass(frozen=True)
@@ -272,10 +273,10 @@ def interrupt_between_rounds(rank: int, num_ranks: int) -> Any:
 
 def wait_long(rank: int, num_ranks: int, way: Way) -> list[str]:
     """What is logged while ranks 1 and 3 keep the others waiting."""
-    buffer, call = prepared(way, rank, num_ranks, timeout_s=seconds(2.0))
+    buffer, call = prepared(way, rank, num_ranks, timeout_s=LONG_S)
     with buffer, messages() as said:
         if rank in (1, 3):
-            time.sleep(seconds(1.4))
+            time.sleep(0.7 * LONG_S)
         call()
     return said
 
